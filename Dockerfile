@@ -1,0 +1,33 @@
+# One image for every entity: docker-compose.yml says which one a container is.
+# torch comes from whatever index the installer is configured for. To choose another build of it (CPU only is
+# a tenth of the size), hand its index on: docker compose build --build-arg PIP_EXTRA_INDEX_URL=…
+
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim AS build
+ARG PIP_EXTRA_INDEX_URL
+WORKDIR /src
+RUN python -m venv /opt/dmsc
+# the dependencies first, in a layer that only pyproject.toml renews
+COPY pyproject.toml deploy/requirements.py ./
+RUN python requirements.py > requirements.txt \
+ && /opt/dmsc/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements.txt
+COPY . .
+RUN /opt/dmsc/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
+
+FROM python:${PYTHON}-slim
+LABEL org.opencontainers.image.title="dmsc" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 10001 --create-home dmsc \
+ && install -d -o dmsc -g dmsc /run/dmsc /work /work/runs
+COPY --from=build /opt/dmsc /opt/dmsc
+COPY --chmod=755 deploy/dmsc.sh /opt/dmsc/front/dmsc
+COPY --chmod=755 deploy/cluster.sh /opt/dmsc/front/dmsc-cluster
+COPY deploy/make_secrets.py /opt/dmsc/front/make_secrets.py
+COPY --chown=dmsc:dmsc examples /work/examples
+ENV PATH=/opt/dmsc/front:/opt/dmsc/bin:$PATH \
+    PYTHONUNBUFFERED=1
+USER dmsc
+WORKDIR /work
+ENTRYPOINT ["dmsc"]
+CMD ["--help"]

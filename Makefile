@@ -1,0 +1,90 @@
+# Needs Python 3.11 or newer and make; everything else goes into .venv.
+# All paths are relative, so that a clone may live anywhere, also below a folder with spaces.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# The first interpreter that is new enough and starts; `make PYTHON=/path/to/python …` says another.
+CANDIDATES := python3.11 python3.12 python3.13 python3 python
+PYTHON ?= $(shell for p in $(CANDIDATES); do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+
+VENV := .venv/bin
+JOB ?= examples/stdlib-gpt.yaml
+ARGS ?=
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@echo '  ARGS="…" is handed on to the command behind demo, pytest and bench; JOB=file.yaml to demo'
+
+.PHONY: demo
+demo: setup ## an embedded mesh of two clusters trains the example and goes away again
+	@$(VENV)/dmsc demo $(JOB) $(ARGS)
+
+.PHONY: test
+test: check pytest ## everything that must pass: style, types, layers, then all tests
+
+.PHONY: check
+check: lint types layers ## the quick half of `test`
+
+.PHONY: pytest
+pytest: setup-dev ## the tests alone, e.g. make pytest ARGS="tests/unit -k ledger"
+	@$(VENV)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: setup-dev ## ruff: rules and format, changes nothing
+	@$(VENV)/ruff check .
+	@$(VENV)/ruff format --check .
+
+.PHONY: types
+types: setup-dev ## mypy, strict
+	@$(VENV)/mypy
+
+.PHONY: layers
+layers: setup-dev ## import-linter: who may import whom
+	@$(VENV)/lint-imports --no-cache
+
+.PHONY: format
+format: setup-dev ## ruff: mend what can be mended
+	@$(VENV)/ruff check --fix .
+	@$(VENV)/ruff format .
+
+.PHONY: docs
+docs: setup ## rewrite the part of docs/ that is derived from the table of subjects
+	@$(VENV)/python scripts/protocol_tables.py
+
+.PHONY: bench
+bench: setup ## bus against raw nats-py, training against torch's own pipeline and DDP
+	@$(VENV)/python benchmarks/bus.py $(ARGS)
+	@$(VENV)/python benchmarks/training.py $(ARGS)
+
+.PHONY: compose-up
+compose-up: ## the same mesh in containers, every entity its own service
+	docker compose up --build --detach --wait
+
+.PHONY: compose-train
+compose-train: ## train the example in the containers
+	docker compose exec gateway-a dmsc train examples/stdlib-gpt.yaml
+
+.PHONY: compose-down
+compose-down: ## stop the containers, keep their volumes
+	docker compose down
+
+.PHONY: setup
+setup: python ## .venv with what runs the mesh
+	@"$(PYTHON)" scripts/bootstrap.py
+
+.PHONY: setup-dev
+setup-dev: python
+	@"$(PYTHON)" scripts/bootstrap.py --dev
+
+.PHONY: python
+python:
+	@test -n "$(PYTHON)" || { echo 'make: no Python 3.11 or newer found (looked for $(CANDIDATES)); make PYTHON=/path/to/python3.11 says where'; exit 1; }
+
+.PHONY: clean
+clean: ## remove .venv and all caches; keeps .dmsc (a mesh's state)
+	@rm -rf .venv .venv.lock build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

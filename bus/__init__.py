@@ -1,0 +1,5 @@
+"""NATS, once: connection, subjects, services, streams, key-value, objects, embedded server, tap.
+
+Only this package imports nats and msgpack. Everything above it speaks in messages of `schemas/` and in
+subjects of `bus.subjects`.
+"""

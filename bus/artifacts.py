@@ -1,0 +1,285 @@
+"""Files that outlive a process, behind one kind of URL: weights, checkpoints, datasets.
+
+`bus://folder/…` is the object store of the bus itself; anything else goes through fsspec
+(`/path`, `file://`, `s3://`, `memory://` …). What appears under a name is complete: local files are
+renamed into place, the object store and object storages publish a name only at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from schemas.errors import BadInput, NotFound
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+SCHEME = "bus://"
+PIECE_BYTES = 1 << 20
+"""Bytes read at once where a file is streamed."""
+
+T = TypeVar("T")
+
+
+class Artifacts(ABC):
+    """A folder of files under `url`. Names are relative, with `/`; each call may raise `NotFound`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @abstractmethod
+    async def put_file(self, name: str, path: Path) -> None:
+        """Stores a local file; a reader sees the old content or all of the new."""
+
+    @abstractmethod
+    async def put_bytes(self, name: str, data: bytes) -> None:
+        """Stores bytes; a reader sees the old content or all of the new."""
+
+    @abstractmethod
+    async def get_bytes(self, name: str) -> bytes:
+        """The whole content."""
+
+    @abstractmethod
+    async def get_file(self, name: str, path: Path) -> None:
+        """Writes the content to a local file, which appears when it is complete."""
+
+    @abstractmethod
+    def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Streams `length` bytes from `start`, or up to the end."""
+
+    @abstractmethod
+    async def size(self, name: str) -> int:
+        """Bytes."""
+
+    @abstractmethod
+    async def list(self, prefix: str = "") -> list[str]:
+        """Names that begin with `prefix`, sorted; none where there is no such folder."""
+
+    @abstractmethod
+    async def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+
+    @abstractmethod
+    async def delete(self, prefix: str = "") -> None:
+        """Removes every file whose name begins with `prefix`; all of them without one."""
+
+
+def open_artifacts(url: str, bus: Bus | None) -> Artifacts:
+    """The folder that `url` names. It need not exist yet.
+
+    Raises:
+        BadInput: `bus://` without a bus, a scheme that fsspec does not know, or whose driver is missing.
+    """
+    if url.startswith(SCHEME):
+        if bus is None:
+            raise BadInput(f"{url}: not connected to a bus; give a path or another URL")
+        return BusArtifacts(url, bus)
+    return FileArtifacts(url)
+
+
+class BusArtifacts(Artifacts):
+    """The bus's object store; an object's name is the URL without its scheme."""
+
+    def __init__(self, url: str, bus: Bus) -> None:
+        super().__init__(url)
+        self._folder = url.removeprefix(SCHEME).strip("/")
+        if not self._folder:
+            raise BadInput(f"{url} names no folder; write bus://folder")
+        self._objects = bus.objects
+
+    def _name(self, name: str) -> str:
+        return f"{self._folder}/{_checked(name)}"
+
+    async def put_file(self, name: str, path: Path) -> None:
+        await self._objects.put(self._name(name), path)
+
+    async def put_bytes(self, name: str, data: bytes) -> None:
+        await self._objects.put(self._name(name), data)
+
+    async def get_bytes(self, name: str) -> bytes:
+        return b"".join([piece async for piece in self.open_range(name)])
+
+    async def get_file(self, name: str, path: Path) -> None:
+        with _replacing(path) as temporary, open(temporary, "wb") as file:  # noqa: ASYNC230  # page cache
+            async for piece in self.open_range(name):
+                file.write(piece)
+
+    def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        return self._objects.get(self._name(name), start, length)
+
+    async def size(self, name: str) -> int:
+        return (await self._objects.info(self._name(name))).size
+
+    async def list(self, prefix: str = "") -> list[str]:
+        found = await self._objects.list(f"{self._folder}/{prefix}")
+        return sorted(info.name.removeprefix(f"{self._folder}/") for info in found)
+
+    async def exists(self, name: str) -> bool:
+        try:
+            await self._objects.info(self._name(name))
+        except NotFound:
+            return False
+        return True
+
+    async def delete(self, prefix: str = "") -> None:
+        for name in await self.list(prefix):
+            await self._objects.delete(self._name(name))
+
+
+class FileArtifacts(Artifacts):
+    """Any file system that fsspec opens; its blocking calls run in a thread."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._fs, self._root = open_filesystem(url)
+        self._local = "file" in _protocols(self._fs)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{_checked(name)}"
+
+    async def put_file(self, name: str, path: Path) -> None:
+        target = self._path(name)
+        if self._local:
+            await self._call(name, lambda: _copy(path, Path(target)))
+        else:
+            await self._call(name, lambda: self._write(target, lambda: self._fs.put_file(str(path), target)))
+
+    async def put_bytes(self, name: str, data: bytes) -> None:
+        target = self._path(name)
+        if self._local:
+            await self._call(name, lambda: _write(data, Path(target)))
+        else:
+            await self._call(name, lambda: self._write(target, lambda: self._fs.pipe_file(target, data)))
+
+    def _write(self, target: str, write: Callable[[], Any]) -> None:
+        self._fs.makedirs(self._fs._parent(target), exist_ok=True)
+        write()
+
+    async def get_bytes(self, name: str) -> bytes:
+        return bytes(await self._call(name, lambda: self._fs.cat_file(self._path(name))))
+
+    async def get_file(self, name: str, path: Path) -> None:
+        with _replacing(path) as temporary:
+            await self._call(name, lambda: self._fs.get_file(self._path(name), str(temporary)))
+
+    async def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        end = await self.size(name)
+        end = end if length is None else min(end, start + length)
+        while start < end:
+            stop = min(end, start + PIECE_BYTES)
+            yield await self._piece(name, start, stop)
+            start = stop
+
+    async def _piece(self, name: str, start: int, stop: int) -> bytes:
+        return bytes(await self._call(name, lambda: self._fs.cat_file(self._path(name), start, stop)))
+
+    async def size(self, name: str) -> int:
+        return int(await self._call(name, lambda: self._fs.size(self._path(name))))
+
+    async def list(self, prefix: str = "") -> list[str]:
+        found: list[str] = await self._call(prefix, lambda: self._fs.find(self._root))
+        names = (path.removeprefix(self._root).lstrip("/") for path in found)
+        return sorted(name for name in names if name.startswith(prefix) and not _is_temporary(name))
+
+    async def exists(self, name: str) -> bool:
+        return bool(await self._call(name, lambda: self._fs.isfile(self._path(name))))
+
+    async def delete(self, prefix: str = "") -> None:
+        for name in await self.list(prefix):
+            with contextlib.suppress(NotFound):  # somebody else was faster
+                await self._remove(name)
+
+    async def _remove(self, name: str) -> None:
+        await self._call(name, lambda: self._fs.rm_file(self._path(name)))
+
+    async def _call(self, name: str, call: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(call)
+        except FileNotFoundError:
+            raise NotFound(f"{self.url}: there is no {name or 'such folder'}") from None
+        except OSError as error:
+            raise BadInput(f"{self.url}: {name}: {error.strerror or error}") from error
+
+
+def open_filesystem(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL or path, and the path on it.
+
+    Raises:
+        BadInput: no such scheme, or its driver is not installed.
+    """
+    import fsspec  # costs 30 ms, and most processes open no files
+
+    try:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise BadInput(f"{url}: {error}") from None
+    except (ValueError, OSError) as error:
+        raise BadInput(f"{url} can't be opened: {error}") from None
+    filesystem, path = found
+    return filesystem, path.rstrip("/") if len(path) > 1 else path
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    names = filesystem.protocol
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _checked(name: str) -> str:
+    """Names come from the wire too: none may lead out of its folder."""
+    parts = name.split("/")
+    if not name or "" in parts or "." in parts or ".." in parts or "\\" in name or "\0" in name:
+        raise BadInput(f"{name!r} is not the name of an artifact")
+    return name
+
+
+_TEMPORARY = ".part-"
+
+
+def _is_temporary(name: str) -> bool:
+    return name.rsplit("/", 1)[-1].startswith(_TEMPORARY)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place if all goes well, and goes away otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+    os.close(handle)
+    try:
+        yield Path(temporary)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _umask() -> int:
+    """The process's umask can only be read by setting it; 022 is what it nearly always is."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("Umask:")[1].split()[0], 8)
+    except (OSError, IndexError, ValueError):
+        return 0o022
+
+
+def _copy(source: Path, target: Path) -> None:
+    with _replacing(target) as temporary, open(source, "rb") as read, open(temporary, "wb") as written:
+        while piece := read.read(PIECE_BYTES):
+            written.write(piece)
+        written.flush()
+        os.fsync(written.fileno())
+
+
+def _write(data: bytes, target: Path) -> None:
+    with _replacing(target) as temporary, open(temporary, "wb") as written:
+        written.write(data)
+        written.flush()
+        os.fsync(written.fileno())

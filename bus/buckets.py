@@ -1,0 +1,295 @@
+"""Typed key-value with expiry done right.
+
+nats-py's own `get()` returns an empty entry after an expiry and its `create()` then fails; its watchers
+stall after a server restart and never learn of an expiry that happened meanwhile. Here a marker of any
+kind means absence, a create over a marker names the marker's revision, and a watch that was interrupted
+compares what it finds with what it knew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bus import codec, jetstream
+from bus.dead_letters import bury
+from bus.jetstream import MARKER_TTL_S
+from bus.link import asked_to_end
+from bus.logs import get_logger
+from bus.reader import Reader
+from bus.subjects import Subject
+from schemas.base import Message
+from schemas.envelope import Envelope
+from schemas.errors import (
+    BadMessage,
+    Conflict,
+    DmscError,
+    NotFound,
+)
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+log = get_logger("bus.buckets")
+
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+PAUSE_S = 0.05
+"""Before an interrupted watch is made again: a restarted server needs a moment to load its streams."""
+CREATE_ATTEMPTS = 5
+"""A create may find a marker that another writer replaces meanwhile; more often than this is a conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key's present value."""
+
+    key: str
+    revision: int
+    message: Any
+    envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a watch saw: a value, or `message=None` for deleted or expired. Key "" marks "now current"."""
+
+    key: str
+    revision: int
+    message: Any = None
+
+
+WatchHandler = Callable[[Change], Awaitable[None]]
+
+
+class Watch:
+    """A running watch; `stop()` ends it, twice is fine."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+
+    async def stop(self, drain: bool = True) -> None:
+        task = self.task
+        if task is None or task is asyncio.current_task():
+            self.task = None
+            if task is not None:
+                task.cancel()
+            return
+        self.task = None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Bucket:
+    """The bucket of one row of the table of subjects; keys are made of the row's tokens.
+
+    Any call raises `BusUnreachable` at once when the connection is or gets lost, and `DeadlineExceeded`
+    when the bus does not answer in time. After either, a write may or may not have happened: read again
+    (`get(leader=True)`) before drawing conclusions.
+    """
+
+    def __init__(self, bus: Bus, row: Subject) -> None:
+        if row.bucket is None:
+            raise NotFound(f"subject {row.name} has no bucket", subject=row.name)
+        self.row = row
+        self._bus = bus
+        self._stream = f"KV_{row.bucket}"
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    async def put(self, message: Message, *, ttl_s: float | None = None, **tokens: Any) -> int:
+        """Writes whatever was there before; returns the revision.
+
+        `ttl_s` is rounded up to whole seconds, at least one: the server knows no finer.
+        """
+        return await self._write(message, None, ttl_s, tokens)
+
+    async def create(self, message: Message, *, ttl_s: float | None = None, **tokens: Any) -> int:
+        """Writes only if the key is absent (never there, deleted, or expired); returns the revision.
+
+        Raises:
+            Conflict: the key is there.
+        """
+        expected = 0
+        for _ in range(CREATE_ATTEMPTS):
+            try:
+                return await self._write(message, expected, ttl_s, tokens)
+            except Conflict:
+                # Through the leader: a replica may not have the marker yet.
+                last = await jetstream.last(self._bus.link, self._stream, self.row(**tokens), leader=True)
+                if last is not None and not last.is_marker:
+                    raise Conflict(f"{self.row.name} {self.row.key(**tokens)} exists already") from None
+                expected = 0 if last is None else last.sequence
+        raise Conflict(f"{self.row.name} {self.row.key(**tokens)}: others write it at the same time")
+
+    async def update(
+        self, message: Message, *, revision: int, ttl_s: float | None = None, **tokens: Any
+    ) -> int:
+        """Compare-and-set: writes only if the key still has `revision`; returns the new one.
+
+        Raises:
+            Conflict: it moved on.
+            DeadlineExceeded, BusUnreachable: unknown whether it was written; read again through the leader.
+        """
+        return await self._write(message, revision, ttl_s, tokens)
+
+    async def delete(self, **tokens: Any) -> None:
+        """Removes the key. The mark that watchers see goes away by itself."""
+        headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
+        await jetstream.publish(self._bus.link, self.row(**tokens), b"", headers)
+
+    async def _write(
+        self, message: Message, expected: int | None, ttl_s: float | None, tokens: dict[str, Any]
+    ) -> int:
+        bus = self._bus
+        subject = self.row(**tokens)
+        headers: dict[str, str] = {}
+        if expected is not None:
+            headers[EXPECTED] = str(expected)
+        if ttl_s is not None:
+            headers["Nats-TTL"] = str(whole_seconds(ttl_s))
+        payload = codec.encode(message, bus.sender_map, bus.next_id())
+        try:
+            return await jetstream.publish(bus.link, subject, payload, headers or None)
+        except Conflict as error:
+            key = self.row.key(**tokens)
+            raise Conflict(f"{self.row.name} {key} moved on from revision {expected}", key=key) from error
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    async def get(self, *, leader: bool = False, **tokens: Any) -> Entry | None:
+        """The present value, or None. `leader=True` where a decision hangs on it: never an older one."""
+        item = await jetstream.last(self._bus.link, self._stream, self.row(**tokens), leader=leader)
+        if item is None or item.is_marker:
+            return None
+        return self._entry(item)
+
+    async def keys(self, **tokens: Any) -> list[str]:
+        """The keys there are; tokens not given match anything."""
+        return [self._key(item) for item in await self._present(tokens, headers_only=True)]
+
+    async def entries(self, **tokens: Any) -> list[Entry]:
+        """The values there are; unusable ones are counted and left out."""
+        found = []
+        for item in await self._present(tokens, headers_only=False):
+            try:
+                found.append(self._entry(item))
+            except BadMessage as error:
+                await bury(self._bus, self.row, item.subject, item.data, error)
+        return found
+
+    async def _present(self, tokens: dict[str, Any], *, headers_only: bool) -> list[jetstream.Stored]:
+        latest: dict[str, jetstream.Stored] = {}
+        subject = self.row.wildcard(**tokens)
+        async with Reader.open(self._bus.link, self._stream, subject, headers_only=headers_only) as reader:
+            async for item in reader.present():
+                latest[item.subject] = item
+        return [item for item in latest.values() if not item.is_marker]
+
+    def _entry(self, item: jetstream.Stored) -> Entry:
+        message, envelope = codec.decode(item.data, self.row.schema)
+        return Entry(self._key(item), item.sequence, message, envelope)
+
+    def _key(self, item: jetstream.Stored) -> str:
+        return item.subject[len(self.row.prefix) + 1 :]
+
+    # --- watching ------------------------------------------------------------------------------------------
+
+    async def watch(self, handler: WatchHandler, **tokens: Any) -> Watch:
+        """Calls `handler(change)`: first every present value, then `Change("")`, then each change.
+
+        One at a time and in order of revision. After an interruption of any kind the watch is made
+        anew: what changed meanwhile is told, keys that went away meanwhile as `message=None`, what
+        stayed the same is not repeated, and another `Change("")` says that it is current again.
+
+        Raises:
+            NotFound, BusUnreachable: at the start; later interruptions are mended.
+        """
+        subject = self.row.wildcard(**tokens)
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watch = Watch()
+        watch.task = self._bus.link.spawn(self._watching(handler, subject, started), f"watch {subject}")
+        try:
+            await started
+        except BaseException:
+            await watch.stop()
+            raise
+        return watch
+
+    async def _watching(self, handler: WatchHandler, subject: str, started: asyncio.Future[None]) -> None:
+        known: dict[str, int] = {}
+        link = self._bus.link
+        while True:
+            try:
+                async with Reader.open(link, self._stream, subject) as reader:
+                    if not started.done():
+                        started.set_result(None)
+                    await self._follow(reader, handler, known)
+            except DmscError as error:
+                if not started.done():
+                    started.set_exception(error)
+                    return
+                log.debug("watch interrupted", subject=subject, error=error.text)
+            await asyncio.sleep(PAUSE_S)
+            await link.wait_online()
+
+    async def _follow(self, reader: Reader, handler: WatchHandler, known: dict[str, int]) -> None:
+        current = False
+        seen: set[str] = set()
+
+        async def now_current() -> None:
+            nonlocal current
+            current = True
+            for gone in [key for key in known if key not in seen]:
+                revision = known.pop(gone)
+                await self._tell(handler, Change(gone, revision))
+            await self._tell(handler, Change("", 0))
+
+        if reader.waiting == 0:
+            await now_current()
+        async with contextlib.aclosing(reader.follow()) as items:
+            async for item in items:
+                if item is not None:
+                    key = self._key(item)
+                    seen.add(key)
+                    await self._changed(item, key, handler, known)
+                if not current and (item is None or item.pending == 0):
+                    await now_current()
+                    seen.clear()
+
+    async def _changed(
+        self, item: jetstream.Stored, key: str, handler: WatchHandler, known: dict[str, int]
+    ) -> None:
+        if item.is_marker:
+            if known.pop(key, None) is not None:
+                await self._tell(handler, Change(key, item.sequence))
+            return
+        if known.get(key) == item.sequence:
+            return
+        try:
+            message, _ = codec.decode(item.data, self.row.schema)
+        except BadMessage as error:
+            await bury(self._bus, self.row, item.subject, item.data, error)
+            return
+        known[key] = item.sequence
+        await self._tell(handler, Change(key, item.sequence, message))
+
+    async def _tell(self, handler: WatchHandler, change: Change) -> None:
+        try:
+            await handler(change)
+        except asyncio.CancelledError:
+            if asked_to_end():
+                raise
+            self._bus.counters.handler_errors += 1
+            log.error("watch handler was cancelled from within", bucket=self.row.bucket, key=change.key)
+        except Exception as error:
+            self._bus.counters.handler_errors += 1
+            log.error("watch handler failed", bucket=self.row.bucket, key=change.key, exc_info=error)
+
+
+def whole_seconds(ttl_s: float) -> int:
+    """A time to live as the server takes it: whole seconds, rounded up, at least one."""
+    return max(1, math.ceil(ttl_s))

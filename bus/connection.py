@@ -1,0 +1,344 @@
+"""The bus as every service sees it: publish, request, command, subscribe, serve, append, history, buckets."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from nats.aio.client import Client
+
+from bus import codec, streams
+from bus.buckets import Bucket
+from bus.link import Link, Token
+from bus.objects import ObjectStore
+from bus.services import Handler, Server, Subscription
+from bus.streams import Recorded
+from bus.subjects import Subject
+from schemas.base import Message
+from schemas.envelope import EntityKind, Envelope, Sender
+from schemas.errors import BadInput, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
+
+YIELD_EVERY = 64
+"""Publishing never blocks by itself: a tight loop would starve heartbeats, so it yields this often."""
+REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
+"""Pause before a command is repeated: doubling between these; at once after a reconnect."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went wrong so far on this connection, in numbers."""
+
+    dead_letters: int = 0
+    dropped: int = 0
+    handler_errors: int = 0
+    repeats: int = 0
+    reported: set[tuple[str, str]] = field(default_factory=set)
+    _link: Link | None = None
+
+    @property
+    def reconnects(self) -> int:
+        return self._link.stats.reconnects if self._link else 0
+
+    @property
+    def denied(self) -> int:
+        return self._link.stats.denied if self._link else 0
+
+
+class Bus:
+    """One service's connection. `async with Bus.connect(url, name=…, kind=…) as bus:`.
+
+    While the bus is away: `publish` is kept in a bounded buffer (16 MiB) and sent on return, beyond it
+    raises `BusUnreachable`; `request`, key-value and `append` calls in flight fail or repeat at once;
+    `command` and `append` wait and repeat; subscriptions come back by themselves.
+    """
+
+    def __init__(self, link: Link, sender: Sender) -> None:
+        self.sender = sender
+        self.counters = Counters(_link=link)
+        self.link = link
+        self.sender_map = codec.sender_map(sender)
+        self._ids = itertools.count(1)
+        self._published = 0
+        self._subscriptions: set[Subscription] = set()
+        self._objects: ObjectStore | None = None
+        self._provisioned: int | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        servers: str | Sequence[str],
+        *,
+        name: str,
+        kind: EntityKind,
+        token: Token | None = None,
+        incarnation: str | None = None,
+        connect_timeout_s: float = 5.0,
+    ) -> AsyncIterator[Bus]:
+        """Connects, and closes at the end of the block.
+
+        Args:
+            servers: One URL or several of one cluster, `nats://host:port`.
+            name: The service's SID; survives restarts.
+            kind: What the service is.
+            token: Bearer token of the bus, or a function that gives the present one (asked at each dial).
+            incarnation: Does not survive restarts; random by default.
+            connect_timeout_s: How long to try.
+
+        Raises:
+            BusUnreachable: nothing answers at `servers`.
+            Refused: the bus does not accept `token`.
+        """
+        urls = [servers] if isinstance(servers, str) else list(servers)
+        if not urls:
+            raise BadInput("no bus address given: pass nats://host:port")
+        sender = Sender(name=name, kind=kind, incarnation=incarnation or secrets.token_hex(4))
+        link = Link(urls, name=name, token=token, inbox_prefix=f"_INBOX.{name}")
+        await link.open(connect_timeout_s)
+        bus = cls(link, sender)
+        try:
+            yield bus
+        finally:
+            await bus.close()
+
+    async def close(self) -> None:
+        """Ends all subscriptions and the connection, in whatever state it is; twice is fine."""
+        stopping = [subscription.stop(drain=False) for subscription in list(self._subscriptions)]
+        await asyncio.gather(*stopping, return_exceptions=True)
+        await self.link.close()
+
+    @property
+    def connected(self) -> bool:
+        return self.link.online.is_set()
+
+    @property
+    def raw(self) -> Client:
+        """The NATS client; only for use inside `bus/`. A lost credential replaces it: do not keep it."""
+        return self.link.client
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return min(int(self.link.client.max_payload), codec.MAX_MESSAGE_BYTES)
+
+    # --- one-way and two-way -------------------------------------------------------------------------------
+
+    def next_id(self) -> str:
+        """Unique per incarnation, and the incarnation is in it."""
+        return f"{self.sender.incarnation}-{next(self._ids)}"
+
+    @staticmethod
+    def cause_id(cause: Envelope | str | None) -> str | None:
+        return cause.id if isinstance(cause, Envelope) else cause
+
+    async def publish(
+        self, row: Subject, message: Message, *, cause: Envelope | str | None = None, **tokens: Any
+    ) -> str:
+        """Sends at most once; returns the envelope's id.
+
+        Raises:
+            BusUnreachable: away for so long that the buffer is full.
+            BadMessage: too large, or a token that is none.
+        """
+        envelope_id = self.next_id()
+        data = codec.encode(message, self.sender_map, envelope_id, self.cause_id(cause))
+        await self.link.send(row(**tokens), data)
+        self._published += 1
+        if self._published % YIELD_EVERY == 0:
+            await asyncio.sleep(0)
+        return envelope_id
+
+    async def request(
+        self,
+        row: Subject,
+        message: Message,
+        *,
+        timeout_s: float = 5.0,
+        cause: Envelope | str | None = None,
+        **tokens: Any,
+    ) -> Any:
+        """Asks once and returns the answer, a `Message` (usually of the row's `reply`).
+
+        Raises:
+            DmscError: whatever the service raised, as the same class.
+            NoResponders, DeadlineExceeded, BusUnreachable, Refused: see `Link.ask`.
+        """
+        data = codec.encode(message, self.sender_map, self.next_id(), self.cause_id(cause))
+        reply = await self.link.ask(row(**tokens), data, timeout_s=timeout_s)
+        return _answer(reply.data)
+
+    async def command(
+        self,
+        row: Subject,
+        message: Message,
+        *,
+        deadline_s: float = 30.0,
+        cause: Envelope | str | None = None,
+        **tokens: Any,
+    ) -> Any:
+        """Asks again and again, under one envelope id, until answered: survives lost messages and restarts.
+
+        The service runs the handler once per id (`serve` remembers), unless it was itself restarted in
+        between; handlers of commands are idempotent for that reason.
+
+        Raises:
+            DmscError: whatever the service raised.
+            NoResponders: nobody listened up to the deadline.
+            DeadlineExceeded: no answer up to the deadline.
+        """
+        subject = row(**tokens)
+        data = codec.encode(message, self.sender_map, self.next_id(), self.cause_id(cause))
+        deadline = time.monotonic() + deadline_s
+        pause = REPEAT_FIRST_S
+        with self.link.question(subject, patient=True) as (inbox, asked):
+            while True:
+                if self.connected:
+                    with suppress(BusUnreachable):  # lost this very moment: wait for its return
+                        await self.link.send(subject, data, reply=inbox)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                events: set[asyncio.Future[Any]] = {asked.answer, self.link.back}
+                await asyncio.wait(events, timeout=min(pause, left), return_when=asyncio.FIRST_COMPLETED)
+                if asked.answer.done():
+                    return _answer(asked.answer.result().data)
+                if self.connected:
+                    self.counters.repeats += 1
+                    pause = min(pause * 2, REPEAT_MOST_S)
+            if not self.connected:
+                raise self.link.unreachable()
+            if asked.unheard:
+                raise NoResponders(f"nobody listened on {subject} for {deadline_s:g} s", subject=subject)
+        raise DeadlineExceeded(f"no answer on {subject} within {deadline_s:g} s", subject=subject)
+
+    async def subscribe(
+        self,
+        row: Subject,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        queue_group: str | None = None,
+        pending_limit: int = 65_536,
+        **tokens: Any,
+    ) -> Subscription:
+        """Calls `handler(message, envelope)` for each message; tokens not given match anything.
+
+        With `concurrency` 1 the order is kept. The subscription stands at the server on return.
+
+        Raises:
+            Refused: this identity may not listen there.
+        """
+        return await self._listen(
+            row, tokens, handler=handler, server=None, concurrency=concurrency, queue_group=queue_group,
+            pending_limit=pending_limit,
+        )  # fmt: skip
+
+    async def serve(
+        self,
+        row: Subject,
+        handler: Server,
+        *,
+        concurrency: int = 64,
+        queue_group: str | None = None,
+        pending_limit: int = 65_536,
+        **tokens: Any,
+    ) -> Subscription:
+        """Answers requests and commands with what `handler(message, envelope)` returns or raises.
+
+        A `DmscError` reaches the asker as the same class; anything else is logged here and reaches it
+        as `internal`, without details. The same envelope id never runs the handler twice (60 s).
+
+        Raises:
+            Refused: this identity may not listen there.
+        """
+        return await self._listen(
+            row, tokens, handler=None, server=handler, concurrency=concurrency, queue_group=queue_group,
+            pending_limit=pending_limit,
+        )  # fmt: skip
+
+    async def _listen(self, row: Subject, tokens: dict[str, Any], **options: Any) -> Subscription:
+        subscription = Subscription(self, row, row.wildcard(**tokens), **options)
+        await subscription.start()
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def forget(self, subscription: Subscription) -> None:
+        self._subscriptions.discard(subscription)
+
+    # --- what is kept ---------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        row: Subject,
+        message: Message,
+        *,
+        message_id: str | None = None,
+        cause: Envelope | str | None = None,
+        deadline_s: float = 30.0,
+        **tokens: Any,
+    ) -> int:
+        """Appends to the row's stream, repeating until acknowledged; returns the sequence.
+
+        The same `message_id` (by default the envelope's) is stored once within two minutes.
+        """
+        return await streams.append(
+            self, row, message, message_id=message_id, cause=cause, deadline_s=deadline_s, tokens=tokens
+        )
+
+    def history(
+        self, row: Subject, *, start: int = 1, follow: bool = False, **tokens: Any
+    ) -> AsyncIterator[Recorded]:
+        """The row's stream from sequence `start`, in order; with `follow` also what comes, for ever."""
+        return streams.history(self, row, start=start, follow=follow, tokens=tokens)
+
+    def bucket(self, row: Subject) -> Bucket:
+        """The key-value bucket of a row."""
+        return Bucket(self, row)
+
+    @property
+    def objects(self) -> ObjectStore:
+        """Large things: weights, checkpoints, datasets."""
+        if self._objects is None:
+            self._objects = ObjectStore(self.link, streams.OBJECT_BUCKET)
+        return self._objects
+
+    async def provision(self, *, replicas: int = 1) -> None:
+        """Makes or adjusts all streams, buckets and stores; again after a reconnect.
+
+        A restarted server has lost what lives in memory (the rendezvous), hence the repetition.
+        """
+        await streams.provision(self.link, replicas=replicas)
+        if self._provisioned is None:
+            self.on_reconnect(self._provision_again)
+        self._provisioned = replicas
+
+    async def _provision_again(self) -> None:
+        await streams.provision(self.link, replicas=self._provisioned or 1)
+
+    # --- the connection ------------------------------------------------------------------------------------
+
+    async def barrier(self) -> None:
+        """Everything that was published so far has reached the server."""
+        await self.link.barrier()
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Calls back after each reconnect, in a task of its own. Returns what takes the callback away."""
+        self.link.on_reconnect.append(callback)
+
+        def remove() -> None:
+            with suppress(ValueError):
+                self.link.on_reconnect.remove(callback)
+
+        return remove
+
+
+def _answer(data: bytes) -> Message:
+    message, _ = codec.decode(data)
+    if isinstance(message, ErrorReply):
+        raise message.to_exception()
+    return message

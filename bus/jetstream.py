@@ -1,0 +1,154 @@
+"""JetStream's requests, asked over the link's own inbox: errors translated, nothing waits out a disconnect.
+
+Only the few calls that the bus needs: administration, acknowledged publishing, reading one message.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from bus.link import Link
+from schemas.errors import BadInput, BusUnreachable, Conflict, DmscError, NoResponders, NotFound, Unavailable
+
+API = "$JS.API"
+TIMEOUT_S = 5.0
+MARKER_TTL_S = 60
+"""How long the server keeps the mark of an expired key: watchers that were away that long notice
+expiries by comparing (see `bus.buckets`), not by marks."""
+
+WRONG_LAST_SEQUENCE = (10071, 10164)
+NAME_IN_USE = (10058,)
+BAD_CONFIGURATION = (10052,)
+NO_SPACE = (10023, 10047, 10077)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as a stream keeps it. `pending` is how many follow it for this reader."""
+
+    sequence: int
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    pending: int = 0
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether this stands for the absence of a value: deleted, purged, or expired."""
+        return self.headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in self.headers
+
+
+async def call(link: Link, name: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """One API request.
+
+    Raises:
+        NotFound, Conflict, Unavailable, BusUnreachable, Refused: as the server says.
+    """
+    try:
+        reply = await link.ask(
+            f"{API}.{name}", json.dumps(payload).encode() if payload else b"", timeout_s=TIMEOUT_S
+        )
+    except NoResponders:
+        raise Unavailable("the bus has no JetStream, or it is not ready yet") from None
+    return _checked(json.loads(reply.data), name)
+
+
+async def publish(
+    link: Link,
+    subject: str,
+    payload: bytes,
+    headers: dict[str, str] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> int:
+    """Publishes into the stream that takes `subject`; returns the sequence that the stream gave it."""
+    try:
+        reply = await link.ask(subject, payload, timeout_s=timeout_s, headers=headers)
+    except NoResponders:
+        raise Unavailable(f"no stream takes {subject}: has the mesh been provisioned?") from None
+    return int(_checked(json.loads(reply.data), subject)["seq"])
+
+
+async def last(link: Link, stream: str, subject: str, *, leader: bool) -> Stored | None:
+    """The last message on `subject`. A direct read may come from any replica and be older."""
+    if not leader:
+        try:
+            found = await link.ask(f"{API}.DIRECT.GET.{stream}.{subject}", b"", timeout_s=TIMEOUT_S)
+        except NoResponders:
+            raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from None
+        headers = found.headers or {}
+        if "Nats-Sequence" not in headers:
+            if headers.get("Status") == "404":
+                return None
+            raise Unavailable(f"reading {subject}: {headers.get('Description', 'no answer')}")
+        return Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], found.data or b"", headers)
+    try:
+        message = (await call(link, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}))["message"]
+    except NotFound as error:
+        if error.fields.get("what") == "message":
+            return None
+        raise
+    raw = base64.b64decode(message.get("hdrs", ""))
+    return Stored(
+        int(message["seq"]), message["subject"], base64.b64decode(message.get("data", "")), _headers(raw)
+    )
+
+
+def stored(message: Msg) -> Stored:
+    """A consumer's delivery: its metadata stands in the reply subject (ADR-15 of NATS)."""
+    tokens = message.reply.split(".")
+    offset = 0 if len(tokens) == 9 else 2
+    return Stored(
+        sequence=int(tokens[5 + offset]),
+        subject=message.subject,
+        data=message.data,
+        headers=message.headers or {},
+        pending=int(tokens[8 + offset]),
+    )
+
+
+def consumer_sequence(message: Msg) -> int:
+    """The consumer's own count in a delivery: contiguous unless something was lost."""
+    tokens = message.reply.split(".")
+    return int(tokens[6 if len(tokens) == 9 else 8])
+
+
+def _headers(raw: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in raw.decode(errors="replace").split("\r\n")[1:]:
+        key, colon, value = line.partition(":")
+        if colon:
+            found[key.strip()] = value.strip()
+    return found
+
+
+def _checked(reply: dict[str, Any], what: str) -> dict[str, Any]:
+    error = reply.get("error")
+    if error is None:
+        return reply
+    text = str(error.get("description"))
+    raise _translated(int(error.get("code", 500)), int(error.get("err_code", 0)), text, what)
+
+
+def _translated(code: int, number: int, text: str, what: str) -> DmscError:
+    if number in WRONG_LAST_SEQUENCE:
+        return Conflict(f"{what}: the record moved on ({text})", number=number)
+    if number in NAME_IN_USE:
+        return Conflict(f"{what}: {text}", number=number)
+    if code == 404:
+        kind = {10059: "stream", 10037: "message", 10014: "consumer"}.get(number, "message")
+        return NotFound(f"{what}: {text}", what=kind, number=number)
+    if number in NO_SPACE:
+        return Unavailable(
+            f"{what}: the bus's store is full ({text}); free space or raise its limits", number=number
+        )
+    if code in (408, 429, 503):
+        return BusUnreachable(f"{what}: {text}", number=number)
+    kind_of = BadInput if code == 400 or number in BAD_CONFIGURATION else Unavailable
+    return kind_of(f"{what}: {text} (JetStream error {number})", number=number)

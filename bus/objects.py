@@ -1,0 +1,246 @@
+"""Large things in JetStream's object store, in the layout of NATS ADR-20, with ranges and progress.
+
+Chunks are published several at a time and read with back-pressure; nothing is held in memory whole.
+The sequence of each chunk is noted in the object's metadata, so that a range begins at its chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bus import jetstream
+from bus.link import Link
+from bus.reader import Reader
+from schemas.errors import BadMessage, Conflict, DmscError, NotFound
+
+CHUNK_BYTES = 512 << 10
+"""Below every server's default `max_payload` (1 MiB)."""
+IN_FLIGHT = 8
+"""Chunks published and not yet acknowledged."""
+RUNS = "dmsc-sequences"
+META_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What is known of an object. `digest` is the SHA-256 in hex; `runs` are (first sequence, count)."""
+
+    name: str
+    size: int
+    chunks: int
+    digest: str
+    modified: str
+    nuid: str
+    chunk_bytes: int
+    runs: tuple[tuple[int, int], ...] = ()
+
+
+class ObjectStore:
+    """One object bucket. Names may contain anything; `/` is the customary separator."""
+
+    def __init__(self, link: Link, bucket: str) -> None:
+        self._link = link
+        self._bucket = bucket
+        self._stream = f"OBJ_{bucket}"
+
+    async def put(self, name: str, data: bytes | Path | AsyncIterator[bytes]) -> ObjectInfo:
+        """Stores under `name`; whoever reads meanwhile gets the old object or the new one, never a mix.
+
+        Raises:
+            Unavailable, BusUnreachable, DeadlineExceeded: nothing was stored under that name.
+        """
+        before = await self._info(name)
+        nuid = secrets.token_hex(11)
+        subject = self._chunk_subject(nuid)
+        digest = hashlib.sha256()
+        size = 0
+        sequences: list[int] = []
+        waiting: list[asyncio.Task[int]] = []
+        try:
+            async with contextlib.aclosing(_even(data)) as chunks:
+                async for chunk in chunks:
+                    digest.update(chunk)
+                    size += len(chunk)
+                    if len(waiting) == IN_FLIGHT:
+                        sequences.append(await waiting.pop(0))
+                    sending = jetstream.publish(self._link, subject, chunk, timeout_s=30.0)
+                    waiting.append(asyncio.create_task(sending))
+            while waiting:
+                sequences.append(await waiting.pop(0))
+            info = ObjectInfo(
+                name, size, len(sequences), digest.hexdigest(), datetime.now(UTC).isoformat(), nuid,
+                CHUNK_BYTES, _runs(sequences),
+            )  # fmt: skip
+            await self._write_meta(info)
+        except BaseException:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await self._purge(nuid)
+            raise
+        if before is not None:
+            await self._purge(before.nuid)
+        return info
+
+    async def info(self, name: str) -> ObjectInfo:
+        """
+        Raises:
+            NotFound: no such object.
+        """
+        found = await self._info(name)
+        if found is None:
+            raise NotFound(f"no artifact {name!r} on the bus", name=name)
+        return found
+
+    async def get(self, name: str, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
+        """The bytes from `start`, in chunks; to the end without `length`. A whole read checks the digest.
+
+        Raises:
+            NotFound: no such object.
+            Conflict: it was replaced or deleted while being read.
+            BadMessage: its digest differs.
+        """
+        info = await self.info(name)
+        end = info.size if length is None else min(info.size, start + length)
+        if start >= end:
+            return
+        digest = hashlib.sha256() if start == 0 and end == info.size else None
+        first = start // info.chunk_bytes if info.runs else 0
+        position = first * info.chunk_bytes
+        subject = self._chunk_subject(info.nuid)
+        opened = Reader.open(self._link, self._stream, subject, start=_sequence(info.runs, first))
+        async with opened as reader, contextlib.aclosing(reader.present()) as chunks:
+            async for chunk in chunks:
+                if digest is not None:
+                    digest.update(chunk.data)
+                piece = chunk.data[max(0, start - position) : end - position]
+                position += len(chunk.data)
+                if piece:
+                    yield piece
+                if position >= end:
+                    break
+        if position < end:
+            raise Conflict(f"artifact {name!r} was replaced or deleted while being read", name=name)
+        if digest is not None and digest.hexdigest() != info.digest:
+            raise BadMessage(f"artifact {name!r}: its SHA-256 is not the one it was stored with", name=name)
+
+    async def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """The objects whose names begin with `prefix`, by name."""
+        latest: dict[str, ObjectInfo | None] = {}
+        async with Reader.open(self._link, self._stream, f"$O.{self._bucket}.M.>") as reader:
+            async for item in reader.present():
+                latest[item.subject] = _parse(item.data)
+        found = [info for info in latest.values() if info and info.name.startswith(prefix)]
+        return sorted(found, key=lambda info: info.name)
+
+    async def delete(self, name: str) -> bool:
+        """Removes it; False if it was not there."""
+        info = await self._info(name)
+        if info is None:
+            return False
+        await jetstream.call(self._link, f"STREAM.PURGE.{self._stream}", {"filter": self._meta_subject(name)})
+        await self._purge(info.nuid)
+        return True
+
+    async def _info(self, name: str) -> ObjectInfo | None:
+        item = await jetstream.last(self._link, self._stream, self._meta_subject(name), leader=True)
+        return None if item is None else _parse(item.data)
+
+    async def _write_meta(self, info: ObjectInfo) -> None:
+        raw = base64.urlsafe_b64encode(bytes.fromhex(info.digest)).decode()
+        meta = {
+            "name": info.name,
+            "bucket": self._bucket,
+            "nuid": info.nuid,
+            "size": info.size,
+            "chunks": info.chunks,
+            "mtime": info.modified,
+            "digest": f"SHA-256={raw}",
+            "options": {"max_chunk_size": info.chunk_bytes},
+            "metadata": {RUNS: json.dumps(info.runs)},
+        }
+        await jetstream.publish(
+            self._link, self._meta_subject(info.name), json.dumps(meta).encode(), {"Nats-Rollup": "sub"},
+            timeout_s=META_TIMEOUT_S,
+        )  # fmt: skip
+
+    async def _purge(self, nuid: str) -> None:
+        with contextlib.suppress(DmscError):  # orphaned chunks cost space, not correctness
+            await jetstream.call(
+                self._link, f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)}
+            )
+
+    def _chunk_subject(self, nuid: str) -> str:
+        return f"$O.{self._bucket}.C.{nuid}"
+
+    def _meta_subject(self, name: str) -> str:
+        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+async def _even(data: bytes | Path | AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The data in chunks of CHUNK_BYTES, the last one shorter."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        for offset in range(0, len(data), CHUNK_BYTES):
+            yield bytes(data[offset : offset + CHUNK_BYTES])
+        return
+    if isinstance(data, Path):
+        with await asyncio.to_thread(data.open, "rb") as file:
+            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield chunk
+        return
+    rest = bytearray()
+    async for piece in data:
+        rest += piece
+        while len(rest) >= CHUNK_BYTES:
+            yield bytes(rest[:CHUNK_BYTES])
+            del rest[:CHUNK_BYTES]
+    if rest:
+        yield bytes(rest)
+
+
+def _runs(sequences: list[int]) -> tuple[tuple[int, int], ...]:
+    runs: list[tuple[int, int]] = []
+    for sequence in sequences:
+        if runs and sum(runs[-1]) == sequence:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((sequence, 1))
+    return tuple(runs)
+
+
+def _sequence(runs: tuple[tuple[int, int], ...], chunk: int) -> int:
+    for first, count in runs:
+        if chunk < count:
+            return first + chunk
+        chunk -= count
+    return 1
+
+
+def _parse(data: bytes) -> ObjectInfo | None:
+    try:
+        meta: dict[str, Any] = json.loads(data)
+        if meta.get("deleted"):
+            return None
+        runs = json.loads((meta.get("metadata") or {}).get(RUNS, "[]"))
+        return ObjectInfo(
+            name=meta["name"],
+            size=int(meta["size"]),
+            chunks=int(meta["chunks"]),
+            digest=base64.urlsafe_b64decode(str(meta["digest"]).partition("=")[2]).hex(),
+            modified=str(meta.get("mtime", "")),
+            nuid=meta["nuid"],
+            chunk_bytes=int((meta.get("options") or {}).get("max_chunk_size") or CHUNK_BYTES),
+            runs=tuple((int(first), int(count)) for first, count in runs),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

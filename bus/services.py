@@ -1,0 +1,251 @@
+"""Listening and answering: bounded queues and concurrency, each command handled once, drained at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nats.aio.msg import Msg
+
+from bus import codec
+from bus.dead_letters import bury
+from bus.link import Feed, asked_to_end
+from bus.logs import get_logger
+from bus.subjects import Subject
+from schemas.base import Message
+from schemas.envelope import Envelope
+from schemas.errors import BadMessage, DmscError, ErrorReply
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+log = get_logger("bus.services")
+
+Handler = Callable[[Any, Envelope], Awaitable[None]]
+Server = Callable[[Any, Envelope], Awaitable[Message]]
+
+DRAIN_S = 10.0
+"""How long `stop()` waits for what is in flight before it cancels it."""
+REMEMBERED_S = 60.0
+"""How long an answer is kept for a repeated command; commands give up sooner (30 s by default)."""
+REMEMBERED_CALLS = 4_096
+REMEMBERED_BYTES = 32 << 20
+
+
+@dataclass(slots=True)
+class _Remembered:
+    at: float
+    reply: bytes
+
+
+@dataclass(slots=True)
+class Memory:
+    """What was asked and what was answered, by envelope id: so that a repeat runs nothing twice.
+
+    Running calls are never forgotten; answers are, after REMEMBERED_S or when there are too many.
+    """
+
+    running: dict[str, set[str]] = field(default_factory=dict)
+    answered: OrderedDict[str, _Remembered] = field(default_factory=OrderedDict)
+    size: int = 0
+
+    def admit(self, call_id: str, inbox: str, now: float) -> bytes | bool:
+        """True: new, run it. False: runs already, the inbox will get the answer. Bytes: the answer."""
+        known = self.answered.get(call_id)
+        if known is not None and now - known.at <= REMEMBERED_S:
+            return known.reply
+        waiting = self.running.get(call_id)
+        if waiting is not None:
+            waiting.add(inbox)
+            return False
+        self.running[call_id] = {inbox}
+        return True
+
+    def settle(self, call_id: str, reply: bytes | None, now: float) -> set[str]:
+        """The call is over; None means it was cut short and may run again. Returns who waits for it."""
+        inboxes = self.running.pop(call_id, set())
+        if reply is not None:
+            expired = self.answered.pop(call_id, None)
+            self.size += len(reply) - (len(expired.reply) if expired else 0)
+            self.answered[call_id] = _Remembered(now, reply)
+        while self.answered:
+            oldest, entry = next(iter(self.answered.items()))
+            crowded = len(self.answered) > REMEMBERED_CALLS or self.size > REMEMBERED_BYTES
+            if not crowded and now - entry.at <= REMEMBERED_S:
+                break
+            del self.answered[oldest]
+            self.size -= len(entry.reply)
+        return inboxes
+
+
+class Subscription:
+    """A listener on one row. Made by `Bus.subscribe` and `Bus.serve`.
+
+    The client hands over messages one after the other; with `concurrency` above one each runs in a
+    task of its own, and when all slots are taken the rest wait in a queue of `pending_limit` messages.
+    Beyond that the newest are dropped and counted (`dropped`, and `Bus.counters.dropped`).
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        row: Subject,
+        subject: str,
+        *,
+        handler: Handler | None,
+        server: Server | None,
+        concurrency: int,
+        queue_group: str | None,
+        pending_limit: int,
+    ) -> None:
+        self.row = row
+        self.subject = subject
+        self.dropped = 0
+        self._bus = bus
+        self._handler = handler
+        self._server = server
+        self._concurrency = max(1, concurrency)
+        self._slots = asyncio.Semaphore(self._concurrency)
+        self._queue_group = queue_group or ""
+        self._pending_limit = pending_limit
+        self._memory = Memory()
+        self._feed: Feed | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._inline: asyncio.Task[Any] | None = None
+        self._stopped: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._feed = await self._bus.link.subscribe(
+            self.subject,
+            self._on_message,
+            queue=self._queue_group,
+            pending_limit=self._pending_limit,
+            on_drop=self._on_drop,
+        )
+
+    async def stop(self, drain: bool = True) -> None:
+        """Stops listening. With `drain`, what has arrived is handled first; twice is fine.
+
+        Called from one of its own handlers it returns at once: it cannot wait for itself.
+        """
+        if self._stopped is None:
+            self._stopped = asyncio.create_task(self._stop(drain), name=f"stop {self.subject}")
+            self._stopped.add_done_callback(lambda task: task.cancelled() or task.exception())
+        current = asyncio.current_task()
+        if current in self._tasks or (current is not None and current is self._inline):
+            return
+        await asyncio.shield(self._stopped)
+
+    async def _stop(self, drain: bool) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await self._bus.link.unsubscribe(feed, drain_s=DRAIN_S if drain else 0.0)
+        if drain and self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=max(0.0, deadline - time.monotonic()))
+        for task in set(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._bus.forget(self)
+
+    def _on_drop(self) -> None:
+        self._bus.counters.dropped += 1
+        self.dropped += 1
+        if self.dropped == 1:
+            log.warning(
+                "messages dropped: the handler is slower than the sender",
+                subject=self.subject, limit=self._pending_limit, service=self._bus.sender.name,
+            )  # fmt: skip
+
+    # --- one message -------------------------------------------------------------------------------------
+
+    async def _on_message(self, raw: Msg) -> None:
+        try:
+            message, envelope = codec.decode(raw.data, self.row.schema)
+        except BadMessage as error:
+            await bury(self._bus, self.row, raw.subject, raw.data, error)
+            if self._server is not None and raw.reply:
+                await self._reply({raw.reply}, self._encode(error.to_reply(), None))
+            return
+        if self._server is not None:
+            admitted = self._memory.admit(envelope.id, raw.reply, time.monotonic())
+            if admitted is False:
+                return
+            if isinstance(admitted, bytes):
+                await self._reply({raw.reply}, admitted)
+                return
+            work = self._answer
+        else:
+            work = self._handle
+        if self._concurrency == 1:
+            self._inline = asyncio.current_task()
+            await work(message, envelope)
+            return
+        await self._slots.acquire()
+        task = asyncio.create_task(work(message, envelope))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._slots.release()
+        self._tasks.discard(task)
+
+    async def _handle(self, message: Message, envelope: Envelope) -> None:
+        assert self._handler is not None
+        try:
+            await self._handler(message, envelope)
+        except asyncio.CancelledError:
+            if asked_to_end():
+                raise
+            self._bus.counters.handler_errors += 1
+            log.error("handler was cancelled from within", subject=self.subject)
+        except Exception as error:
+            self._bus.counters.handler_errors += 1
+            self._log_failure(error)
+
+    async def _answer(self, message: Message, envelope: Envelope) -> None:
+        assert self._server is not None
+        reply: bytes | None = None
+        try:
+            reply = self._encode(await self._server(message, envelope), envelope.id)
+        except asyncio.CancelledError:
+            if asked_to_end():
+                # Cut short by shutdown: no answer, so that the asker repeats it to whoever takes over.
+                self._memory.settle(envelope.id, None, time.monotonic())
+                raise
+            reply = self._encode(_internal("its work was cancelled"), envelope.id)
+        except DmscError as error:
+            reply = self._encode(error.to_reply(), envelope.id)
+        except Exception as error:
+            self._bus.counters.handler_errors += 1
+            self._log_failure(error)
+            reply = self._encode(_internal("see its log"), envelope.id)
+        await self._reply(self._memory.settle(envelope.id, reply, time.monotonic()), reply)
+
+    def _encode(self, message: Message, cause: str | None) -> bytes:
+        bus = self._bus
+        try:
+            return codec.encode(message, bus.sender_map, bus.next_id(), cause)
+        except BadMessage as error:
+            log.error("answer cannot be sent", subject=self.subject, error=error.text)
+            return codec.encode(_internal(error.text), bus.sender_map, bus.next_id(), cause)
+
+    async def _reply(self, inboxes: set[str], reply: bytes) -> None:
+        for inbox in inboxes:
+            if not inbox:
+                continue
+            # Not sent because the bus is away: the asker repeats, and finds the answer remembered.
+            with contextlib.suppress(DmscError):
+                await self._bus.link.send(inbox, reply)
+
+    def _log_failure(self, error: Exception) -> None:
+        log.error("handler failed", subject=self.subject, service=self._bus.sender.name, exc_info=error)
+
+
+def _internal(text: str) -> ErrorReply:
+    return ErrorReply(code=DmscError.code, text=f"the service failed: {text}")

@@ -1,0 +1,401 @@
+"""The one table of subjects: each bound to its schema, its direction, and its delivery.
+
+No string literal of a subject stands anywhere else. The tap's decoding, the documentation
+(`docs/protocol.md`), and later the authorizer's permissions are derived from this table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from schemas import cluster, data_plane, door, fault, job, policy, registry, signals, step, task_graph
+from schemas import telemetry as tm
+from schemas.base import Message, is_token
+from schemas.envelope import EntityKind as K
+from schemas.errors import Ack, BadMessage
+
+ROOT = "dmsc.v1"
+
+
+class Delivery(StrEnum):
+    """How a subject's messages travel (DESIGN §3)."""
+
+    CORE = "core"  # published, at most once; kept by a stream where `stream` says so
+    REQUEST = "request"  # one answer; repeated by the asker where it must arrive
+    STREAM = "stream"  # appended with a message id and acknowledged by JetStream
+    KEY_VALUE = "key-value"  # the bucket is the truth, a change is only a hint to read it
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One row. `pattern` has `{tokens}`; calling the row with them gives a concrete subject."""
+
+    name: str
+    pattern: str
+    schema: type[Message]
+    senders: frozenset[K]
+    receivers: frozenset[K]
+    delivery: Delivery
+    about: str
+    reply: type[Message] | None = None
+    stream: str | None = None
+    bucket: str | None = None
+    tokens: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", tuple(re.findall(r"\{(\w+)\}", self.pattern)))
+
+    @property
+    def prefix(self) -> str:
+        return f"$KV.{self.bucket}" if self.bucket else ROOT
+
+    def __call__(self, **tokens: str | int) -> str:
+        """The concrete subject; each of the row's tokens must be given and be one token."""
+        for key in self.tokens:
+            if not is_token(str(tokens.get(key, ""))):
+                raise BadMessage(
+                    f"subject {self.name}: {key}={tokens.get(key)!r} is not one token of letters, digits, _ or -"
+                )
+        return f"{self.prefix}.{self.pattern.format(**tokens)}"
+
+    def key(self, **tokens: str | int) -> str:
+        """The key in this row's bucket (the concrete subject without the bucket's prefix)."""
+        return self(**tokens)[len(self.prefix) + 1 :]
+
+    def wildcard(self, **tokens: str | int) -> str:
+        """A subscription for this row; tokens not given match anything."""
+        filled = {key: tokens.get(key, "*") for key in self.tokens}
+        return f"{self.prefix}.{self.pattern.format(**filled)}"
+
+    def matches(self, subject: str) -> dict[str, str] | None:
+        """The tokens of a concrete subject of this row, or None if it is of another row."""
+        mine = f"{self.prefix}.{self.pattern}".split(".")
+        theirs = subject.split(".")
+        if len(mine) != len(theirs):
+            return None
+        found: dict[str, str] = {}
+        for pattern, token in zip(mine, theirs, strict=True):
+            if pattern.startswith("{"):
+                found[pattern[1:-1]] = token
+            elif pattern != token:
+                return None
+        return found
+
+
+SUBJECTS: list[Subject] = []
+"""All rows, in the order of the draft's flow."""
+
+
+def _row(
+    name: str,
+    pattern: str,
+    schema: type[Message],
+    senders: tuple[K, ...],
+    receivers: tuple[K, ...],
+    delivery: Delivery,
+    about: str,
+    *,
+    reply: type[Message] | None = None,
+    stream: str | None = None,
+    bucket: str | None = None,
+) -> Subject:
+    row = Subject(
+        name, pattern, schema, frozenset(senders), frozenset(receivers), delivery, about, reply, stream, bucket
+    )
+    SUBJECTS.append(row)
+    return row
+
+
+SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT = (
+    (K.SERVICE_REGISTRY,),
+    (K.GATEWAY,),
+    (K.AUTHORIZER,),
+    (K.ROUTER,),
+    (K.ORCHESTRATOR,),
+    (K.CLUSTER,),
+    (K.INSTANCE,),
+    (K.FUNCTIONAL_MODULE,),
+    (K.CLIENT,),
+)
+ALL = tuple(K)
+CORE, REQUEST, STREAM, KV = Delivery.CORE, Delivery.REQUEST, Delivery.STREAM, Delivery.KEY_VALUE
+
+# --- the five signals (draft §4.3) ---------------------------------------------------------------------
+REGISTRATION = _row(
+    "registration", "signal.registration.{sid}", signals.Registration, MI + MG + SR + MIC + AAM + SMO + FM, SRD,
+    REQUEST, "Type 1: a service registers or updates its record", reply=signals.RegistrationLease,
+)  # fmt: skip
+ADVERTISEMENT = _row(
+    "advertisement", "signal.advertisement", signals.RouteAdvertisement, SRD, SR + MG + SMO + FM,
+    CORE, "Type 2: reachable instances; deltas at once, full state periodically", stream="SIGNALS",
+)  # fmt: skip
+ACCESS = _row(
+    "access", "signal.access.{gateway}", signals.AccessRequest, MG, AAM,
+    REQUEST, "Type 3: may this bearer do that?", reply=signals.AccessDecision,
+)  # fmt: skip
+COMPUTE = _row(
+    "compute", "signal.compute.{cluster}", signals.ComputeNotification, SR, MG + FM,
+    CORE, "Type 4: load, heterogeneity and latency of a cluster's instances", stream="SIGNALS",
+)  # fmt: skip
+QOS_REPORT = _row(
+    "qos report", "signal.qos.report.{sid}", signals.QosReport, MG + SR, SMO + FM,
+    CORE, "Type 5 up: a cluster's throughput, latency, errors", stream="SIGNALS",
+)  # fmt: skip
+QOS_POLICY = _row(
+    "qos policy", "signal.qos.policy.{sid}", signals.CommunicationPolicy, SMO, MG + SR,
+    REQUEST, "Type 5 down: how a job's traffic is to flow", reply=Ack,
+)  # fmt: skip
+
+# --- registry --------------------------------------------------------------------------------------------
+HEARTBEAT = _row(
+    "heartbeat", "registry.heartbeat.{sid}", registry.Heartbeat, ALL, SRD, CORE, "alive, once a second",
+)  # fmt: skip
+STATE_CHANGE = _row(
+    "state change", "registry.state.{sid}", registry.StateChange, MI + MIC + MG + SR + FM, SRD,
+    REQUEST, "an incarnation's state moved", reply=Ack,
+)  # fmt: skip
+RESOLVE = _row(
+    "resolve", "registry.resolve", registry.Resolve, ALL, SRD,
+    REQUEST, "discovery by content; without filters: a snapshot", reply=registry.Resolved,
+)  # fmt: skip
+RELEASE_JOB = _row(
+    "release job", "registry.release", registry.ReleaseJob, SMO, SRD,
+    REQUEST, "§4.4(6): forget a job's records, routes and ports", reply=Ack,
+)  # fmt: skip
+REGISTRY_RECORD = _row(
+    "registry record", "{sid}", registry.ServiceRecord, SRD, ALL, KV, "the registry's records", bucket="registry",
+)  # fmt: skip
+
+# --- mesh: MG, SR and MIC with the SMO ---------------------------------------------------------------------
+MESH_REGISTRATION = _row(
+    "mesh registration", "mesh.registration.{sid}", signals.NodeRegistration, MG + SR, SMO,
+    REQUEST, "§4.4(1): MG and SR register with the orchestrator", reply=Ack,
+)  # fmt: skip
+NODE_STATUS = _row(
+    "node status", "mesh.node.{sid}", cluster.NodeStatus, MIC, SMO,
+    REQUEST, "a node agent registers its slots, and repeats it when they change", reply=Ack,
+)  # fmt: skip
+TERMINATION = _row(
+    "termination", "mesh.termination.{job}.{sid}", signals.TerminationReport, MG + SR, SMO + SRD,
+    CORE, "§4.4(6): a job's communication has ended here", stream="SIGNALS",
+)  # fmt: skip
+ROUTE_TABLE = _row(
+    "route table", "{job}.{cluster}.{stage}", data_plane.RouteTable, SR, MI, KV,
+    "weighted next hops of one stage for the senders of one cluster", bucket="routes",
+)  # fmt: skip
+
+# --- node agents (MIC) ------------------------------------------------------------------------------------
+START_INSTANCE = _row(
+    "start instance", "cluster.{agent}.start", cluster.InstanceStart, SMO, MIC,
+    REQUEST, "start a unit in a slot", reply=cluster.InstanceStarted,
+)  # fmt: skip
+STOP_INSTANCE = _row(
+    "stop instance", "cluster.{agent}.stop", cluster.InstanceStop, SMO, MIC, REQUEST, "end an incarnation", reply=Ack,
+)  # fmt: skip
+JUDGE = _row(
+    "judge", "cluster.{agent}.judge", cluster.Judge, SMO, MIC,
+    REQUEST, "§5.5: how is this instance, how far does the fault reach?", reply=cluster.Judgement,
+)  # fmt: skip
+ANALYSE = _row(
+    "analyse", "cluster.{agent}.analyse", cluster.Analyse, SMO, MIC,
+    REQUEST, "§5.3: analyse a job's model in a short-lived worker", reply=Ack,
+)  # fmt: skip
+FORGET_TOPOLOGY = _row(
+    "forget topology", "cluster.{agent}.forget", cluster.ForgetTopology, SMO, MIC,
+    REQUEST, "§4.4(6): drop a job's topology", reply=task_graph.TopologyReleased,
+)  # fmt: skip
+WRITE_SAMPLE = _row(
+    "write sample", "cluster.{agent}.sample", cluster.WriteSample, SMO, MIC,
+    REQUEST, "let the trained model write a short text", reply=Ack,
+)  # fmt: skip
+TOPOLOGY = _row(
+    "topology", "topology.model.{job}", task_graph.ModelTopology, MIC, SMO,
+    REQUEST, "§5.3: the analysed layer graph", reply=Ack,
+)  # fmt: skip
+ANALYSIS_FAILED = _row(
+    "analysis failed", "topology.failed.{job}", cluster.AnalysisFailed, MIC, SMO,
+    REQUEST, "the job can't be trained as written", reply=Ack,
+)  # fmt: skip
+SAMPLE_WRITTEN = _row(
+    "sample written", "topology.sample.{job}", cluster.SampleWritten, MIC, SMO,
+    REQUEST, "what the trained model wrote", reply=Ack,
+)  # fmt: skip
+
+# --- the step transaction -----------------------------------------------------------------------------------
+STEP_BEGIN = _row(
+    "step begin", "step.begin.{job}.{gateway}", step.StepBegin, SMO, MG,
+    REQUEST, "dispatch these microbatches", reply=Ack,
+)  # fmt: skip
+STEP_DISPATCH = _row(
+    "step dispatch", "step.dispatch.{job}.{sid}", step.MicrobatchDispatch, MG, MI,
+    REQUEST, "produce these microbatches and send them on", reply=Ack,
+)  # fmt: skip
+STEP_CLAIM = _row(
+    "step claim", "step.claim.{job}.{sid}", step.MicrobatchClaim, MI, SMO + MG + FM,
+    CORE, "this microbatch is in my sum", stream="STEPS",
+)  # fmt: skip
+STEP_STATUS = _row(
+    "step status", "step.status.{job}.{sid}", step.StepStatus, SMO, MI,
+    REQUEST, "what do you hold of this step?", reply=step.StepStatusReply,
+)  # fmt: skip
+GROUP_FORM = _row(
+    "group form", "step.group.{job}.{sid}", step.GroupForm, SMO, MI,
+    REQUEST, "build the reduction group of this generation", reply=step.GroupFormed,
+)  # fmt: skip
+STEP_PREPARE = _row(
+    "step prepare", "step.prepare.{job}.{sid}", step.StepPrepare, SMO, MI,
+    REQUEST, "all-reduce and vote", reply=step.StepVote,
+)  # fmt: skip
+STEP_DECISION = _row(
+    "step decision", "{job}", step.StepDecision, SMO, SMO, KV, "the commit point", bucket="steps",
+)  # fmt: skip
+STEP_COMMIT = _row(
+    "step commit", "step.commit.{job}.{sid}", step.StepCommit, SMO, MI,
+    REQUEST, "apply the decision", reply=step.StepApplied,
+)  # fmt: skip
+STEP_ABORT = _row(
+    "step abort", "step.abort.{job}.{sid}", step.StepAbort, SMO, MI,
+    REQUEST, "forget this step below this attempt", reply=step.StepAborted,
+)  # fmt: skip
+STATE_SEND = _row(
+    "state send", "state.send.{job}.{sid}", step.StateSend, SMO, MI,
+    REQUEST, "stream your state to a newcomer", reply=step.StateReady,
+)  # fmt: skip
+STATE_WAIT = _row(
+    "state wait", "state.wait.{job}.{sid}", step.StateWait, SMO, MI,
+    REQUEST, "answer once you hold this version", reply=step.StateReady,
+)  # fmt: skip
+STATE_RESTORE = _row(
+    "state restore", "state.restore.{job}.{sid}", step.StateRestore, SMO, MI,
+    REQUEST, "take this version from a checkpoint or the seed", reply=step.StateReady,
+)  # fmt: skip
+CHECKPOINT = _row(
+    "checkpoint", "state.checkpoint.{job}.{sid}", step.CheckpointOrder, SMO, MI,
+    REQUEST, "write your state", reply=step.Exported,
+)  # fmt: skip
+EXPORT = _row(
+    "export", "state.export.{job}.{sid}", step.ExportOrder, SMO, MI,
+    REQUEST, "write your weights", reply=step.Exported,
+)  # fmt: skip
+
+# --- data plane ---------------------------------------------------------------------------------------------
+NOTICE = _row(
+    "notice", "data.notice.{job}.{sid}", data_plane.MicrobatchNotice, MI, MI + FM,
+    CORE, "a hop: these tensors wait for you; repeated until answered", stream="STEPS",
+)  # fmt: skip
+NOTICE_ANSWER = _row(
+    "notice answer", "data.answer.{job}.{sid}", data_plane.NoticeAnswer, MI, MI, CORE, "accepted, held, stale, later",
+)  # fmt: skip
+
+# --- telemetry, policies, faults ------------------------------------------------------------------------------
+INSTANCE_SAMPLE = _row(
+    "instance sample", "telemetry.instance.{job}.{sid}", tm.InstanceSample, MI, SR + MG + FM,
+    CORE, "an instance's load and speed", stream="TELEMETRY",
+)  # fmt: skip
+NODE_SAMPLE = _row(
+    "node sample", "telemetry.node.{agent}", tm.NodeSample, MIC, SR + MG + SMO + FM,
+    CORE, "a node's load", stream="TELEMETRY",
+)  # fmt: skip
+SUGGESTION = _row(
+    "policy suggestion", "policy.suggestion.{module}", policy.PolicySuggestion, FM, SMO,
+    CORE, "what a functional module would do", stream="POLICIES",
+)  # fmt: skip
+POLICY_DECISION = _row(
+    "policy decision", "policy.decision.{module}", policy.PolicyDecision, SMO, FM + CLIENT,
+    CORE, "adopted or declined, and why", stream="POLICIES",
+)  # fmt: skip
+MODULE_LIFECYCLE = _row(
+    "module lifecycle", "policy.lifecycle.{module}", policy.ModuleLifecycle, FM, SMO,
+    REQUEST, "a functional module's state and version", reply=Ack,
+)  # fmt: skip
+LINK_FAULT = _row(
+    "link fault", "fault.link.{cluster}", fault.LinkFault, MI, SR, CORE, "a neighbour's link broke", stream="FAULTS",
+)  # fmt: skip
+FAULT_REPORT = _row(
+    "fault report", "fault.report.{sid}", fault.FaultReport, MG + SR, SMO,
+    REQUEST, "§4.4(5): an abnormal state", reply=Ack,
+)  # fmt: skip
+FAULT_VERDICT = _row(
+    "fault verdict", "fault.verdict.{sid}", fault.FaultVerdict, SMO, ALL,
+    CORE, "what it was and what is done", stream="FAULTS",
+)  # fmt: skip
+LOG = _row("log", "log.{sid}", tm.LogLine, ALL, CLIENT, CORE, "structured log lines", stream="LOGS")
+DEAD_LETTER = _row(
+    "dead letter", "dead_letter.{sid}", tm.DeadLetter, ALL, CLIENT, CORE, "unusable messages", stream="DEAD_LETTERS",
+)  # fmt: skip
+
+# --- jobs and the outer door ------------------------------------------------------------------------------------
+DOOR = _row(
+    "door", "door.{action}", door.DoorRequest, CLIENT, MG,
+    REQUEST, "a client's request at any gateway (queue group)", reply=door.JobList,
+)  # fmt: skip
+SUBMIT = _row("submit", "job.command.submit", door.SubmitJob, MG, SMO, REQUEST, "queue a job", reply=job.JobRecord)
+CANCEL = _row("cancel", "job.command.cancel", door.CancelJob, MG, SMO, REQUEST, "end a job", reply=job.JobRecord)
+QUERY = _row("query", "job.command.query", door.JobQuery, MG, SMO, REQUEST, "jobs and records", reply=door.JobList)
+MESH_QUERY = _row(
+    "mesh query", "mesh.query", door.MeshQuery, MG, SMO, REQUEST, "the mesh at a glance", reply=door.MeshStatus,
+)  # fmt: skip
+JOB_RECORD = _row("job record", "{job}", job.JobRecord, SMO, ALL, KV, "the orchestrator's jobs", bucket="jobs")
+JOB_EVENT = _row(
+    "job event", "job.event.{job}", job.JobEvent, SMO, ALL, STREAM, "what happened to a job, in order", stream="JOBS",
+)  # fmt: skip
+
+
+def lookup(subject: str) -> tuple[Subject, dict[str, str]] | None:
+    """The row of a concrete subject and its tokens; None for subjects that are not ours."""
+    for row in _candidates(subject):
+        tokens = row.matches(subject)
+        if tokens is not None:
+            return row, tokens
+    return None
+
+
+def _candidates(subject: str) -> list[Subject]:
+    if subject.startswith("$KV."):
+        bucket = subject.split(".", 2)[1]
+        return [row for row in SUBJECTS if row.bucket == bucket]
+    return [row for row in SUBJECTS if row.bucket is None]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A stream's subjects and bounds. `acknowledged` is off where core traffic is merely recorded:
+    JetStream would otherwise answer into the reply inbox of whoever published."""
+
+    name: str
+    subjects: tuple[str, ...]
+    max_bytes: int
+    max_age_s: float = 0.0
+    acknowledged: bool = False
+
+
+def _streams() -> tuple[StreamSpec, ...]:
+    bounds = {  # bytes and seconds; a day of a busy mesh of tens of instances
+        "JOBS": (256 << 20, 0.0),
+        "SIGNALS": (64 << 20, 86_400.0),
+        "STEPS": (128 << 20, 86_400.0),
+        "TELEMETRY": (128 << 20, 86_400.0),
+        "POLICIES": (64 << 20, 0.0),
+        "FAULTS": (64 << 20, 0.0),
+        "LOGS": (64 << 20, 86_400.0),
+        "DEAD_LETTERS": (16 << 20, 86_400.0),
+    }
+    specs = []
+    for name, (size, age) in bounds.items():
+        rows = [row for row in SUBJECTS if row.stream == name]
+        specs.append(
+            StreamSpec(
+                name,
+                tuple(row.wildcard() for row in rows),
+                size,
+                age,
+                acknowledged=any(row.delivery is Delivery.STREAM for row in rows),
+            )
+        )
+    return tuple(specs)
+
+
+STREAMS = _streams()
+BUCKETS = tuple(sorted({row.bucket for row in SUBJECTS if row.bucket}))

@@ -1,0 +1,138 @@
+"""Filters of the tap: `field=value` on any field of an envelope or its body, by dotted names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from bus.subjects import Subject
+from schemas.base import Message
+from schemas.envelope import Envelope
+from schemas.errors import BadInput
+
+_expression = re.compile(r"^([A-Za-z_][\w.-]*)(!=|>=|<=|=|>|<)(.*)$")
+_order: dict[str, Callable[[float, float], bool]] = {
+    ">": lambda left, right: left > right,
+    "<": lambda left, right: left < right,
+    ">=": lambda left, right: left >= right,
+    "<=": lambda left, right: left <= right,
+}
+HIDDEN = "(hidden)"
+"""Stands in for fields that a schema keeps out of its repr: bearer tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One condition. A message without the field never meets it.
+
+    `step=3`, `sender.name=gateway-*`, `body.owner.sid!=a`, `loss>2.5`, `entries.sid=x` (any element).
+    """
+
+    path: tuple[str, ...]
+    operator: str
+    value: str
+
+    @classmethod
+    def parse(cls, text: str) -> Filter:
+        """
+        Raises:
+            BadInput: not `field=value`, or a comparison with something that is no number.
+        """
+        found = _expression.match(text.strip())
+        if found is None:
+            raise BadInput(
+                f"{text!r} is not a filter: write field=value, as in step=3 or sender.name=gateway-a"
+            )
+        field, operator, value = found.groups()
+        if operator in _order and _number(value) is None:
+            raise BadInput(f"filter {text!r}: {operator} needs a number behind it")
+        return cls(tuple(field.split(".")), operator, value.strip())
+
+    def check(self, rows: Iterable[Subject]) -> None:
+        """
+        Raises:
+            BadInput: no message of these rows has such a field; the text names a close one.
+        """
+        known = {"body", "subject", "row", *Envelope.model_fields}
+        for row in rows:
+            known |= {*row.tokens, *row.schema.model_fields}
+            if row.reply is not None:
+                known |= set(row.reply.model_fields)
+        if self.path[0] in known:
+            return
+        close = difflib.get_close_matches(self.path[0], sorted(known), n=3, cutoff=0.5)
+        advice = f"close ones: {', '.join(close)}" if close else "see docs/protocol.md for the fields"
+        raise BadInput(f"no message here has a field {self.path[0]!r}; {advice}")
+
+    def meets(self, tree: dict[str, Any]) -> bool:
+        """Whether a message, as `tree_of` gives it, meets the condition."""
+        found = list(_find(tree.get("body") or {}, self.path)) or list(_find(tree, self.path))
+        if self.operator == "!=":
+            return bool(found) and not any(self._equal(value) for value in found)
+        return any(self._compare(value) for value in found)
+
+    def _compare(self, value: Any) -> bool:
+        if self.operator == "=":
+            return self._equal(value)
+        number = _number(value)
+        return number is not None and _order[self.operator](number, float(self.value))
+
+    def _equal(self, value: Any) -> bool:
+        if isinstance(value, bool) or value is None:
+            return self.value.lower() in (
+                {"true", "1"} if value else {"false", "0"} if value is False else {"none"}
+            )
+        number, wanted = _number(value), _number(self.value)
+        if number is not None and wanted is not None:
+            return number == wanted
+        return fnmatchcase(str(value), self.value)
+
+
+def tree_of(
+    subject: str,
+    row: Subject | None,
+    tokens: dict[str, str],
+    envelope: Envelope | None,
+    message: Message | None,
+) -> dict[str, Any]:
+    """All that a filter can name, as plain values."""
+    tree: dict[str, Any] = {"subject": subject, "row": "" if row is None else row.name, **tokens}
+    if envelope is not None:
+        tree |= envelope.model_dump(mode="python", exclude={"body"})
+        body = envelope.body if message is None else message.model_dump(mode="python")
+        tree["body"] = body | {name: HIDDEN for name in secrets(row) if name in body}
+    return tree
+
+
+def secrets(row: Subject | None) -> list[str]:
+    """Fields of a row's schema that must not be shown: bearer tokens."""
+    return [] if row is None else [name for name, field in row.schema.model_fields.items() if not field.repr]
+
+
+def _find(tree: Any, path: tuple[str, ...]) -> Iterator[Any]:
+    """The values at a path; through a list: of each element, or of the one with that number."""
+    if not path:
+        yield from tree if isinstance(tree, list | tuple) else [tree]
+    elif isinstance(tree, dict):
+        if path[0] in tree:
+            yield from _find(tree[path[0]], path[1:])
+    elif isinstance(tree, list | tuple):
+        if path[0].isdigit():
+            if int(path[0]) < len(tree):
+                yield from _find(tree[int(path[0])], path[1:])
+        else:
+            for element in tree:
+                yield from _find(element, path)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float):
+        return float(value)
+    try:
+        return float(value) if isinstance(value, str) else None
+    except ValueError:
+        return None

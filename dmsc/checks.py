@@ -1,0 +1,195 @@
+"""What `dmsc doctor` looks at: one check per function, each says ✓ or ✗ and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bus import subjects
+from bus.connection import Bus
+from dmsc import ports
+from dmsc.client import AsyncClient
+from dmsc.settings import BusAddress, find_bus
+from dmsc.state_folder import StateFolder
+from schemas.cluster import NodeStatus
+from schemas.door import MeshStatus
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import DmscError
+from schemas.registry import Heartbeat
+
+MIN_SERVER = (2, 11)
+"""The first server with expiry markers of key-value entries."""
+MAX_SKEW_S = 1.0
+MIN_FREE_BYTES = 2 << 30
+
+_listen_s = 1.5  # heartbeats come once a second
+_connect_s = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check. `remedy` is for those that are not `ok`."""
+
+    name: str
+    ok: bool
+    text: str
+    remedy: str = ""
+
+
+async def examine(state: StateFolder, servers: str | None, bus_token: str | None) -> list[Finding]:
+    """All checks, in the order in which one would look; those that need a mesh are left out without one."""
+    found = [await _torch(), _disk(state)]
+    try:
+        address = find_bus(servers, bus_token, state.path)
+    except DmscError as error:
+        found.append(Finding("mesh", False, error.text, "start one with `dmsc up`, or name one with --bus"))
+        return [*found, *_default_ports()]
+    info = await _server(address, found)
+    if info is None:
+        return found
+    try:
+        async with Bus.connect(
+            address.servers, name="doctor", kind=EntityKind.CLIENT, token=address.token
+        ) as bus:
+            found.append(Finding("bus token", True, "accepted"))
+            found.append(await _clocks(bus))
+    except DmscError as error:
+        found.append(
+            Finding(
+                "bus token", False, error.text, "take the one of the mesh: STATE/bus_token, or --bus-token"
+            )
+        )
+        return found
+    found += await _gateways(state)
+    return found
+
+
+async def _torch() -> Finding:
+    """In a process of its own, as instances are: this one stays small."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import torch; print(torch.__version__, torch.cuda.device_count())",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    if process.returncode == 0:
+        version, devices = out.decode().split()
+        return Finding("torch", True, f"{version}, {devices} CUDA device(s)")
+    reason = (err.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+    return Finding(
+        "torch", False, reason, f"install it for this interpreter: {sys.executable} -m pip install torch"
+    )
+
+
+def _disk(state: StateFolder) -> Finding:
+    place = next((each for each in (state.path, *state.path.parents) if each.exists()), Path("/"))
+    free = shutil.disk_usage(place).free
+    text = f"{free / 2**30:.1f} GiB free at {place}"
+    return Finding("disk", free >= MIN_FREE_BYTES, text, "make room, or put the state elsewhere with --state")
+
+
+def _default_ports() -> list[Finding]:
+    found = []
+    for name, port in (("bus port", 4222), ("gateway port", 8080)):
+        free = ports.is_free("127.0.0.1", port)
+        remedy = "`dmsc up` takes a free one by itself"
+        found.append(Finding(name, free, f"{port} is {'free' if free else 'taken'}", remedy))
+    return found
+
+
+async def _server(address: BusAddress, found: list[Finding]) -> dict[str, Any] | None:
+    """The server's own greeting: it comes before any token is asked for."""
+    for url in address.servers:
+        where = urlsplit(url if "//" in url else f"nats://{url}")
+        host, port = where.hostname or "127.0.0.1", where.port or 4222
+        try:
+            async with asyncio.timeout(_connect_s):
+                reader, writer = await asyncio.open_connection(host, port)
+                line = await reader.readline()
+                writer.close()
+            info: dict[str, Any] = json.loads(line.removeprefix(b"INFO "))
+        except (OSError, TimeoutError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            found.append(
+                Finding("server", False, f"{url}: {reason}", "is it up, and the port open to this machine?")
+            )
+            continue
+        version = tuple(
+            int(part) for part in str(info.get("version", "0.0")).split(".")[:2] if part.isdigit()
+        )
+        recent = version >= MIN_SERVER
+        newer = f"install nats-server {MIN_SERVER[0]}.{MIN_SERVER[1]} or newer"
+        found.append(Finding("server", recent, f"{url}: nats-server {info.get('version')}", newer))
+        jetstream = bool(info.get("jetstream"))
+        text = "on" if jetstream else "off"
+        found.append(
+            Finding("jetstream", jetstream, text, "start the server with -js, or `jetstream {}` in its file")
+        )
+        return info
+    return None
+
+
+async def _clocks(bus: Bus) -> Finding:
+    """Heartbeats carry their sender's clock; the least delay seen is closest to the difference."""
+    skews: dict[str, float] = {}
+
+    async def heard(message: Heartbeat, envelope: Envelope) -> None:
+        skew = time.time() - envelope.sent_at
+        best = skews.get(envelope.sender.name)
+        skews[envelope.sender.name] = skew if best is None or abs(skew) < abs(best) else best
+
+    subscription = await bus.subscribe(subjects.HEARTBEAT, heard)
+    await asyncio.sleep(_listen_s)
+    await subscription.stop()
+    if not skews:
+        return Finding(
+            "clocks", False, "no service says that it lives", "is anything but the server up? `dmsc status`"
+        )
+    worst = max(skews, key=lambda name: abs(skews[name]))
+    text = f"{len(skews)} services, at most {abs(skews[worst]) * 1000:.0f} ms apart ({worst})"
+    return Finding(
+        "clocks", abs(skews[worst]) <= MAX_SKEW_S, text, f"set the clock of {worst}'s machine (NTP)"
+    )
+
+
+async def _gateways(state: StateFolder) -> list[Finding]:
+    try:
+        async with AsyncClient(state=state.path, timeout_s=5.0) as client:
+            mesh = await client.mesh()
+    except DmscError as error:
+        return [Finding("gateway", False, error.text, "name it with DMSC_GATEWAY and DMSC_TOKEN")]
+    found = [Finding("gateway", True, f"{len(mesh.services)} services, {len(mesh.nodes)} nodes")]
+    found += _versions(mesh)
+    found += await asyncio.gather(*(_tensor_address(node) for node in mesh.nodes))
+    return found
+
+
+def _versions(mesh: MeshStatus) -> list[Finding]:
+    torches = {node.torch_version for node in mesh.nodes if node.torch_version}
+    remedy = "install the same torch on all nodes: bits differ between versions"
+    return [
+        Finding("versions", len(torches) <= 1, f"torch {', '.join(sorted(torches)) or 'unknown'}", remedy)
+    ]
+
+
+async def _tensor_address(node: NodeStatus) -> Finding:
+    """Can this machine reach that node's address? A refused connection is an answer; silence is a wall."""
+    name = f"tensors {node.cluster}/{node.node}"
+    remedy = "let peers through its firewall: join with --address and --ports LO-HI, and open that range"
+    try:
+        async with asyncio.timeout(_connect_s):
+            _, writer = await asyncio.open_connection(node.address, 9)
+            writer.close()
+    except ConnectionRefusedError:
+        pass
+    except TimeoutError:
+        return Finding(name, False, f"{node.address} does not answer within {_connect_s:.0f} s", remedy)
+    except OSError as error:
+        return Finding(name, False, f"{node.address}: {error.strerror or error}", remedy)
+    return Finding(name, True, f"{node.address} answers")

@@ -1,0 +1,82 @@
+"""The command line. Each command lives in `dmsc.commands`; this file only puts them together.
+
+Heavy libraries (nats, httpx, rich, FastAPI) are imported by the commands that need them, when they run.
+"""
+
+from __future__ import annotations
+
+import sys
+from asyncio import CancelledError
+from typing import Annotated
+
+import typer
+
+from dmsc import __version__
+from dmsc.commands import demo, doctor, jobs, logs, policy, run, tap, train, up
+
+EPILOG = (
+    "Exit codes: 0 done, 1 the job failed or an error, 2 bad input or usage, 3 unreachable, 4 refused,"
+    " 130 Ctrl-C. DMSC_DEBUG=1 shows tracebacks."
+)
+
+app = typer.Typer(
+    name="dmsc",
+    help="Train large models as microservices on a bus. First: `dmsc up`, then `dmsc train FILE.yaml`.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dmsc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+_mesh, _jobs, _watch, _parts = "Mesh", "Jobs", "Watch", "Parts"
+
+app.command(rich_help_panel=_mesh)(up.up)
+app.command(rich_help_panel=_mesh)(up.down)
+app.command(rich_help_panel=_mesh)(demo.demo)
+app.command(rich_help_panel=_mesh)(doctor.doctor)
+app.command(rich_help_panel=_jobs)(train.train)
+app.command(rich_help_panel=_jobs)(train.attach)
+app.command(rich_help_panel=_jobs)(jobs.jobs)
+app.command(rich_help_panel=_jobs)(jobs.cancel)
+app.command(rich_help_panel=_watch)(jobs.status)
+app.command(rich_help_panel=_watch)(logs.logs)
+app.command(rich_help_panel=_watch)(tap.tap)
+app.command(rich_help_panel=_parts)(run.join)
+app.command(rich_help_panel=_parts)(run.run)
+app.add_typer(policy.app, name="policy", rich_help_panel=_parts)
+
+
+@app.command(rich_help_panel=_mesh)
+def version() -> None:
+    """Print the version.
+
+    Example: dmsc version
+    """
+    _show_version(True)
+
+
+def main() -> None:
+    """Entry point of the `dmsc` script."""
+    try:
+        app()
+    except (Exception, CancelledError) as error:
+        from dmsc.exit_codes import ExitCode
+        from dmsc.running import report
+
+        sys.exit(ExitCode.INTERRUPTED if isinstance(error, CancelledError) else report(error))

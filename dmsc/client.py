@@ -1,0 +1,246 @@
+"""The client of a mesh's outer door: submit jobs, follow them, fetch weights. Sync and async.
+
+    from dmsc import Client
+    with Client() as client:                       # the mesh of ./.dmsc, or $DMSC_GATEWAY and $DMSC_TOKEN
+        job = client.submit("examples/stdlib-gpt.yaml")
+        print(client.wait(job.job).loss_last)
+
+Every method raises the errors of `schemas.errors`: `Refused`, `NotFound`, `BadInput`, `Unavailable`…
+A gateway that does not answer is passed over for the next one, if the mesh has several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import httpx
+
+from dmsc import door
+from dmsc.loop_thread import LoopThread
+from dmsc.settings import find_gateway
+from dmsc.sse import EventParser
+from schemas.door import MeshStatus
+from schemas.errors import Unavailable
+from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
+
+Job = str | Path | Mapping[str, Any] | JobSpec
+"""A job: a file's path, a mapping, or the model itself."""
+
+_chunk = 1 << 20
+_first_pause_s, _longest_pause_s = 0.2, 2.0
+
+
+class AsyncClient:
+    """Talks to a mesh's gateways from a coroutine; use it with `async with`.
+
+    Args:
+        url: one gateway or several; default: `$DMSC_GATEWAY`, then the mesh of the state folder.
+        token: the user's token; default: `$DMSC_TOKEN`, then the state folder's.
+        state: the state folder to look into; default: `$DMSC_STATE` or `.dmsc`.
+        timeout_s: how long one request may take.
+        patience_s: how long a broken event stream is reconnected before `Unavailable` is raised.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        token: str | None = None,
+        state: Path | None = None,
+        timeout_s: float = 10.0,
+        patience_s: float = 30.0,
+    ) -> None:
+        address = find_gateway(url, token, state)
+        self._urls = [each.rstrip("/") for each in address.urls]
+        self._patience_s = patience_s
+        self._http = httpx.AsyncClient(headers=door.headers(address.token), timeout=door.timeout(timeout_s))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def submit(self, job: Job) -> JobRecord:
+        """Queue a job; returns its record with the id that it was given."""
+        return JobRecord.model_validate(await self._ask("POST", "/v1/jobs", door.as_spec(job)))
+
+    async def jobs(self) -> list[JobRecord]:
+        """All jobs of the mesh, oldest first."""
+        return door.as_records(await self._ask("GET", "/v1/jobs"))
+
+    async def job(self, job: str) -> JobRecord:
+        """One job's record. Raises `NotFound`."""
+        return JobRecord.model_validate(await self._ask("GET", f"/v1/jobs/{job}"))
+
+    async def cancel(self, job: str) -> JobRecord:
+        """Ask for the end of a job; it is told, and cleaned up after."""
+        return JobRecord.model_validate(await self._ask("POST", f"/v1/jobs/{job}/cancel"))
+
+    async def mesh(self) -> MeshStatus:
+        """Services, nodes and jobs at a glance."""
+        return MeshStatus.model_validate(await self._ask("GET", "/v1/mesh"))
+
+    async def weights(self, job: str) -> WeightsManifest:
+        """The manifest of a finished job's weights. Raises `NotFound` before that."""
+        return WeightsManifest.model_validate(await self._ask("GET", f"/v1/jobs/{job}/weights"))
+
+    async def events(self, job: str, *, start: int = 1) -> AsyncIterator[JobEvent]:
+        """What happened to a job from stream position `start`, then live, until it has ended.
+
+        Reconnects by itself (also to another gateway) where it left off; each event comes once.
+        """
+        last, pause_s, broken_since = start - 1, _first_pause_s, None
+        while True:
+            url, position = f"{self._urls[0]}/v1/jobs/{job}/events", door.position(last)
+            try:
+                async with self._http.stream("GET", url, timeout=door.STREAM_TIMEOUT, **position) as response:
+                    if response.is_error:
+                        await response.aread()
+                    door.raise_for(response)
+                    parser = EventParser()
+                    async for line in response.aiter_lines():
+                        found = door.next_event(parser, line, last)
+                        if found is None:
+                            continue
+                        last, event = found
+                        pause_s, broken_since = _first_pause_s, None
+                        yield event
+                        if event.kind == "state" and event.state in ENDED:
+                            return
+            except (httpx.TransportError, Unavailable) as error:
+                broken_since = broken_since or time.monotonic()
+                self._pass_over()
+                if time.monotonic() - broken_since > self._patience_s:
+                    raise door.unreachable(self._urls, error) from error
+            else:
+                if last >= start and (await self.job(job)).state in ENDED:
+                    return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _longest_pause_s)
+
+    async def wait(self, job: str) -> JobRecord:
+        """Until the job has ended; its last record. A failed job is not an error here: see `state`."""
+        async for _ in self.events(job):
+            pass
+        return await self.job(job)
+
+    async def download_weights(self, job: str, folder: Path) -> WeightsManifest:
+        """Fetch the safetensors shards and their index (Hugging Face layout) into `folder`."""
+        manifest = await self.weights(job)
+        for shard in manifest.shards:
+            target = door.shard_path(folder, shard)
+            with door.partial_file(target) as partial:
+                try:
+                    await self._fetch(f"/v1/jobs/{job}/weights/{shard}", partial)
+                except httpx.TransportError as error:
+                    raise door.unreachable(self._urls, error) from error
+        door.write_index(folder, manifest)
+        return manifest
+
+    async def _fetch(self, path: str, file: BinaryIO) -> None:
+        async with self._http.stream("GET", self._urls[0] + path, timeout=door.STREAM_TIMEOUT) as response:
+            if response.is_error:
+                await response.aread()
+            door.raise_for(response)
+            async for chunk in response.aiter_bytes(_chunk):
+                file.write(chunk)
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        """One request at the first gateway that answers; JSON in and out."""
+        failure: Exception | None = None
+        for _ in range(len(self._urls)):
+            try:
+                response = await self._http.request(method, self._urls[0] + path, json=body)
+            except httpx.TransportError as error:
+                failure = error
+                if not door.may_repeat(method, error):
+                    break
+                self._pass_over()
+                continue
+            door.raise_for(response)
+            return response.json()
+        assert failure is not None
+        raise door.unreachable(self._urls, failure) from failure
+
+    def _pass_over(self) -> None:
+        self._urls.append(self._urls.pop(0))
+
+
+class Client:
+    """The same for scripts and notebooks, without `await`; also inside a running event loop (Jupyter).
+
+    It runs an `AsyncClient` on a thread of its own. Arguments as there; use it with `with`, or `close()` it.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        token: str | None = None,
+        state: Path | None = None,
+        timeout_s: float = 10.0,
+        patience_s: float = 30.0,
+    ) -> None:
+        self._client = AsyncClient(url, token=token, state=state, timeout_s=timeout_s, patience_s=patience_s)
+        self._runner = LoopThread()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Twice is fine."""
+        if self._runner.running:
+            self._runner.call(self._client.close())
+            self._runner.stop()
+
+    def submit(self, job: Job) -> JobRecord:
+        """Queue a job; returns its record with the id that it was given."""
+        return self._runner.call(self._client.submit(job))
+
+    def jobs(self) -> list[JobRecord]:
+        """All jobs of the mesh, oldest first."""
+        return self._runner.call(self._client.jobs())
+
+    def job(self, job: str) -> JobRecord:
+        """One job's record. Raises `NotFound`."""
+        return self._runner.call(self._client.job(job))
+
+    def cancel(self, job: str) -> JobRecord:
+        """Ask for the end of a job."""
+        return self._runner.call(self._client.cancel(job))
+
+    def mesh(self) -> MeshStatus:
+        """Services, nodes and jobs at a glance."""
+        return self._runner.call(self._client.mesh())
+
+    def weights(self, job: str) -> WeightsManifest:
+        """The manifest of a finished job's weights. Raises `NotFound` before that."""
+        return self._runner.call(self._client.weights(job))
+
+    def events(self, job: str, *, start: int = 1) -> Iterator[JobEvent]:
+        """What happened to a job, then live, until it has ended."""
+        return self._runner.iterate(self._client.events(job, start=start))
+
+    def wait(self, job: str, *, timeout_s: float | None = None) -> JobRecord:
+        """Until the job has ended; returns its last record. Raises `DeadlineExceeded` after `timeout_s`."""
+        return self._runner.call(self._client.wait(job), timeout_s=timeout_s)
+
+    def download_weights(self, job: str, folder: Path) -> WeightsManifest:
+        """Fetch the safetensors shards and their index (Hugging Face layout) into `folder`."""
+        return self._runner.call(self._client.download_weights(job, folder))

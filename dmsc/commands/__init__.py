@@ -1,0 +1,1 @@
+"""The commands, one idea per file. Their modules import only what `--help` needs."""

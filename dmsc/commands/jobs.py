@@ -1,0 +1,132 @@
+"""`dmsc jobs`, `dmsc cancel` and `dmsc status`: what a gateway knows."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.running import run_async
+
+if TYPE_CHECKING:
+    from schemas.door import MeshStatus
+    from schemas.job import JobRecord
+
+
+def jobs(
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the jobs of the mesh, oldest first.
+
+    Example: dmsc jobs --json
+    """
+    records: list[JobRecord] = run_async(_call(gateway, token, state, "jobs"))
+    if json:
+        print_json(records)
+        return
+    now = time.time()
+    rows = [
+        (
+            record.job,
+            record.spec.name,
+            record.state.value,
+            f"{record.step}/{record.spec.training.steps}",
+            "" if record.loss_last is None else f"{record.loss_last:.4f}",
+            f"{_age(now - record.submitted_at)} ago",
+            record.reason,
+        )
+        for record in records
+    ]
+    print_table(("job", "name", "state", "step", "loss", "submitted", "reason"), rows)
+
+
+def cancel(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """End a job; its instances are stopped and cleaned up.
+
+    Example: dmsc cancel stdlib-gpt-1
+    """
+    record: JobRecord = run_async(_call(gateway, token, state, "cancel", job))
+    print_json(record) if json else print(f"{record.job} {record.state.value}")
+
+
+def status(
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the mesh at a glance: services, nodes with their slots, jobs.
+
+    Example: dmsc status
+    """
+    mesh: MeshStatus = run_async(_call(gateway, token, state, "mesh"))
+    if json:
+        print_json(mesh)
+        return
+    services = sorted(mesh.services, key=lambda each: (each.kind, each.endpoint.cluster, each.sid))
+    print_table(
+        ("service", "kind", "cluster", "node", "state", "pid"),
+        [
+            (
+                each.sid,
+                each.kind.value,
+                each.endpoint.cluster,
+                each.endpoint.node,
+                each.state.value,
+                str(each.endpoint.pid),
+            )
+            for each in services
+        ],
+        title="services",
+    )
+    print_table(
+        ("node", "cluster", "address", "slots", "busy", "devices", "torch"),
+        [
+            (
+                node.node,
+                node.cluster,
+                node.address,
+                str(len(node.slots)),
+                str(sum(slot.busy_with is not None for slot in node.slots)),
+                ", ".join(sorted({slot.device_name or slot.device for slot in node.slots})),
+                f"{node.torch_version}{'' if node.warm else ' (warming up)'}",
+            )
+            for node in sorted(mesh.nodes, key=lambda each: (each.cluster, each.node))
+        ],
+        title="nodes",
+    )
+    print_table(
+        ("job", "name", "state", "step", "reason"),
+        [(job.job, job.name, job.state, f"{job.step}/{job.steps}", job.reason) for job in mesh.jobs],
+        title="jobs",
+    )
+
+
+async def _call(
+    gateway: str | None, token: str | None, state: Path | None, method: str, *arguments: str
+) -> Any:
+    from dmsc.client import AsyncClient
+
+    async with AsyncClient(gateway, token=token, state=state) as client:
+        return await getattr(client, method)(*arguments)
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

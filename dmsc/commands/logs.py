@@ -1,0 +1,115 @@
+"""`dmsc logs`: the services' structured log lines, from the bus."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmsc.options import BusOption, BusTokenOption, JsonOption, StateOption
+from dmsc.running import run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bus.streams import Recorded
+    from dmsc.settings import BusAddress
+    from schemas.telemetry import LogLine
+
+_quiet = ("component", "pid")
+
+
+def logs(
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="JOB", help="Only lines about this job.")
+    ] = None,
+    sid: Annotated[
+        str | None, typer.Option("--sid", metavar="SID", help="Only lines of this service.")
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")
+    ] = False,
+    last: Annotated[
+        int, typer.Option("--last", "-n", metavar="N", min=1, help="At most so many past lines.")
+    ] = 200,
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what the services logged (info and above), oldest first.
+
+    Example: dmsc logs --job stdlib-gpt-1 --grep 'fault|recover' --follow
+    """
+    from dmsc.settings import find_bus
+    from schemas.errors import BadInput
+
+    try:
+        pattern = re.compile(grep or "")
+    except re.error as error:
+        raise BadInput(f"--grep {grep}: {error}") from error
+    address = find_bus(bus, bus_token, state)
+
+    def wanted(line: LogLine) -> bool:
+        return (job is None or line.job == job) and bool(pattern.search(text_of(line)))
+
+    run_async(_logs(address, sid, wanted, follow, last, json))
+
+
+async def _logs(
+    address: BusAddress,
+    sid: str | None,
+    wanted: Callable[[LogLine], bool],
+    follow: bool,
+    last: int,
+    json: bool,
+) -> None:
+    from collections import deque
+
+    from bus import subjects
+    from bus.connection import Bus
+    from schemas.envelope import EntityKind
+    from schemas.telemetry import LogLine
+
+    tokens: dict[str, Any] = {} if sid is None else {"sid": sid}
+    async with Bus.connect(address.servers, name="logs", kind=EntityKind.CLIENT, token=address.token) as bus:
+        past: deque[Recorded] = deque(maxlen=last)
+        end = 0
+        async for recorded in bus.history(subjects.LOG, **tokens):
+            end = recorded.sequence
+            if isinstance(recorded.message, LogLine) and wanted(recorded.message):
+                past.append(recorded)
+        for recorded in past:
+            _show(recorded, json)
+        if not follow:
+            return
+        async for recorded in bus.history(subjects.LOG, start=end + 1, follow=True, **tokens):
+            if isinstance(recorded.message, LogLine) and wanted(recorded.message):
+                _show(recorded, json)
+
+
+def text_of(line: LogLine) -> str:
+    """The line as `--grep` sees it: event, then `key=value` fields."""
+    return " ".join(
+        [line.event, *(f"{key}={value}" for key, value in line.fields.items() if key not in _quiet)]
+    )
+
+
+def _show(recorded: Recorded, json: bool) -> None:
+    import json as encoder
+
+    envelope, line = recorded.envelope, recorded.message
+    if json:
+        body = {"at": envelope.sent_at, "sid": envelope.sender.name, **line.model_dump(mode="json")}
+        print(encoder.dumps(body), flush=True)
+        return
+    from schemas.telemetry import LogLine
+
+    assert isinstance(line, LogLine)
+    clock = time.strftime("%H:%M:%S", time.localtime(envelope.sent_at))
+    print(f"{clock} {line.level:<7} {envelope.sender.name}: {text_of(line)}", flush=True)

@@ -1,0 +1,202 @@
+"""`dmsc run` (entities in this process) and `dmsc join` (this machine's slots)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.options import BusTokenOption, StateOption
+from dmsc.running import run_async
+
+if TYPE_CHECKING:
+    from dmsc.composition import Part
+    from dmsc.settings import BusAddress
+
+ParentOption = Annotated[int | None, typer.Option("--parent", hidden=True)]
+LevelOption = Annotated[
+    str,
+    typer.Option(
+        "--log-level", envvar="DMSC_LOG_LEVEL", help="debug, info, warning or error.", show_default=True
+    ),
+]
+
+
+def run(
+    entity: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ENTITY...",
+            help="service-registry, authorizer, orchestrator, gateway, router, or a built-in policy's name.",
+            show_default=False,
+        ),
+    ],
+    bus: Annotated[
+        str | None,
+        typer.Option("--bus", metavar="URL", help="The bus's address, or several with commas ($DMSC_BUS)."),
+    ] = None,
+    bus_token: BusTokenOption = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cluster", metavar="NAME", envvar="DMSC_CLUSTER", help="For gateway and router; repeatable."
+        ),
+    ] = None,
+    http_port: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--http-port", metavar="PORT", envvar="DMSC_HTTP_PORT", help="A gateway's HTTP door; per cluster."
+        ),
+    ] = None,
+    bind: Annotated[
+        str, typer.Option(metavar="ADDRESS", envvar="DMSC_BIND", help="Where the HTTP doors listen.")
+    ] = "127.0.0.1",
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokens", metavar="FILE", envvar="DMSC_TOKENS", help="Users and roles, for the authorizer."
+        ),
+    ] = None,
+    replicas: Annotated[
+        int,
+        typer.Option(min=1, envvar="DMSC_REPLICAS", help="Copies of streams and buckets on a NATS cluster."),
+    ] = 1,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
+    ] = 30.0,
+    state: StateOption = None,
+    log_level: LevelOption = "info",
+    parent: ParentOption = None,
+) -> None:
+    """Run one or several entities in this process, until SIGTERM or Ctrl-C.
+
+    Everything can be said by environment as well, for containers.
+
+    Example: DMSC_BUS=nats://nats:4222 dmsc run gateway router --cluster a --http-port 8080
+    """
+    from dmsc.composition import RunOptions, compose
+    from dmsc.settings import find_bus
+
+    address = find_bus(bus, bus_token, state)
+    options = RunOptions(
+        servers=address.servers,
+        token=address.token,
+        clusters=tuple(cluster or ()),
+        bind=bind,
+        http_ports=tuple(http_port or ()),
+        tokens_file=tokens,
+        replicas=replicas,
+    )
+    run_parts(
+        compose(entity, options), address, parent=parent, level=log_level, patience_s=wait, replicas=replicas
+    )
+
+
+def join(
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="nats://HOST:4222", help="The bus's address ($DMSC_BUS).", show_default=False),
+    ] = None,
+    token: Annotated[str | None, typer.Option("--token", help="The bus's token ($DMSC_BUS_TOKEN).")] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(metavar="NAME", envvar="DMSC_CLUSTER", help="The cluster that this node belongs to."),
+    ] = "a",
+    node: Annotated[
+        str | None, typer.Option(metavar="NAME", envvar="DMSC_NODE", help="This node's name (the host's).")
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=0, envvar="DMSC_SLOTS", help="Stage instances at a time (one per GPU, else per core)."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", envvar="DMSC_ADDRESS", help="How other nodes reach this one's tensor ports."
+        ),
+    ] = None,
+    ports: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LO-HI",
+            envvar="DMSC_PORTS",
+            help="Port range of the tensor links (any); open it for peers.",
+        ),
+    ] = None,
+    code: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--code", metavar="PATH", envvar="DMSC_CODE", help="Folder with your modules; repeatable."
+        ),
+    ] = None,
+    logs: Annotated[
+        Path | None,
+        typer.Option("--logs", metavar="DIR", envvar="DMSC_LOGS", help="The instances' log files."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
+    ] = 30.0,
+    state: StateOption = None,
+    log_level: LevelOption = "info",
+    parent: ParentOption = None,
+) -> None:
+    """Add this machine's slots to a mesh, until SIGTERM or Ctrl-C.
+
+    No ranks, no master address: the bus's address is all. `dmsc doctor` says if peers can reach it.
+
+    Example: dmsc join nats://10.0.0.5:4222 --token SECRET --cluster b --slots 2 --ports 29500-29600
+    """
+    from dmsc.composition import AgentOptions, address_towards, agent_part, node_name
+    from dmsc.settings import find_bus
+    from dmsc.state_folder import default_state
+
+    bus = find_bus(url, token, state)
+    options = AgentOptions(
+        servers=bus.servers,
+        token=bus.token,
+        cluster=cluster,
+        node=node or node_name(),
+        slots=slots,
+        address=address or address_towards(bus.servers[0]),
+        ports=_range(ports),
+        code=tuple(str(path.absolute()) for path in code or ()),
+        logs=(logs or (state or default_state()) / "logs").absolute(),
+    )
+    run_parts([agent_part(options)], bus, parent=parent, level=log_level, patience_s=wait)
+
+
+def run_parts(
+    parts: list[Part],
+    address: BusAddress,
+    *,
+    parent: int | None,
+    level: str,
+    patience_s: float,
+    replicas: int = 1,
+) -> None:
+    """Run these services in this process until a signal; `parent`: and not longer than that process."""
+    from bus.logs import configure_logging
+    from dmsc.parent_death import end_with_parent
+    from dmsc.serving import serve
+    from schemas.errors import BadInput
+
+    if parent is not None:
+        end_with_parent(parent)
+    if level not in ("debug", "info", "warning", "error"):
+        raise BadInput(f"--log-level {level}: debug, info, warning or error")
+    configure_logging(level=level)
+    run_async(serve(parts, address.servers, address.token, patience_s=patience_s, replicas=replicas))
+
+
+def _range(text: str | None) -> tuple[int, int] | None:
+    from schemas.errors import BadInput
+
+    if text is None:
+        return None
+    low, _, high = text.partition("-")
+    if not (low.isdigit() and high.isdigit() and 0 < int(low) <= int(high) < 65536):
+        raise BadInput(f"--ports {text}: write it as LO-HI, for example 29500-29600")
+    return int(low), int(high)

@@ -1,0 +1,207 @@
+"""`dmsc up` and `dmsc down`: a mesh on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.exit_codes import ExitCode
+from dmsc.options import JsonOption, StateOption, print_json
+from dmsc.running import leave, run_async
+
+if TYPE_CHECKING:
+    from dmsc.layout import MeshOptions
+    from dmsc.state_folder import MeshFile, StateFolder
+
+
+def up(
+    state: StateOption = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option("--cluster", metavar="NAME", help="A cluster to start; repeatable (a, b)."),
+    ] = None,
+    slots: Annotated[
+        int, typer.Option(min=0, help="Stage instances that each cluster may run at a time.")
+    ] = 4,
+    nats_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="The bus's port (4222, or a free one); 0: any.")
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", help="The first gateway's port, the others follow (8080, or free ones); 0: any."
+        ),
+    ] = None,
+    bind: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines join.")
+    ] = "127.0.0.1",
+    separate: Annotated[bool, typer.Option("--separate", help="A process for each entity.")] = False,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", metavar="NAME|FILE", help="A functional module to run; repeatable."),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return when ready; stop with `dmsc down`.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Start a mesh on this machine: server, all entities, one node agent per cluster.
+
+    Stays in the foreground; Ctrl-C stops everything in order. State and logs are in .dmsc (--state).
+
+    Example: dmsc up --cluster a --cluster b --slots 2
+    """
+    options = _options(state, cluster, slots, nats_port, http_port, bind, separate, policy)
+    if detach:
+        _detached(options, json)
+        return
+    run_async(_up(options, json))
+
+
+def down(
+    state: StateOption = None,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long it may take.")] = 40.0,
+    json: JsonOption = False,
+) -> None:
+    """Stop the mesh of a state folder in order, and wait until it is gone.
+
+    Example: dmsc down --state .dmsc
+    """
+    from dmsc.mesh import stop_mesh
+    from dmsc.state_folder import StateFolder, default_state
+    from schemas.errors import Unavailable
+
+    folder = StateFolder(state or default_state())
+    began = time.monotonic()
+    pid = run_async(stop_mesh(folder, wait))
+    if pid is None:
+        raise Unavailable(f"no mesh runs on {folder.path}")
+    if json:
+        print_json({"pid": pid, "seconds": round(time.monotonic() - began, 2)})
+    else:
+        print(f"stopped the mesh on {folder.path} (pid {pid})")
+
+
+def _options(
+    state: Path | None,
+    cluster: list[str] | None,
+    slots: int,
+    nats_port: int | None,
+    http_port: int | None,
+    bind: str,
+    separate: bool,
+    policy: list[str] | None,
+) -> MeshOptions:
+    from dmsc.composition import check_clusters, node_name, own_address
+    from dmsc.layout import MeshOptions
+    from dmsc.state_folder import default_state
+
+    return MeshOptions(
+        state=(state or default_state()).absolute(),
+        clusters=check_clusters(tuple(cluster or ("a", "b"))),
+        slots=slots,
+        nats_port=nats_port,
+        http_port=http_port,
+        separate=separate,
+        bind=bind,
+        address=own_address(bind),
+        node=node_name(),
+        policies=tuple(policy or ()),
+    )
+
+
+async def _up(options: MeshOptions, json: bool) -> None:
+    import asyncio
+
+    from dmsc.interrupts import interrupts
+    from dmsc.mesh import running_mesh
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    task = asyncio.current_task()
+    assert task is not None
+    stopping = False
+
+    def stop(count: int) -> None:
+        nonlocal stopping
+        if not stopping:
+            stopping = True
+            say("stopping the mesh")
+            task.cancel()
+
+    with interrupts(stop):
+        async with running_mesh(options, say) as mesh:
+            _show(mesh.folder, mesh.file, json, detached=False)
+            await mesh.failed()
+
+
+def _detached(options: MeshOptions, json: bool) -> None:
+    """Start the same command in a session of its own; wait until it is ready or has failed."""
+    from dmsc.state_folder import StateFolder
+
+    folder = StateFolder(options.state)
+    if folder.owner() is not None:
+        raise folder.in_use()
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    log = folder.logs / "up.log"
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("-d", "--detach")]
+    environment = {**os.environ, "DMSC_STATE": str(folder.path)}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dmsc", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env=environment,
+        )
+    while True:
+        code = process.poll()
+        if code is not None:
+            for line in log.read_text(errors="replace").splitlines():
+                print(line, file=sys.stderr)
+            leave(ExitCode(code) if code in set(ExitCode) and code else ExitCode.FAILED)
+        mesh = folder.mesh()
+        if mesh is not None and mesh.pid == process.pid and mesh.ready_at is not None:
+            break
+        time.sleep(0.05)
+    _show(folder, mesh, json, detached=True)
+
+
+def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) -> None:
+    """What runs, where, and how to go on."""
+    if json:
+        from dataclasses import asdict
+
+        print_json({**asdict(mesh), "state": str(folder.path)})
+        sys.stdout.flush()
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    took_s = (mesh.ready_at or mesh.started_at) - mesh.started_at
+    console = Console(soft_wrap=True)
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_row("bus", mesh.servers[0])
+    for name, url in mesh.gateways.items():
+        table.add_row(f"cluster {name}", f"{url}  {mesh.clusters.get(name, 0)} slots")
+    table.add_row("state", str(folder.path))
+    console.print(f"mesh ready in {took_s:.1f} s (pid {mesh.pid})", style="bold", highlight=False)
+    console.print(table)
+    here = "" if folder.path == Path(".dmsc").absolute() else f" --state '{folder.path}'"
+    console.print(f"train   dmsc train FILE.yaml{here}", highlight=False, markup=False)
+    console.print(f"watch   dmsc status{here}   dmsc tap 'signal.>'{here}", highlight=False, markup=False)
+    console.print(
+        f"join    dmsc join {mesh.servers[0]} --token \"$(cat '{folder.path}/bus_token')\"",
+        highlight=False,
+        markup=False,
+    )
+    console.print(f"stop    {f'dmsc down{here}' if detached else 'Ctrl-C'}", highlight=False, markup=False)

@@ -1,0 +1,224 @@
+"""Names of entities to running services: the one place that knows every constructor."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from schemas.base import is_token
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+
+class Entity(Protocol):
+    """A service: it runs until it is cancelled, then drains and deregisters."""
+
+    async def run(self, ready: asyncio.Event | None = None) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One service to run: its identity on the bus and how to make it. Lower `stop_order` stops first."""
+
+    sid: str
+    kind: EntityKind
+    make: Callable[[Bus], Entity]
+    stop_order: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What the entities of one process need to know."""
+
+    servers: tuple[str, ...]
+    token: str | None = None
+    clusters: tuple[str, ...] = ()
+    bind: str = "127.0.0.1"  # where the gateways' HTTP doors listen
+    http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
+    tokens_file: Path | None = None
+    replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """What a node agent needs to know."""
+
+    servers: tuple[str, ...]
+    token: str | None
+    cluster: str
+    node: str
+    slots: int | None = None  # None: one per device
+    address: str = "127.0.0.1"  # where this node's tensor links listen, as others reach it
+    ports: tuple[int, int] | None = None  # their range; None: any
+    code: tuple[str, ...] = ()  # folders with users' modules
+    logs: Path = Path(".dmsc/logs")
+
+
+ENTITIES = ("service-registry", "authorizer", "orchestrator", "gateway", "router")
+"""What `dmsc run` knows besides policies. Gateway and router are one per cluster."""
+
+
+def compose(names: Sequence[str], options: RunOptions) -> list[Part]:
+    """The services for these names. Raises `BadInput` for a name or a setting that can't be."""
+    parts: list[Part] = []
+    for name in dict.fromkeys(names):
+        if name == "service-registry":
+            parts.append(_service_registry(options))
+        elif name == "authorizer":
+            parts.append(_authorizer(options))
+        elif name == "orchestrator":
+            parts.append(_orchestrator(options))
+        elif name == "gateway":
+            ports = (*options.http_ports, *(None for _ in options.clusters))
+            pairs = zip(_clusters(name, options), ports, strict=False)
+            parts.extend(_gateway(cluster, port, options) for cluster, port in pairs)
+        elif name == "router":
+            parts.extend(_router(cluster) for cluster in _clusters(name, options))
+        else:
+            parts.append(policy_part(name))
+    return parts
+
+
+def _clusters(name: str, options: RunOptions) -> tuple[str, ...]:
+    if not options.clusters:
+        raise BadInput(f"{name} serves a cluster: say which with --cluster NAME (or DMSC_CLUSTER)")
+    return check_clusters(options.clusters)
+
+
+def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
+    """Cluster names as given. Raises `BadInput` for doubles and for what can't be part of a subject."""
+    for cluster in clusters:
+        if not is_token(cluster):
+            raise BadInput(f"--cluster {cluster!r}: use letters, digits, - and _ only")
+    if len(set(clusters)) != len(clusters):
+        raise BadInput("--cluster: the same name twice")
+    return tuple(clusters)
+
+
+def _service_registry(options: RunOptions) -> Part:
+    from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
+
+    config = ServiceRegistryConfig(replicas=options.replicas)
+    return Part(
+        sid="service-registry",
+        kind=EntityKind.SERVICE_REGISTRY,
+        make=lambda bus: ServiceRegistry(bus, config),
+        stop_order=3,
+    )
+
+
+def _authorizer(options: RunOptions) -> Part:
+    from entities.authorizer import Authorizer, AuthorizerConfig
+
+    if options.tokens_file is None:
+        raise BadInput("authorizer needs the users' file: --tokens FILE (or DMSC_TOKENS)")
+    config = AuthorizerConfig(tokens_file=options.tokens_file)
+    return Part(
+        sid=config.sid, kind=EntityKind.AUTHORIZER, make=lambda bus: Authorizer(bus, config), stop_order=2
+    )
+
+
+def _orchestrator(options: RunOptions) -> Part:
+    from entities.orchestrator import Orchestrator, OrchestratorConfig
+
+    config = OrchestratorConfig()
+    return Part(
+        sid="orchestrator",
+        kind=EntityKind.ORCHESTRATOR,
+        make=lambda bus: Orchestrator(bus, config),
+        stop_order=0,
+    )
+
+
+def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
+    from entities.gateway import Gateway, GatewayConfig
+
+    advertised = "" if port is None else own_address(options.bind)
+    config = GatewayConfig(
+        cluster=cluster, http_host=options.bind, http_port=port, advertised_host=advertised
+    )
+    return Part(
+        sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1
+    )
+
+
+def _router(cluster: str) -> Part:
+    from entities.router import Router, RouterConfig
+
+    config = RouterConfig(cluster=cluster)
+    return Part(sid=config.sid, kind=EntityKind.ROUTER, make=lambda bus: Router(bus, config), stop_order=1)
+
+
+def policy_part(source: str, *, shadow: bool = False, jobs: Sequence[str] = ()) -> Part:
+    """A functional module from a built-in policy's name or a user's file (`path.py` or `path.py:Class`)."""
+    from dmsc.policy_loading import load_policy
+    from policies.engine import EngineConfig
+    from policies.module import FunctionalModule, ModuleConfig, module_sid
+
+    policy = load_policy(source)
+    config = ModuleConfig(shadow=shadow, engine=EngineConfig(jobs=tuple(jobs)))
+    return Part(
+        sid=module_sid(policy, shadow=shadow),
+        kind=EntityKind.FUNCTIONAL_MODULE,
+        make=lambda bus: FunctionalModule(bus, policy, config),
+        stop_order=0,
+    )
+
+
+def agent_part(options: AgentOptions) -> Part:
+    """A node agent of a cluster."""
+    from entities.cluster import ClusterAgent, ClusterConfig
+
+    config = ClusterConfig(
+        cluster=options.cluster,
+        node=options.node,
+        servers=options.servers,
+        token=options.token,
+        slots=options.slots,
+        address=options.address,
+        ports=options.ports,
+        code_path=options.code,
+        logs=options.logs,
+    )
+    return Part(
+        sid=f"{options.cluster}-{options.node}",
+        kind=EntityKind.CLUSTER,
+        make=lambda bus: ClusterAgent(bus, config),
+        stop_order=0,
+    )
+
+
+def node_name() -> str:
+    """This machine's name as one subject token."""
+    kept = "".join(char if is_token(char) else "-" for char in socket.gethostname().split(".")[0])
+    return kept.strip("-") or "node"
+
+
+def own_address(bind: str) -> str:
+    """The address at which others reach what listens on `bind`: itself, or this host's outward one."""
+    if bind not in ("0.0.0.0", "::", ""):
+        return bind
+    return _source_address("192.0.2.1")
+
+
+def address_towards(url: str) -> str:
+    """This machine's address on the way to a server: what peers there most likely reach it by."""
+    return _source_address(urlsplit(url if "//" in url else f"nats://{url}").hostname or "127.0.0.1")
+
+
+def _source_address(host: str) -> str:
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing; asks the routing table
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

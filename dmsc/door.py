@@ -1,0 +1,159 @@
+"""What the client and a gateway's HTTP door agree on: headers, errors, positions, files. No I/O on a net."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypedDict
+
+import httpx
+
+from dmsc.sse import EventParser
+from schemas.errors import BadInput, BadMessage, DmscError, ErrorReply, NotFound, Refused, Unavailable
+from schemas.job import JobEvent, JobRecord, JobSpec, WeightsManifest
+
+STREAM_TIMEOUT = httpx.Timeout(10.0, read=40.0)
+"""Streams: a gateway sends a comment at least every 15 s, so 40 s of silence is a dead connection."""
+
+
+class Position(TypedDict):
+    """Where an event stream starts, as parameters and headers of a request."""
+
+    params: dict[str, str]
+    headers: dict[str, str]
+
+
+def headers(token: str | None) -> dict[str, str]:
+    from dmsc import __version__
+
+    common = {"User-Agent": f"dmsc/{__version__}"}
+    return common | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
+def timeout(seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(seconds, connect=min(seconds, 5.0))
+
+
+def as_spec(job: str | Path | Mapping[str, Any] | JobSpec) -> dict[str, Any]:
+    """The JSON body of a submission. Raises `BadJob` with one line per problem."""
+    from pydantic import ValidationError
+
+    from dmsc.job_file import load_job
+    from schemas.errors import BadJob
+    from schemas.explain import explain
+
+    if isinstance(job, str | Path):
+        job = load_job(Path(job))
+    if not isinstance(job, JobSpec):
+        try:
+            job = JobSpec.model_validate(job)
+        except ValidationError as error:
+            raise BadJob("\n".join(explain(error, JobSpec))) from error
+    return job.model_dump(mode="json")
+
+
+def as_records(body: Any) -> list[JobRecord]:
+    jobs = body["jobs"] if isinstance(body, dict) else body
+    return sorted((JobRecord.model_validate(each) for each in jobs), key=lambda record: record.submitted_at)
+
+
+def raise_for(response: httpx.Response) -> None:
+    """Turn an error answer into the exception that it stands for; the body must have been read."""
+    if not response.is_error:
+        return
+    status = response.status_code
+    try:
+        problem: dict[str, Any] = response.json()
+        text = str(problem.get("detail") or problem.get("title") or response.reason_phrase)
+        text = "\n".join(problem.get("problems") or [text])
+        code = problem.get("code")
+    except (ValueError, AttributeError):
+        text, code = f"{response.url} answered {status} {response.reason_phrase}", None
+    if isinstance(code, str):
+        raise ErrorReply(code=code, text=text).to_exception()
+    raise _by_status(status)(text)
+
+
+def _by_status(status: int) -> type[DmscError]:
+    if status in (401, 403):
+        return Refused
+    if status == 404:
+        return NotFound
+    if status in (429, 502, 503, 504):
+        return Unavailable
+    return BadInput if status < 500 else DmscError
+
+
+def unreachable(urls: list[str], error: Exception) -> DmscError:
+    """One line for a gateway that does not answer."""
+    if isinstance(error, DmscError):
+        return error
+    reason = str(error) or type(error).__name__
+    return Unavailable(
+        f"no gateway answers at {', '.join(urls)} ({reason}); is the mesh up? `dmsc status`, `dmsc doctor`"
+    )
+
+
+def may_repeat(method: str, error: httpx.TransportError) -> bool:
+    """Whether another gateway may be asked: always for reads, else only if nothing was sent."""
+    return method == "GET" or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+
+
+def position(last: int) -> Position:
+    """Continue behind stream sequence `last`."""
+    return Position(params={"start": str(last + 1)}, headers={"Last-Event-ID": str(last)} if last > 0 else {})
+
+
+def next_event(parser: EventParser, line: str, last: int) -> tuple[int, JobEvent] | None:
+    """One line further: (sequence, event) when one is complete and newer than `last`."""
+    found = parser.feed(line)
+    if found is None:
+        return None
+    if found.event == "error":
+        problem = json.loads(found.data)
+        raise ErrorReply(
+            code=str(problem.get("code", "internal")), text=str(problem.get("detail", ""))
+        ).to_exception()
+    try:
+        sequence = int(found.id)
+        event = JobEvent.model_validate_json(found.data)
+    except ValueError as error:
+        raise BadMessage(
+            f"the gateway sent an event that this version can't read: {found.data[:120]}"
+        ) from error
+    return (sequence, event) if sequence > last else None
+
+
+def shard_path(folder: Path, shard: str) -> Path:
+    """Where a shard goes; a name that would leave the folder is refused."""
+    if Path(shard).name != shard or shard in ("", ".", ".."):
+        raise BadMessage(f"the gateway names a shard {shard!r} that is not a plain file name")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / shard
+
+
+@contextmanager
+def partial_file(target: Path) -> Iterator[BinaryIO]:
+    """Write beside `target` and put it in place only once it is whole."""
+    partial = target.with_name(f".{target.name}.{time.monotonic_ns():x}.part")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_index(folder: Path, manifest: WeightsManifest) -> Path:
+    """`model.safetensors.index.json` as Hugging Face loaders expect it."""
+    index = {
+        "metadata": {"total_size": manifest.bytes, "sha256": manifest.sha256},
+        "weight_map": manifest.tensors,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return path

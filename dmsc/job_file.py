@@ -1,0 +1,173 @@
+"""A job file: YAML (or JSON) with `--set` on top, checked before anything is sent.
+
+Each problem is one line with its place: `job.yaml:12: training.steps: …`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from schemas.job import JobSpec
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose numbers are what people expect: PyYAML reads `3e-4` as text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(\d[\d_]*)?(\.\d*)?([eE][-+]?\d+)$|^[-+]?(\d[\d_]*\.\d*|\.\d+)$|^[-+]?\.(inf|nan)$",
+        re.IGNORECASE,
+    ),
+    list("-+0123456789."),
+)
+
+_path = re.compile(r"([\w.\-\[\]]+): ")
+"""How `explain` opens a line: `training.optimizer.lr: …`, `parallel.replicas[1]: …`."""
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """Read and check a job file.
+
+    Args:
+        path: the file; `.json` works as well, being YAML.
+        overrides: `key.path=value` in the order given; values are read as YAML.
+
+    Raises:
+        BadJob: one line per problem, each with file and line.
+    """
+    from pydantic import ValidationError
+
+    from schemas.errors import BadJob
+    from schemas.job import JobSpec
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadJob(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise BadJob(f"{path}: not UTF-8 text (byte {error.start})") from error
+    root = _compose(path, text)
+    _refuse_duplicates(path, root)
+    loader = _Loader("")
+    try:
+        body = loader.construct_document(root)
+    except yaml.YAMLError as error:
+        raise BadJob(f"{path}: {_one_line(error)}") from error
+    finally:
+        loader.dispose()
+    if not isinstance(body, dict):
+        raise BadJob(
+            f"{path}:1: a job is a mapping of keys (name:, model:, training: …), not {type(body).__name__}"
+        )
+    places: dict[tuple[str, ...], str] = {}
+    for override in overrides:
+        keys = _apply(body, override)
+        places[keys] = f"--set {override}"
+    try:
+        return JobSpec.model_validate(body)
+    except ValidationError as error:
+        raise BadJob("\n".join(_problems(error, path, root, places))) from error
+
+
+def _compose(path: Path, text: str) -> yaml.Node:
+    from schemas.errors import BadJob
+
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise BadJob(f"{path}:{line}: not YAML: {error.problem or _one_line(error)}") from error
+    except yaml.YAMLError as error:
+        raise BadJob(f"{path}: not YAML: {_one_line(error)}") from error
+    if node is None:
+        raise BadJob(f"{path}: the file is empty")
+    return node
+
+
+def _refuse_duplicates(path: Path, node: yaml.Node) -> None:
+    """YAML keeps the last of two equal keys in silence; a person has made a mistake."""
+    from schemas.errors import BadJob
+
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicates(path, item)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if isinstance(key.value, str) and key.value in seen:
+            raise BadJob(
+                f"{path}:{line}: {key.value}: already given on line {seen[key.value]}; keep one of them"
+            )
+        if isinstance(key.value, str):
+            seen[key.value] = line
+        _refuse_duplicates(path, value)
+
+
+def _apply(body: dict[str, Any], override: str) -> tuple[str, ...]:
+    """Put one `key.path=value` into `body`; returns the path."""
+    from schemas.errors import BadJob
+
+    name, equals, value = override.partition("=")
+    keys = tuple(name.strip().split("."))
+    if not equals or not all(keys):
+        raise BadJob(f"--set {override}: write it as key.path=value, for example --set training.steps=20")
+    try:
+        parsed = yaml.load(value, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise BadJob(f"--set {override}: the value is not YAML: {_one_line(error)}") from error
+    target = body
+    for key in keys[:-1]:
+        below = target.setdefault(key, {})
+        if not isinstance(below, dict):
+            raise BadJob(f"--set {override}: {key} is a value ({below!r}), it has no keys below it")
+        target = below
+    target[keys[-1]] = parsed
+    return keys
+
+
+def _problems(
+    error: ValidationError, path: Path, root: yaml.Node, places: dict[tuple[str, ...], str]
+) -> list[str]:
+    from schemas.explain import explain
+    from schemas.job import JobSpec
+
+    found = []
+    for line in explain(error, JobSpec):
+        named = _path.match(line)
+        keys = tuple(re.findall(r"[^.\[\]]+", named.group(1))) if named else ()
+        place = next((text for prefix, text in places.items() if keys[: len(prefix)] == prefix), None)
+        found.append(f"{place or f'{path}:{_line_of(root, keys)}'}: {line}")
+    return found
+
+
+def _line_of(root: yaml.Node, keys: tuple[str, ...]) -> int:
+    """The line of the deepest node on the way that the file has; of the key, where there is one."""
+    node, line = root, root.start_mark.line + 1
+    for key in keys:
+        if isinstance(node, yaml.MappingNode):
+            pair = next(((k, v) for k, v in node.value if k.value == key), None)
+            if pair is None:
+                break
+            line, node = pair[0].start_mark.line + 1, pair[1]
+        elif isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
+            node = node.value[int(key)]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,125 @@
+"""Which processes make a mesh on this machine: options in, a list of children out. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshOptions:
+    """What `dmsc up` was asked for."""
+
+    state: Path
+    clusters: tuple[str, ...] = ("a", "b")
+    slots: int = 4  # stage instances per cluster; more than cores is allowed, they share them
+    nats_port: int | None = None  # None: 4222, or a free one if that is taken; 0: any
+    http_port: int | None = (
+        None  # None: 8080, or a free one; 0: any; the next clusters get the following ones
+    )
+    separate: bool = False  # one process per entity instead of one for the control plane
+    bind: str = "127.0.0.1"
+    address: str = "127.0.0.1"  # what other machines reach this one by
+    node: str = "node"
+    policies: tuple[str, ...] = ()  # built-in names or files
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """One process: its name (also of its log file), arguments, and when it stops (lower first).
+
+    The control plane stops first, so that the orchestrator ends its jobs and is not told of dying
+    instances; the node agents follow; functional modules go with the control plane.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    stop_order: int
+
+
+def lay_out(
+    options: MeshOptions, bus_url: str, http_ports: Sequence[int], tokens: Path, logs: Path
+) -> list[ChildSpec]:
+    """The children of a mesh, in the order in which they start.
+
+    Args:
+        options: what was asked for.
+        bus_url: where the server listens, as processes of this machine reach it.
+        http_ports: one per cluster.
+        tokens: the users' file.
+        logs: the folder of the instances' log files.
+    """
+    agents = [
+        ChildSpec(
+            name=f"agent-{cluster}",
+            arguments=(
+                *("join", bus_url, "--cluster", cluster, "--node", options.node),
+                *("--slots", str(options.slots), "--address", options.address, "--logs", str(logs)),
+            ),
+            stop_order=2,
+        )
+        for cluster in options.clusters
+    ]
+    modules = [
+        ChildSpec(name=f"policy-{index}", arguments=("policy", "run", source), stop_order=0)
+        for index, source in enumerate(options.policies)
+    ]
+    return [
+        *agents,
+        *_control_plane(options, http_ports, tokens),
+        *modules,
+    ]  # agents load torch: they take longest
+
+
+def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path) -> list[ChildSpec]:
+    def doors(cluster: str, port: int) -> tuple[str, ...]:
+        return ("--cluster", cluster, "--http-port", str(port), "--bind", options.bind)
+
+    pairs = list(zip(options.clusters, http_ports, strict=True))
+    if not options.separate:
+        arguments: tuple[str, ...] = (
+            "run",
+            "service-registry",
+            "authorizer",
+            "orchestrator",
+            "router",
+            "gateway",
+        )
+        arguments += tuple(argument for pair in pairs for argument in doors(*pair))
+        return [
+            ChildSpec(name="control-plane", arguments=(*arguments, "--tokens", str(tokens)), stop_order=1)
+        ]
+    return [
+        ChildSpec(name="service-registry", arguments=("run", "service-registry"), stop_order=4),
+        ChildSpec(name="authorizer", arguments=("run", "authorizer", "--tokens", str(tokens)), stop_order=3),
+        ChildSpec(name="orchestrator", arguments=("run", "orchestrator"), stop_order=1),
+        *(
+            ChildSpec(
+                name=f"router-{cluster}", arguments=("run", "router", "--cluster", cluster), stop_order=3
+            )
+            for cluster in options.clusters
+        ),
+        *(
+            ChildSpec(
+                name=f"gateway-{cluster}", arguments=("run", "gateway", *doors(cluster, port)), stop_order=3
+            )
+            for cluster, port in pairs
+        ),
+    ]
+
+
+def expected_services(options: MeshOptions) -> frozenset[str]:
+    """SIDs that are active in the registry once the mesh is ready (the registry itself is not in it)."""
+    return frozenset(
+        {"authorizer", "orchestrator"}
+        | {f"{kind}-{cluster}" for kind in ("gateway", "router") for cluster in options.clusters}
+        | {f"{cluster}-{options.node}" for cluster in options.clusters}
+    )
+
+
+def command(child: ChildSpec, parent: int) -> list[str]:
+    """The command line of a child of the process `parent`, which it does not outlive."""
+    first, *rest = child.arguments
+    return [sys.executable, "-m", "dmsc", first, *rest, "--parent", str(parent)]

@@ -1,0 +1,69 @@
+"""An event loop on a thread of its own, for callers that have none or whose own must not be blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for synchronous callers. The thread ends with `stop()` (or with the process)."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dmsc-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run to the end and return the result. Ctrl-C and the deadline cancel the coroutine."""
+        from schemas.errors import DeadlineExceeded
+
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeout as error:
+            if future.done():
+                raise  # the coroutine's own
+            future.cancel()
+            raise DeadlineExceeded(f"not finished within {timeout_s} s") from error
+        except (KeyboardInterrupt, CancelledError):
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """Step an asynchronous iterator; leaving the loop early closes it."""
+
+        async def step() -> T:
+            return await anext(items)
+
+        async def close() -> None:
+            closing = getattr(items, "aclose", None)
+            if closing is not None:
+                await closing()
+
+        try:
+            while True:
+                try:
+                    yield self.call(step())
+                except StopAsyncIteration:
+                    return
+        finally:
+            if self.running:
+                self.call(close())
+
+    def stop(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,204 @@
+"""A mesh on this machine: server, tokens, processes, readiness, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from bus.embedded import EmbeddedServer
+from dmsc import layout, ports
+from dmsc.client import AsyncClient
+from dmsc.composition import own_address
+from dmsc.layout import MeshOptions
+from dmsc.state_folder import MeshFile, StateFolder
+from dmsc.supervisor import Supervisor
+from schemas.door import MeshStatus
+from schemas.errors import BadInput, DmscError, Refused, Unavailable
+from schemas.registry import InstanceState
+
+NATS_PORT, HTTP_PORT = 4222, 8080
+
+_ready_limit_s = 60.0
+_look_every_s = 0.1
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningMesh:
+    """A mesh that is ready."""
+
+    folder: StateFolder
+    file: MeshFile
+    options: MeshOptions
+    supervisor: Supervisor
+
+    async def failed(self) -> None:
+        """Until a part can't be kept alive; raises its error."""
+        await asyncio.shield(self.supervisor.failed)
+
+
+@asynccontextmanager
+async def running_mesh(options: MeshOptions, say: Say) -> AsyncIterator[RunningMesh]:
+    """Start a mesh, wait until it is ready, stop it when the block ends.
+
+    Raises:
+        BadInput: the state folder is in use, a port that was asked for is taken, a setting can't be.
+        Unavailable: it did not become ready; the text says what is missing.
+    """
+    folder = StateFolder(options.state)
+    with folder.hold():
+        folder.write_tokens()
+        folder.logs.mkdir(exist_ok=True)
+        started_at = time.time()
+        async with _server(options, folder, say) as server:
+            inner = _local(server.url)
+            async with _started(options, folder, inner, say, started_at) as (supervisor, gateways):
+                file = MeshFile(
+                    servers=(_outer(inner, options),),
+                    gateways=gateways,
+                    pid=os.getpid(),
+                    started_at=started_at,
+                    ready_at=time.time(),
+                    clusters=dict.fromkeys(options.clusters, options.slots),
+                    children=supervisor.pids,
+                )
+                folder.write_mesh(file)
+                supervisor.ready = True
+                yield RunningMesh(folder=folder, file=file, options=options, supervisor=supervisor)
+
+
+@asynccontextmanager
+async def _server(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncIterator[EmbeddedServer]:
+    """The bus's server, started again on the same port and store if it should die."""
+    port = options.nats_port
+    if port is None and not ports.is_free(options.bind, NATS_PORT):
+        say(f"port {NATS_PORT} is taken, using a free one for the bus")
+        port = 0
+    elif port:
+        ports.choose(options.bind, port, NATS_PORT, 1, "--nats-port")  # one clear line if it is taken
+    port = NATS_PORT if port is None else port or -1  # -1: the server takes a free one itself
+    async with EmbeddedServer(folder.store, port=port, token=folder.bus_token(), host=options.bind) as server:
+
+        async def keep() -> None:
+            while True:
+                code = await server.exited()
+                say(f"the bus's server died ({code}); starting it again")
+                await server.stop()
+                await server.start()
+
+        keeper = asyncio.create_task(keep())
+        try:
+            yield server
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _started(
+    options: MeshOptions, folder: StateFolder, bus_url: str, say: Say, started_at: float
+) -> AsyncIterator[tuple[Supervisor, dict[str, str]]]:
+    """The children, up and ready. A usual port that someone took meanwhile is replaced, once."""
+    attempts = [options] if options.http_port is not None else [options, replace(options, http_port=0)]
+    for attempt in attempts:
+        http_ports, remark = ports.choose(
+            options.bind, attempt.http_port, HTTP_PORT, len(options.clusters), "--http-port"
+        )
+        say_if(say, remark)
+        host = own_address(options.bind) if options.bind in ("0.0.0.0", "::") else options.bind
+        gateways = {c: f"http://{host}:{port}" for c, port in zip(options.clusters, http_ports, strict=True)}
+        folder.write_mesh(
+            MeshFile(
+                servers=(_outer(bus_url, options),), gateways=gateways, pid=os.getpid(), started_at=started_at
+            )
+        )
+        children = layout.lay_out(options, bus_url, http_ports, folder.tokens_file, folder.logs)
+        environment = {"DMSC_BUS": bus_url, "DMSC_BUS_TOKEN": folder.bus_token() or ""}
+        async with Supervisor(children, logs=folder.logs, environment=environment, say=say) as supervisor:
+            try:
+                await _until_ready(options, supervisor, list(gateways.values()), folder.token())
+            except BadInput as error:
+                if attempt is attempts[-1] or all(ports.is_free(options.bind, port) for port in http_ports):
+                    raise
+                say(f"{error.text}; trying other ports")
+                continue
+            yield supervisor, gateways
+            return
+
+
+async def _until_ready(
+    options: MeshOptions, supervisor: Supervisor, urls: list[str], token: str | None
+) -> None:
+    """Ask the gateways until every service is active and every cluster offers a node."""
+    expected = layout.expected_services(options)
+    missing = f"no gateway answers at {', '.join(urls)}"
+    async with AsyncClient(urls, token=token, timeout_s=2.0) as client:
+        try:
+            async with asyncio.timeout(_ready_limit_s):
+                while True:
+                    if supervisor.failed.done():
+                        supervisor.failed.result()
+                    try:
+                        missing = lacking(await client.mesh(), expected, options.clusters)
+                    except (Unavailable, Refused) as error:
+                        missing = error.text
+                    except DmscError as error:
+                        missing = f"{error.code}: {error.text}"
+                    if not missing:
+                        return
+                    await asyncio.wait({supervisor.failed}, timeout=_look_every_s)
+        except TimeoutError:
+            raise Unavailable(f"the mesh is not ready after {_ready_limit_s:.0f} s: {missing}") from None
+
+
+def lacking(status: MeshStatus, expected: frozenset[str], clusters: tuple[str, ...]) -> str:
+    """What a mesh still lacks, in words; empty when it is ready."""
+    active = {service.sid for service in status.services if service.state is InstanceState.ACTIVE}
+    absent = sorted(expected - active)
+    if absent:
+        return f"not registered: {', '.join(absent)}"
+    empty = sorted(set(clusters) - {node.cluster for node in status.nodes})
+    return f"no node in cluster {', '.join(empty)}" if empty else ""
+
+
+def say_if(say: Say, text: str) -> None:
+    if text:
+        say(text)
+
+
+def _local(url: str) -> str:
+    """The server's address for processes of this machine."""
+    return url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+
+
+def _outer(url: str, options: MeshOptions) -> str:
+    """The server's address for other machines, where it listens for them."""
+    if options.bind not in ("0.0.0.0", "::"):
+        return url
+    return url.replace("127.0.0.1", own_address(options.bind))
+
+
+async def stop_mesh(folder: StateFolder, limit_s: float) -> int | None:
+    """Stop the mesh that runs on this folder; returns its process id, None if there was none.
+
+    Raises `DmscError` if it is still there after `limit_s`.
+    """
+    pid = folder.owner()
+    if pid is None:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + limit_s
+    while folder.owner() == pid:
+        if time.monotonic() > deadline:
+            raise DmscError(
+                f"pid {pid} has not stopped within {limit_s:.0f} s; see {folder.logs}, or kill -9 {pid}"
+            )
+        await asyncio.sleep(_look_every_s)
+    return pid

@@ -1,0 +1,62 @@
+"""Options that several commands share, and how data is printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+StateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state", metavar="DIR", help="State folder of a mesh on this machine ($DMSC_STATE, .dmsc)."
+    ),
+]
+GatewayOption = Annotated[
+    str | None, typer.Option("--gateway", metavar="URL", help="A gateway's URL ($DMSC_GATEWAY).")
+]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", help="Your token ($DMSC_TOKEN).", show_default=False)
+]
+BusOption = Annotated[str | None, typer.Option("--bus", metavar="URL", help="The bus's address ($DMSC_BUS).")]
+BusTokenOption = Annotated[
+    str | None, typer.Option("--bus-token", help="The bus's token ($DMSC_BUS_TOKEN).", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout; pydantic models as they travel."""
+    print(json.dumps(_plain(value), indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
+    """Aligned columns; never cut on a pipe, so that `awk` can read them."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table(
+        *columns, box=box.SIMPLE_HEAD if console.is_terminal else None, title=title, title_justify="left"
+    )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    if not console.is_terminal:
+        console = Console(width=500)
+        table.pad_edge = False
+    console.print(table)

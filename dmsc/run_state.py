@@ -1,0 +1,136 @@
+"""What the live view knows of a run: job events in, a picture out. Pure; drawn by `live_view`."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from schemas.job import ENDED, InstanceView, JobEvent, JobRecord, JobState, StepResult
+
+_recent_steps = 10
+"""Steps over which shares, speed and the time left are averaged."""
+_blocks = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(slots=True)
+class RunState:
+    """The picture of one job. `steps` is its length, `done` how many are committed."""
+
+    job: str
+    name: str = ""
+    state: JobState = JobState.QUEUED
+    reason: str = ""
+    steps: int = 0
+    results: list[StepResult] = field(default_factory=list)
+    validations: list[tuple[int, float]] = field(default_factory=list)
+    instances: tuple[InstanceView, ...] = ()
+    notices: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=8))
+    faults: int = 0
+    sample: str | None = None
+
+    @classmethod
+    def of(cls, record: JobRecord) -> RunState:
+        return cls(record.job, record.spec.name, record.state, record.reason, record.spec.training.steps)
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def done(self) -> int:
+        return self.results[-1].step + 1 if self.results else 0
+
+    @property
+    def last(self) -> StepResult | None:
+        return self.results[-1] if self.results else None
+
+    def apply(self, event: JobEvent) -> None:
+        """Take in one event. A step that comes again (after a roll-back) replaces what followed it."""
+        if event.total_steps is not None:
+            self.steps = event.total_steps
+        if event.kind == "state" and event.state is not None:
+            self.state, self.reason = event.state, event.text
+        elif event.kind == "instances" and event.instances is not None:
+            self.instances = event.instances
+        elif event.kind == "step" and event.result is not None:
+            while self.results and self.results[-1].step >= event.result.step:
+                self.results.pop()
+            self.results.append(event.result)
+        elif event.kind == "validation" and event.validation_loss is not None:
+            self.validations.append((event.validation_step or self.done, event.validation_loss))
+        elif event.kind == "sample":
+            self.sample = event.sample
+        elif event.kind in ("fault", "recovery", "policy", "checkpoint") and event.text:
+            self.faults += event.kind == "fault"
+            self.notices.append((event.at, event.kind, event.text))
+
+    def tokens_per_s(self) -> float:
+        """Mean over the recent steps; 0 before the first."""
+        recent = self.results[-_recent_steps:]
+        seconds = sum(result.step_s for result in recent)
+        return sum(result.tokens for result in recent) / seconds if seconds > 0 else 0.0
+
+    def seconds_left(self) -> float | None:
+        """By the recent steps' mean duration; None before the first."""
+        recent = self.results[-_recent_steps:]
+        if not recent:
+            return None
+        return max(self.steps - self.done, 0) * sum(result.step_s for result in recent) / len(recent)
+
+    def shares(self) -> dict[str, float]:
+        """Per SID, its part of its stage's microbatches over the recent steps (0..1)."""
+        stage_of = {view.sid: (view.role, view.stage) for view in self.instances}
+        counts: dict[str, int] = {}
+        for result in self.results[-_recent_steps:]:
+            for sid, count in result.shares.items():
+                counts[sid] = counts.get(sid, 0) + count
+        totals: dict[tuple[str, int] | None, int] = {}
+        for sid, count in counts.items():
+            totals[stage_of.get(sid)] = totals.get(stage_of.get(sid), 0) + count
+        return {
+            sid: count / totals[stage_of.get(sid)]
+            for sid, count in counts.items()
+            if totals[stage_of.get(sid)]
+        }
+
+    def sparkline(self, width: int = 32) -> str:
+        """The losses so far as blocks, at most `width` of them, each the mean of its steps."""
+        return sparkline([result.loss for result in self.results], width)
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """`values` as block characters between their own least and greatest; not finite ones are `×`."""
+    if not values or width < 1:
+        return ""
+    columns = min(width, len(values))
+    cuts = [index * len(values) // columns for index in range(columns + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    finite = [mean for mean in means if abs(mean) < float("inf")]
+    if not finite:
+        return "×" * columns
+    low, span = min(finite), max(finite) - min(finite)
+    top = len(_blocks) - 1
+    return "".join(
+        "×"
+        if not abs(mean) < float("inf")
+        else _blocks[round((mean - low) / span * top) if span else top // 2]
+        for mean in means
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """`1:02:03`, `02:03`; `--:--` when unknown."""
+    if seconds is None:
+        return "--:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
+
+
+def quantity(value: float) -> str:
+    """`950`, `12.3k`, `4.56M`: three digits are enough to watch."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.3g}"

@@ -1,0 +1,56 @@
+"""From a command to the event loop and back to an exit code; errors become one line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from dmsc.exit_codes import ExitCode, exit_code_of
+
+T = TypeVar("T")
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine. Being cancelled by a signal ends the command with code 130."""
+    try:
+        return asyncio.run(work)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        leave(ExitCode.INTERRUPTED)
+
+
+def leave(code: ExitCode) -> NoReturn:
+    """End the command with this code."""
+    import typer
+
+    raise typer.Exit(int(code))
+
+
+def report(error: BaseException) -> ExitCode:
+    """Say in one line (per problem) what went wrong; `DMSC_DEBUG=1` adds the traceback."""
+    from schemas.errors import DmscError
+
+    if os.environ.get("DMSC_DEBUG"):
+        traceback.print_exception(error)
+    found = _first(error, DmscError)
+    if isinstance(found, DmscError):
+        for line in found.text.splitlines() or [found.code]:
+            print(f"dmsc: {line}", file=sys.stderr)
+        return exit_code_of(found)
+    text = " ".join(str(error).split()) or "no message"
+    print(f"dmsc: internal error: {type(error).__name__}: {text} (DMSC_DEBUG=1 shows where)", file=sys.stderr)
+    return ExitCode.FAILED
+
+
+def _first(error: BaseException, wanted: type[BaseException]) -> BaseException | None:
+    """The first error of the wanted class in a (group of) errors and their causes."""
+    if isinstance(error, wanted):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next(
+            (found for inner in error.exceptions if (found := _first(inner, wanted)) is not None), None
+        )
+    return None

@@ -1,0 +1,44 @@
+"""Server-sent events: lines in, events out (WHATWG HTML §9.2.6), without I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One event. `id` is the last id that the stream gave, as text."""
+
+    id: str
+    event: str
+    data: str
+
+
+class EventParser:
+    """Feed it the lines of a stream; it returns an event when one is complete."""
+
+    def __init__(self) -> None:
+        self.last_id = ""
+        self._event = ""
+        self._data: list[str] = []
+
+    def feed(self, line: str) -> ServerEvent | None:
+        """`line` without its line end. A blank line completes an event; comments (`:`) keep alive."""
+        if not line:
+            return self._complete()
+        if line.startswith(":"):
+            return None
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "id" and "\0" not in value:
+            self.last_id = value
+        elif field == "event":
+            self._event = value
+        elif field == "data":
+            self._data.append(value)
+        return None
+
+    def _complete(self) -> ServerEvent | None:
+        data, event = self._data, self._event or "message"
+        self._data, self._event = [], ""
+        return ServerEvent(self.last_id, event, "\n".join(data)) if data else None

@@ -1,0 +1,195 @@
+"""The state folder of a mesh on this machine: who runs it, where it listens, its tokens.
+
+lock         held (flock) by the supervisor; contains its process id
+mesh.json    bus servers, gateway URLs, process id, times; present while the mesh runs
+token        the administrator's token for the gateways (mode 0600)
+bus_token    the token for connections to the bus (mode 0600)
+tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
+nats/        the server's store      logs/  one file per process
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schemas.errors import BadInput
+
+DEFAULT_STATE = ".dmsc"
+
+
+def default_state() -> Path:
+    """`$DMSC_STATE`, or `.dmsc` in the working directory."""
+    return Path(os.environ.get("DMSC_STATE") or DEFAULT_STATE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshFile:
+    """What `mesh.json` says about a running mesh. Times are seconds since the epoch."""
+
+    servers: tuple[str, ...]
+    gateways: dict[str, str] = field(default_factory=dict)
+    pid: int
+    started_at: float
+    ready_at: float | None = None
+    clusters: dict[str, int] = field(default_factory=dict)  # cluster → slots
+    children: dict[str, int] = field(default_factory=dict)  # process name → pid
+
+
+class StateFolder:
+    """Reads and writes one state folder. Creates it only when something is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def mesh_file(self) -> Path:
+        return self.path / "mesh.json"
+
+    @property
+    def tokens_file(self) -> Path:
+        return self.path / "tokens.yaml"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "nats"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    # --- who runs it ---------------------------------------------------------------------------------
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Own the folder until the block ends. Raises `BadInput` naming the owner if someone else does."""
+        from schemas.errors import BadInput
+
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise BadInput(
+                f"can't use {self.path} as a state folder: {reason}; choose --state DIR"
+            ) from error
+        descriptor = self._lock()
+        if descriptor is None:
+            raise self.in_use()
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            self.mesh_file.unlink(missing_ok=True)
+            self.lock_file.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    def _lock(self) -> int | None:
+        """A descriptor that holds the lock, or None if another process does.
+
+        The file is removed by its last owner, so what we locked may no longer be what the name says.
+        """
+        while True:
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    return None
+                raise
+            try:
+                if os.fstat(descriptor).st_ino == os.stat(self.lock_file).st_ino:
+                    return descriptor
+            except FileNotFoundError:
+                pass
+            os.close(descriptor)
+
+    def in_use(self) -> BadInput:
+        """The error for a second mesh on this folder."""
+        from schemas.errors import BadInput
+
+        pid = self.owner() or "unknown"
+        return BadInput(
+            f"a mesh already runs on {self.path} (pid {pid}); stop it with: dmsc down --state '{self.path}'"
+        )
+
+    def owner(self) -> int | None:
+        """The process id of the supervisor that holds this folder now; None if nobody does."""
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            text = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            return int(text) if text.isdigit() else None
+        finally:
+            os.close(descriptor)
+        return None
+
+    # --- what it says -------------------------------------------------------------------------------
+    def mesh(self) -> MeshFile | None:
+        """The running mesh's own account; None if there is none, or a dead one left it behind."""
+        try:
+            body: dict[str, Any] = json.loads(self.mesh_file.read_text())
+            mesh = MeshFile(**{**body, "servers": tuple(body["servers"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return mesh if self.owner() is not None else None
+
+    def write_mesh(self, mesh: MeshFile) -> None:
+        _write_private(self.mesh_file, json.dumps(asdict(mesh), indent=2) + "\n", mode=0o644)
+
+    def token(self) -> str | None:
+        return _read_secret(self.path / "token")
+
+    def bus_token(self) -> str | None:
+        return _read_secret(self.path / "bus_token")
+
+    def write_tokens(self) -> None:
+        """Make the tokens and the users' file if they are missing; what is there stays."""
+        for name in ("token", "bus_token"):
+            if _read_secret(self.path / name) is None:
+                _write_private(self.path / name, secrets.token_urlsafe(24) + "\n")
+        token = self.token() or ""
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        known = self.tokens_file.read_text() if self.tokens_file.exists() else ""
+        if digest in known:
+            return
+        entry = f"  - {{name: admin, role: admin, token_sha256: {digest}}}\n"
+        if known.strip() and known.rstrip().splitlines()[0].startswith("users:"):
+            kept = "".join(line for line in known.splitlines(keepends=True) if "{name: admin," not in line)
+            _write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
+        else:
+            _write_private(self.tokens_file, "users:\n" + entry)
+
+
+def _read_secret(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _write_private(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace `path` in one go; nobody ever sees half of it, nor a secret with wider permissions."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    partial.replace(path)

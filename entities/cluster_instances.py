@@ -1,0 +1,204 @@
+"""The instances of a node agent: started in a slot, watched, stopped; their ends told to the registry.
+
+An exit that nobody ordered is a fault and reported as such at once; nothing is ever restarted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+from bus import subjects
+from bus.logs import get_logger
+from entities.cluster_core import Exit, Held, Ledger, explain_exit
+from entities.cluster_processes import ForkServerClient, Spawned
+from schemas.base import Message
+from schemas.cluster import InstanceStart, InstanceStarted, Slot
+from schemas.envelope import EntityKind
+from schemas.errors import DmscError, Fenced, NotFound
+from schemas.registry import Endpoint, InstanceState, ServiceRecord, StateChange
+from schemas.signals import Registration
+
+log = get_logger("cluster")
+
+_START_WAIT_S = 10.0  # a start waits this long for a fork server that is being restarted
+
+StartTask = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
+"""Runs work beside the agent's other tasks."""
+
+
+class Tell(Protocol):
+    """Sends a command that should arrive even if its receiver is being restarted; raises what it refuses."""
+
+    async def __call__(self, row: subjects.Subject, message: Message, **tokens: str) -> None: ...
+
+
+class Instances:
+    """Everything that runs in this node's slots.
+
+    Args:
+        processes: where they run.
+        agent: SID of the node agent.
+        module: what their process runs.
+        place: the part of their payload that is the same for all: cluster, node, addresses, servers.
+        logs: folder of their log files.
+        start: owner of the tasks that watch them.
+        tell: how the registry learns of their ends.
+        on_change: called when a slot was taken or became free.
+    """
+
+    def __init__(
+        self,
+        processes: ForkServerClient,
+        *,
+        agent: str,
+        module: str,
+        place: dict[str, Any],
+        logs: Path,
+        start: StartTask,
+        tell: Tell,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._processes = processes
+        self._agent = agent
+        self._module = module
+        self._place = place
+        self._logs = logs
+        self._start_task = start
+        self._tell = tell
+        self._on_change = on_change
+        self._births: dict[str, asyncio.Task[Spawned | DmscError]] = {}
+        self.ledger = Ledger()
+
+    def offer(self, slots: tuple[Slot, ...]) -> None:
+        """These are the node's slots now."""
+        self._commit(self.ledger.with_slots(slots))
+
+    async def start(self, order: InstanceStart) -> InstanceStarted:
+        """Start a unit; repeated, it answers with the process that runs already.
+
+        Raises:
+            Refused, Conflict, Fenced: see `Ledger.admit`.
+            Unavailable: the fork server is away.
+        """
+        ledger, held = self.ledger.admit(order, self._agent)
+        if held is not None:
+            self._commit(ledger)
+            device = "cpu" if held.slot is None else self.ledger.slots[held.slot].device
+            payload = {**self._place, "start": order.model_dump(mode="json"), "device": device}
+            threads = order.spec.training.compute_threads
+            self._births[held.sid] = self._start_task(self._bear(held, payload, threads))
+        child = await asyncio.shield(self._births[order.unit.sid])
+        if isinstance(child, DmscError):
+            raise child
+        return InstanceStarted(sid=order.unit.sid, incarnation=order.incarnation, pid=child.pid.result())
+
+    async def _bear(self, held: Held, payload: dict[str, Any], threads: int) -> Spawned | DmscError:
+        """Spawn an instance that was admitted; its end is watched from here on."""
+        try:
+            await self._processes.wait_ready(_START_WAIT_S)
+            child = await self._processes.spawn(
+                f"{held.sid}.{held.incarnation}",
+                self._module,
+                payload,
+                log_path=self._logs / f"{held.sid}.log",
+                threads=threads,
+            )
+        except DmscError as error:
+            self._commit(self.ledger.withdraw(held))
+            self._births.pop(held.sid, None)
+            return error
+        self._commit(self.ledger.spawned(held, child.pid.result()))
+        log.info("instance started", node=self._agent, sid=held.sid, pid=child.pid.result())
+        self._start_task(self._watch(held, child))
+        return child
+
+    async def _watch(self, held: Held, child: Spawned) -> None:
+        self._settle(held, await asyncio.shield(child.exit))
+
+    def _settle(self, held: Held, exit: Exit) -> None:
+        """Free an ended instance's place and have the registry told, once."""
+        change = self._release(held, exit)
+        if change is not None:
+            self._start_task(self._report(held, change))
+
+    async def _report(self, held: Held, change: StateChange) -> None:
+        """Tell the registry how an instance ended, whatever it knew of it."""
+        try:
+            await self._tell(subjects.STATE_CHANGE, change, sid=change.sid)
+        except Fenced:
+            pass  # it took leave by itself, or was replaced
+        except NotFound:
+            if change.state is InstanceState.FAULTED:  # it died before it could register: do that for it
+                await self._register_fault(held, change)
+        except DmscError as error:
+            log.warning("registry refused a state", sid=held.sid, state=change.state.value, error=error.text)
+
+    async def _register_fault(self, held: Held, change: StateChange) -> None:
+        record = ServiceRecord(
+            sid=held.sid,
+            prefix=f"train/{held.job}/{'data' if held.slot is None else f'stage/{held.unit.stage}'}",
+            kind=EntityKind.INSTANCE,
+            incarnation=held.incarnation,
+            state=change.state,
+            endpoint=Endpoint(cluster=self._place["cluster"], node=self._place["node"], pid=held.pid or 0),
+            input_schema=held.unit.input_schema,
+            output_schema=held.unit.output_schema,
+            tags=held.unit.tags,
+            job=held.job,
+            stage=held.unit.stage,
+            reason=change.reason,
+        )
+        try:
+            await self._tell(subjects.REGISTRATION, Registration(record=record), sid=held.sid)
+        except DmscError as error:
+            log.warning("registry refused a fault", sid=held.sid, error=error.text)
+
+    def _release(self, held: Held, exit: Exit) -> StateChange | None:
+        present = self.ledger.find(held.sid, held.incarnation)
+        if present is None:
+            return None
+        state, reason = explain_exit(present, exit)
+        self._births.pop(held.sid, None)
+        self._commit(self.ledger.release(present, reason))
+        level = log.warning if state is InstanceState.FAULTED else log.info
+        level("instance ended", node=self._agent, sid=held.sid, state=state.value, reason=reason)
+        return StateChange(sid=held.sid, incarnation=held.incarnation, state=state, reason=reason)
+
+    async def end(self, held: Held, grace_s: float) -> None:
+        """Stop an instance as ordered; returns once its process is gone and its slot is free."""
+        self._commit(self.ledger.order_end(held))
+        child = await asyncio.shield(self._births[held.sid])
+        if isinstance(child, Spawned):
+            self._settle(held, await self._processes.stop(child, grace_s))
+
+    async def end_all(self, grace_s: float) -> tuple[StateChange, ...]:
+        """Stop whatever is left, all at once, and return what the registry should hear of it.
+
+        Nothing may start or watch instances any more: the agent's own tasks have ended.
+        """
+        births = [birth for birth in self._births.values() if birth.done() and not birth.cancelled()]
+        children = {child.name: child for birth in births if isinstance(child := birth.result(), Spawned)}
+        left = tuple(self.ledger.held.values())
+        for held in left:
+            self.ledger = self.ledger.order_end(held)
+        stopping = (self._last_exit(children.get(f"{held.sid}.{held.incarnation}"), grace_s) for held in left)
+        exits = await asyncio.gather(*stopping, return_exceptions=True)
+        ends = [
+            self._release(held, exit if isinstance(exit, Exit) else Exit())
+            for held, exit in zip(left, exits, strict=True)
+        ]
+        return tuple(change for change in ends if change is not None)
+
+    async def _last_exit(self, child: Spawned | None, grace_s: float) -> Exit:
+        if child is None:  # still being born: it goes with the fork server
+            return Exit()
+        return await self._processes.stop(child, grace_s)
+
+    def _commit(self, ledger: Ledger) -> None:
+        changed = ledger.slots != self.ledger.slots
+        self.ledger = ledger
+        if changed:
+            self._on_change()

@@ -1,0 +1,230 @@
+"""Short-lived workers of a node agent: the analysis of a job's model (draft §5.3), and the closing sample.
+
+The control plane has no torch, so that a child of the fork server looks at the model and ends. Whatever
+happens to it, the orchestrator gets an answer: the topology, or one line that says why there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bus import subjects
+from bus.logs import get_logger
+from entities.cluster_core import Exit
+from entities.cluster_instances import StartTask, Tell
+from entities.cluster_processes import ForkServerClient, Spawned
+from schemas.base import Message
+from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
+from schemas.errors import Ack, DmscError
+from schemas.job import JobSpec
+from schemas.task_graph import ModelTopology
+
+log = get_logger("cluster")
+
+_ATTEMPTS = 3  # a worker that was lost with its fork server is no verdict on the job
+_WAIT_READY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a worker has no result; `text` is one line for the user."""
+
+    code: str
+    text: str
+
+
+class ShortLivedWorkers:
+    """Runs them one at a time (a second would spoil the first one's measurements) and keeps topologies.
+
+    Args:
+        processes: where they run.
+        package: where the modules `analysis` and `sample` are.
+        place: the part of their payload that is the same for all: cluster, node, servers, token.
+        logs: folder of their log files.
+        start: owner of the tasks that wait for them.
+        tell: how results reach the orchestrator.
+        timeout_s: how long one may take from its start.
+    """
+
+    def __init__(
+        self,
+        processes: ForkServerClient,
+        *,
+        package: str,
+        place: dict[str, Any],
+        logs: Path,
+        start: StartTask,
+        tell: Tell,
+        timeout_s: float,
+    ) -> None:
+        self._processes = processes
+        self._start = start
+        self._tell = tell
+        self._package = package
+        self._place = place
+        self._node = str(place["node"])
+        self._logs = logs
+        self._timeout_s = timeout_s
+        self._lane = asyncio.Lock()
+        self._running: dict[tuple[str, str], tuple[Message, asyncio.Task[Any]]] = {}
+        self._specs: dict[str, JobSpec] = {}
+        self._runs = 0
+        self.topologies: dict[str, ModelTopology] = {}
+
+    def analyse(self, order: Analyse, device: str) -> Ack:
+        """Accept an order to analyse; repeated, it neither starts a second worker nor forgets the answer."""
+        topology = self.topologies.get(order.job)
+        if topology is not None and self._specs.get(order.job) == order.spec:
+            self._start(self._answer(subjects.TOPOLOGY, topology, order.job))
+            return Ack(note="known already")
+        return self._accept("analysis", order.job, order, self._analyse(order, device))
+
+    def write_sample(self, order: WriteSample, device: str) -> Ack:
+        """Accept an order to let the trained model write."""
+        return self._accept("sample", order.job, order, self._write_sample(order, device))
+
+    async def forget(self, job: str) -> None:
+        """Drop a job's topology and end its workers; returns once they are gone."""
+        mine = [task for key, (_, task) in self._running.items() if key[1] == job]
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+        self.topologies.pop(job, None)
+        self._specs.pop(job, None)
+
+    def _accept(self, kind: str, job: str, order: Message, work: Coroutine[Any, Any, None]) -> Ack:
+        key = (kind, job)
+        if key in self._running:
+            earlier, task = self._running[key]
+            if earlier == order:
+                work.close()
+                return Ack(note="under way")
+            task.cancel()
+        task = self._start(work)
+        self._running[key] = (order, task)
+        task.add_done_callback(lambda done: self._done(key, done))
+        return Ack()
+
+    def _done(self, key: tuple[str, str], task: asyncio.Task[Any]) -> None:
+        if key in self._running and self._running[key][1] is task:
+            del self._running[key]
+
+    async def _answer(self, row: subjects.Subject, message: Message, job: str) -> None:
+        try:
+            await self._tell(row, message, job=job)
+        except DmscError as error:
+            log.warning(f"{row.name} refused", node=self._node, job=job, error=error.text)
+
+    async def _analyse(self, order: Analyse, device: str) -> None:
+        found = await self._run("analysis", order.job, order.spec, device)
+        topology = self._read_topology(found) if isinstance(found, dict) else found
+        if isinstance(topology, Failure):
+            failed = AnalysisFailed(job=order.job, code=topology.code, text=topology.text)
+            await self._answer(subjects.ANALYSIS_FAILED, failed, order.job)
+            return
+        self.topologies[order.job], self._specs[order.job] = topology, order.spec
+        await self._answer(subjects.TOPOLOGY, topology, order.job)
+
+    def _read_topology(self, found: dict[str, Any]) -> ModelTopology | Failure:
+        try:
+            return ModelTopology.model_validate(found["topology"])
+        except (KeyError, ValidationError) as error:
+            log.error("analysis gave an unusable topology", node=self._node, error=str(error))
+            return Failure("internal", f"analysis on {self._node} gave an unusable topology; see its log")
+
+    async def _write_sample(self, order: WriteSample, device: str) -> None:
+        found = await self._run("sample", order.job, order.spec, device, weights_url=order.weights_url)
+        if isinstance(found, Failure):
+            log.warning("no sample", node=self._node, job=order.job, error=found.text)
+            written = SampleWritten(job=order.job, text="", error=found.text)
+        else:
+            written = SampleWritten(job=order.job, text=str(found.get("text", "")))
+        await self._answer(subjects.SAMPLE_WRITTEN, written, order.job)
+
+    async def _run(
+        self, kind: str, job: str, spec: JobSpec, device: str, **more: str
+    ) -> dict[str, Any] | Failure:
+        payload = {
+            **self._place,
+            "job": job,
+            "spec": spec.model_dump(mode="json"),
+            "device": device,
+            **more,
+        }
+        outcome: dict[str, Any] | Failure = Failure("unavailable", f"{self._node}: {kind} was not started")
+        async with self._lane:
+            for _ in range(_ATTEMPTS):
+                try:
+                    outcome = await self._run_once(kind, job, payload, spec.training.compute_threads)
+                except DmscError as error:
+                    outcome = Failure(error.code, error.text)
+                if not isinstance(outcome, Failure) or outcome.code != "unavailable":
+                    break
+        return outcome
+
+    async def _run_once(
+        self, kind: str, job: str, payload: dict[str, Any], threads: int
+    ) -> dict[str, Any] | Failure:
+        await self._processes.wait_ready(_WAIT_READY_S)
+        assert self._processes.scratch is not None
+        self._runs += 1
+        result = self._processes.scratch / f"{kind}-{self._runs}.json"
+        child = await self._processes.spawn(
+            f"{kind}-{job}-{self._runs}",
+            f"{self._package}.{kind}",
+            payload,
+            log_path=self._logs / f"{job}-{kind}.log",
+            threads=threads,
+            result=result,
+        )
+        where = f"{kind} of the model on {self._node}"
+        try:
+            exit = await self._bounded(child)
+            if exit is None:
+                return Failure(
+                    "deadline_exceeded", f"{where} took longer than {self._timeout_s:.0f} s and was ended"
+                )
+            return read_result(result, exit, where)
+        finally:
+            result.unlink(missing_ok=True)
+
+    async def _bounded(self, child: Spawned) -> Exit | None:
+        """The worker's end, or None if it had to be killed at the deadline. Cancelled: kill it too."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.shield(child.exit)
+        except TimeoutError:
+            await self._kill(child)
+            return None
+        except asyncio.CancelledError:
+            await self._kill(child)
+            raise
+
+    async def _kill(self, child: Spawned) -> None:
+        try:
+            await self._processes.stop(child, 0.0)
+        except DmscError as error:
+            log.error("worker left behind", node=self._node, error=error.text)
+
+
+def read_result(path: Path, exit: Exit, where: str) -> dict[str, Any] | Failure:
+    """What a worker left: its result, its own account of a failure, or how it ended."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        if exit.code is None and exit.signal is None:
+            return Failure("unavailable", f"{where} was lost with its fork server")
+        return Failure("internal", f"{where} gave no result ({exit})")
+    if not isinstance(found, dict):
+        return Failure("internal", f"{where} gave a result that is no object")
+    failed = found.get("failed")
+    if isinstance(failed, dict):
+        return Failure(str(failed.get("code", "internal")), str(failed.get("text", "")))
+    return found

@@ -1,0 +1,115 @@
+"""What both doors do once they have understood a request: Type 3 at the AAM, then the orchestrator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from entities.gateway.guard import Guard
+from schemas.base import Message
+from schemas.door import CancelJob, DoorRequest, JobList, JobQuery, MeshQuery, MeshStatus, SubmitJob
+from schemas.envelope import Envelope
+from schemas.errors import BadInput, BadJob, DmscError, NotFound
+from schemas.job import JobRecord, JobSpec
+
+log = get_logger("gateway")
+
+TIMEOUT_S = 5.0  # one question to the orchestrator
+DEADLINE_S = 15.0  # one command to it, repeated until answered
+
+
+class Desk:
+    """Submits, lists, reads and cancels for whoever may."""
+
+    def __init__(self, bus: Bus, gateway: str, guard: Guard) -> None:
+        self.guard = guard
+        self._bus = bus
+        self._gateway = gateway
+
+    async def submit(self, token: str, spec: JobSpec, cause: Envelope | None = None) -> JobRecord:
+        """`cause` is the client's own command: repeated through another gateway it is still the same."""
+        access = await self.guard.check(token, "job.submit", spec.name)
+        message = SubmitJob(spec=spec, user=access.user, gateway=self._gateway)
+        record = await self._bus.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
+        assert isinstance(record, JobRecord)
+        return record
+
+    async def list(self, token: str) -> JobList:
+        await self.guard.check(token, "job.list", "jobs")
+        return await self._query(None)
+
+    async def read(self, token: str, job: str) -> JobRecord:
+        await self.guard.check(token, "job.read", job)
+        return await self.look(job)
+
+    async def look(self, job: str) -> JobRecord:
+        """The job's record, for a request that was let in. Raises `NotFound`."""
+        answer = await self._query(job)
+        for record in answer.jobs:
+            if record.job == job:
+                return record
+        raise NotFound(f"there is no job {job}; list them to see which there are", job=job)
+
+    async def cancel(self, token: str, job: str, reason: str) -> JobRecord:
+        access = await self.guard.check(token, "job.cancel", job)
+        message = CancelJob(job=job, user=access.user, reason=reason)
+        record = await self._bus.command(subjects.CANCEL, message, deadline_s=DEADLINE_S)
+        assert isinstance(record, JobRecord)
+        return record
+
+    async def mesh(self, token: str) -> MeshStatus:
+        await self.guard.check(token, "mesh.read", "mesh")
+        status = await self._bus.request(subjects.MESH_QUERY, MeshQuery(), timeout_s=TIMEOUT_S)
+        assert isinstance(status, MeshStatus)
+        return status
+
+    async def _query(self, job: str | None) -> JobList:
+        answer = await self._bus.request(subjects.QUERY, JobQuery(job=job), timeout_s=TIMEOUT_S)
+        assert isinstance(answer, JobList)
+        return answer
+
+    # --- the NATS door ---------------------------------------------------------------------------------
+    async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:
+        """`DOOR`'s handler. Jobs come as a `JobList`, also a single one; the mesh as `MeshStatus`."""
+        begun = time.monotonic()
+        outcome = "internal"
+        try:
+            reply = await self._act(request, envelope)
+            outcome = "ok"
+            return reply
+        except DmscError as error:
+            outcome = error.code
+            raise
+        finally:
+            log.info("door request", action=request.action, job=request.job, client=envelope.sender.name,
+                     outcome=outcome, ms=round(1e3 * (time.monotonic() - begun), 1))  # fmt: skip
+
+    async def _act(self, request: DoorRequest, envelope: Envelope) -> Message:
+        token = request.token
+        actions: dict[str, Callable[[], Awaitable[Message]]] = {
+            "job.submit": lambda: self.submit(token, _spec(request), envelope),
+            "job.list": lambda: self.list(token),
+            "job.read": lambda: self.read(token, _job(request)),
+            "job.cancel": lambda: self.cancel(token, _job(request), "asked for at the NATS door"),
+            "mesh.read": lambda: self.mesh(token),
+        }
+        action = actions.get(request.action)
+        if action is None:
+            raise BadInput(f"{request.action}: unknown action; there are {', '.join(actions)}")
+        reply = await action()
+        return JobList(jobs=(reply,)) if isinstance(reply, JobRecord) else reply
+
+
+def _spec(request: DoorRequest) -> JobSpec:
+    if request.spec is None:
+        raise BadJob("spec: missing; job.submit needs the job's specification")
+    return request.spec
+
+
+def _job(request: DoorRequest) -> str:
+    if request.job is None:
+        raise BadInput(f"job: missing; {request.action} needs a job's id")
+    return request.job

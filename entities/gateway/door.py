@@ -1,0 +1,350 @@
+"""The outer door's HTTP (draft §3 MG, "unified entry point"): FastAPI over the desk, artifacts and events.
+
+Errors are `application/problem+json` with one line that names the place and the remedy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bus.artifacts import open_artifacts
+from bus.connection import Bus
+from bus.logs import get_logger
+from entities.gateway.desk import Desk
+from entities.gateway.events import EventsConfig, first_sequence, job_events
+from entities.gateway.problems import MEDIA_TYPE, TooLarge, problem, status_of
+from entities.gateway.ranges import parse_range
+from schemas.base import Message as WireMessage
+from schemas.base import is_token
+from schemas.door import JobList, MeshStatus
+from schemas.errors import BadInput, BadJob, DmscError, NotFound, Refused
+from schemas.explain import explain
+from schemas.job import ENDED, JobRecord, JobSpec, WeightsManifest
+
+log = get_logger("door")
+
+DATASETS_URL = "bus://datasets"
+DISCARDED_BYTES = 4 << 20
+DISCARD_S = 1.0
+"""How much of a body above the limit is still read, and for how long, so that the answer arrives."""
+_BEARER = re.compile(r"^[Bb]earer +(\S+) *$")
+_DATASET = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
+_BYTES = "application/octet-stream"
+
+Authorization = Annotated[str | None, Header(description="Bearer TOKEN")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorConfig:
+    """Bounds of the HTTP door."""
+
+    max_job_bytes: int = 1 << 20  # a job specification; the bus takes no larger message either
+    max_dataset_bytes: int = 4 << 30  # one dataset, streamed into the bus's object store
+    events: EventsConfig = field(default_factory=EventsConfig)
+
+
+def build_app(bus: Bus, desk: Desk, gateway: str, config: DoorConfig) -> FastAPI:
+    """The application; all state is in what it is given."""
+    app = FastAPI(
+        title="DMSC gateway", version="1", docs_url="/docs", redoc_url=None, openapi_url="/v1/openapi.json"
+    )
+    app.add_middleware(RequestLog, gateway=gateway)
+    _explain_errors(app)
+    _jobs(app, desk, config)
+    _events(app, bus, desk, config)
+    _weights(app, bus, desk)
+    _datasets(app, bus, desk, config)
+
+    @app.get("/healthz", tags=["mesh"])
+    async def healthz() -> dict[str, str]:
+        """Alive. Needs no token and tells nothing."""
+        return {"status": "ok"}
+
+    @app.get("/v1/mesh", response_model=MeshStatus, tags=["mesh"])
+    async def mesh(authorization: Authorization = None) -> Response:
+        return _json(await desk.mesh(_token(authorization)))
+
+    return app
+
+
+def _jobs(app: FastAPI, desk: Desk, config: DoorConfig) -> None:
+    body = {"required": True, "content": {"application/json": {"schema": JobSpec.model_json_schema()}}}
+
+    @app.post(
+        "/v1/jobs",
+        status_code=201,
+        response_model=JobRecord,
+        tags=["jobs"],
+        openapi_extra={"requestBody": body},
+    )
+    async def submit(request: Request, authorization: Authorization = None) -> Response:
+        """Submit a job: a JobSpec as JSON."""
+        token = _token(authorization)
+        text = await _body(request, config.max_job_bytes)
+        try:
+            spec = JobSpec.model_validate_json(text)
+        except ValidationError as error:
+            lines = explain(error, JobSpec)
+            raise BadJob(lines[0], problems="\n".join(lines)) from None
+        record = await desk.submit(token, spec)
+        return _json(record, HTTPStatus.CREATED, {"Location": f"/v1/jobs/{record.job}"})
+
+    @app.get("/v1/jobs", response_model=JobList, tags=["jobs"])
+    async def jobs(authorization: Authorization = None) -> Response:
+        return _json(await desk.list(_token(authorization)))
+
+    @app.get("/v1/jobs/{job}", response_model=JobRecord, tags=["jobs"])
+    async def read(job: str, authorization: Authorization = None) -> Response:
+        return _json(await desk.read(_token(authorization), _job_id(job)))
+
+    @app.post("/v1/jobs/{job}/cancel", response_model=JobRecord, tags=["jobs"])
+    async def cancel(
+        job: str, authorization: Authorization = None, reason: Annotated[str, Query(max_length=200)] = ""
+    ) -> Response:
+        """End a job: one's own, or any for operators."""
+        return _json(await desk.cancel(_token(authorization), _job_id(job), reason or "asked for over HTTP"))
+
+
+def _events(app: FastAPI, bus: Bus, desk: Desk, config: DoorConfig) -> None:
+    @app.get("/v1/jobs/{job}/events", tags=["jobs"])
+    async def events(
+        job: str,
+        authorization: Authorization = None,
+        start: Annotated[int | None, Query(ge=1, description="first sequence; default: all")] = None,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        """Server-sent events: replayed, then followed until the job ended."""
+        await desk.read(_token(authorization), _job_id(job))
+
+        async def has_ended() -> bool:
+            try:
+                return (await desk.look(job)).state in ENDED
+            except NotFound:
+                return True
+            except DmscError:
+                return False  # the orchestrator is away: the stream goes on
+
+        first = first_sequence(start, last_event_id)
+        return StreamingResponse(
+            job_events(bus, job, first, has_ended, config.events),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+
+def _weights(app: FastAPI, bus: Bus, desk: Desk) -> None:
+    async def manifest_of(authorization: str | None, job: str) -> WeightsManifest:
+        record = await desk.read(_token(authorization), _job_id(job))
+        if record.weights is None:
+            raise NotFound(f"{job} is {record.state} and has no weights; they come when it is done", job=job)
+        return record.weights
+
+    @app.get("/v1/jobs/{job}/weights", response_model=WeightsManifest, tags=["weights"])
+    async def manifest(job: str, authorization: Authorization = None) -> Response:
+        """Shards, index, and the SHA-256 over all tensors."""
+        return _json(await manifest_of(authorization, job))
+
+    @app.get("/v1/jobs/{job}/weights/{shard}", response_class=Response, tags=["weights"])
+    async def shard(
+        job: str,
+        shard: str,
+        authorization: Authorization = None,
+        byte_range: Annotated[str | None, Header(alias="Range")] = None,
+    ) -> Response:
+        """One safetensors file, or a range of its bytes."""
+        weights = await manifest_of(authorization, job)
+        if shard not in weights.shards:
+            raise NotFound(f"{job} has no shard {shard}; it has {', '.join(weights.shards)}", job=job)
+        return await _file(bus, weights.url, shard, byte_range)
+
+
+def _datasets(app: FastAPI, bus: Bus, desk: Desk, config: DoorConfig) -> None:
+    @app.put("/v1/datasets/{name}", status_code=201, tags=["datasets"])
+    async def store(name: str, request: Request, authorization: Authorization = None) -> JSONResponse:
+        """Store a dataset; a job then names it as `data.source`."""
+        await desk.guard.check(_token(authorization), "dataset.write", _dataset(name))
+        limit = config.max_dataset_bytes
+        if int(request.headers.get("content-length") or 0) > limit:
+            raise _too_large(limit)
+        counted = _Counted(request, limit)
+        await bus.objects.put(f"datasets/{name}", counted.pieces())
+        url = f"{DATASETS_URL}/{name}"
+        log.info("dataset stored", name=name, bytes=counted.bytes)
+        return JSONResponse({"name": name, "bytes": counted.bytes, "source": url}, status_code=201)
+
+    @app.get("/v1/datasets/{name}", response_class=Response, tags=["datasets"])
+    async def load(
+        name: str,
+        authorization: Authorization = None,
+        byte_range: Annotated[str | None, Header(alias="Range")] = None,
+    ) -> Response:
+        await desk.guard.check(_token(authorization), "dataset.read", _dataset(name))
+        return await _file(bus, DATASETS_URL, name, byte_range)
+
+
+async def _file(bus: Bus, url: str, name: str, byte_range: str | None) -> Response:
+    artifacts = open_artifacts(url, bus)
+    size = await artifacts.size(name)
+    headers = {"Accept-Ranges": "bytes"}
+    wanted = parse_range(byte_range, size)
+    start, length = wanted or (0, size)
+    headers["Content-Length"] = str(length)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{size}"
+    status = HTTPStatus.OK if wanted is None else HTTPStatus.PARTIAL_CONTENT
+    pieces = artifacts.open_range(name, start, length)
+    return StreamingResponse(pieces, status_code=int(status), media_type=_BYTES, headers=headers)
+
+
+class _Counted:
+    """A request's body in pieces, refused above a limit. What was stored so far is then not published."""
+
+    def __init__(self, request: Request, limit: int) -> None:
+        self._request = request
+        self._limit = limit
+        self.bytes = 0
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        async for piece in self._request.stream():
+            self.bytes += len(piece)
+            if self.bytes > self._limit:
+                raise _too_large(self._limit)
+            if piece:
+                yield piece
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    if int(request.headers.get("content-length") or 0) > limit:
+        raise _too_large(limit)
+    return b"".join([piece async for piece in _Counted(request, limit).pieces()])
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is above this door's limit of {limit} bytes")
+
+
+async def _discard(request: Request) -> None:
+    """Read a little of what is still being sent: a hang-up at once would take our answer away with it."""
+    left = DISCARDED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while left > 0:
+                event = await request.receive()
+                if event["type"] != "http.request" or not event.get("more_body", False):
+                    return
+                left -= len(event.get("body", b""))
+
+
+def _token(authorization: str | None) -> str:
+    found = _BEARER.match(authorization or "")
+    if found is None:
+        raise Refused("no token; send the header Authorization: Bearer TOKEN")
+    return found.group(1)
+
+
+def _job_id(job: str) -> str:
+    if not is_token(job):
+        raise NotFound("there is no such job; an id has only letters, digits, _ and -")
+    return job
+
+
+def _dataset(name: str) -> str:
+    if not _DATASET.match(name):
+        raise BadInput(
+            "a dataset's name has 1 to 120 letters, digits, . _ or -, and begins with a letter or digit"
+        )
+    return name
+
+
+def _json(
+    message: WireMessage | WeightsManifest, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(message.model_dump_json(), int(status), headers, "application/json")
+
+
+def _explain_errors(app: FastAPI) -> None:
+    def answer(status: HTTPStatus, detail: str, code: str, **more: Any) -> JSONResponse:
+        headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
+        if status is HTTPStatus.SERVICE_UNAVAILABLE:
+            headers["Retry-After"] = "1"
+        if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            headers["Connection"] = "close"  # or the rest of the body would be read, however long it is
+        return JSONResponse(problem(status, detail, code, **more), int(status), headers, MEDIA_TYPE)
+
+    @app.exception_handler(DmscError)
+    async def ours(request: Request, error: DmscError) -> JSONResponse:
+        if isinstance(error, TooLarge):
+            await _discard(request)
+        more: dict[str, Any] = {"retryable": error.retryable}
+        if "problems" in error.fields:
+            more["problems"] = str(error.fields["problems"]).split("\n")
+        return answer(status_of(error), error.text, error.code, **more)
+
+    @app.exception_handler(RequestValidationError)
+    async def theirs(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return answer(HTTPStatus.UNPROCESSABLE_ENTITY, f"{place}: {first['msg']}", BadInput.code)
+
+    @app.exception_handler(HTTPException)
+    async def starlettes(request: Request, error: HTTPException) -> JSONResponse:
+        status = HTTPStatus(error.status_code)
+        code = {404: NotFound.code, 405: "method_not_allowed"}.get(error.status_code, BadInput.code)
+        return answer(status, f"{request.method} {request.url.path}: {status.phrase}", code)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        log.error("request failed", path=request.url.path, exc_info=error)
+        return answer(
+            HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway failed; its log says why", DmscError.code
+        )
+
+
+class RequestLog:
+    """ASGI: one line per request. Never the headers or the query, which may hold secrets."""
+
+    def __init__(self, app: ASGIApp, gateway: str) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status, sent = time.monotonic(), 0, 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            sent += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            told = log.debug if scope["path"] == "/healthz" else log.info
+            took_ms = round(1e3 * (time.monotonic() - begun), 1)
+            told(
+                "http request",
+                gateway=self._gateway,
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                bytes=sent,
+                ms=took_ms,
+            )

@@ -1,0 +1,93 @@
+"""Uvicorn inside a service's own event loop: one socket, no signal handlers, an orderly end.
+
+Imported only where a gateway has an HTTP door: FastAPI and uvicorn cost about 20 MB of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from schemas.errors import BadInput
+
+GRACE_S = 2  # whole seconds that open requests get at shutdown; event streams are ended after it
+BACKLOG = 128
+_ANYWHERE = {"0.0.0.0", "::", ""}
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the business of whoever runs the loop, not of one of its services."""
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes any free one. Raises `BadInput` with one line where it can't be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        # Here and not in uvicorn: two may bind, only one can listen, and the other must hear it now.
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            text = f"HTTP port {port} on {host} is taken; choose another, or 0 for any free one"
+        elif error.errno == errno.EACCES:
+            text = f"HTTP port {port} on {host} needs privileges; choose one from 1024 up"
+        else:
+            text = f"HTTP address {host}:{port} can't be used: {error.strerror}"
+        raise BadInput(text, host=host, port=port) from None
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket, host: str, advertised_host: str = "") -> str:
+    """The URL to tell others: `advertised_host`, or `host` where that names one machine."""
+    name = advertised_host or ("127.0.0.1" if host in _ANYWHERE else host)
+    return f"http://{f'[{name}]' if ':' in name else name}:{sock.getsockname()[1]}"
+
+
+@contextlib.asynccontextmanager
+async def serving(app: FastAPI, sock: socket.socket) -> AsyncIterator[None]:
+    """Serve `app` on the socket for the length of the block."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http="h11",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+    listening = asyncio.create_task(server.listening.wait())
+    try:
+        await asyncio.wait({task, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            raise BadInput("the HTTP server ended while starting")
+        yield
+    finally:
+        listening.cancel()
+        server.should_exit = True
+        await asyncio.wait({task})
+        sock.close()

@@ -1,0 +1,69 @@
+"""Errors as HTTP tells them: a status and an `application/problem+json` body (RFC 9457). Pure."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from schemas.errors import (
+    BadInput,
+    BadMessage,
+    Conflict,
+    DeadlineExceeded,
+    DmscError,
+    Fenced,
+    IllegalTransition,
+    NotFound,
+    Refused,
+    Unavailable,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class TooLarge(BadInput):
+    """A body above the door's limit."""
+
+    code = "too_large"
+
+
+class NotSatisfiable(BadInput):
+    """A Range that begins behind the end."""
+
+    code = "range_not_satisfiable"
+
+
+_STATUS: tuple[tuple[type[DmscError], HTTPStatus], ...] = (  # the first that fits
+    (TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    (NotSatisfiable, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE),
+    (BadMessage, HTTPStatus.BAD_REQUEST),
+    (BadInput, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (NotFound, HTTPStatus.NOT_FOUND),
+    (Conflict, HTTPStatus.CONFLICT),
+    (Fenced, HTTPStatus.CONFLICT),
+    (IllegalTransition, HTTPStatus.CONFLICT),
+    (DeadlineExceeded, HTTPStatus.GATEWAY_TIMEOUT),
+    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+
+
+def status_of(error: DmscError) -> HTTPStatus:
+    """401 where we do not know who asks, 403 where we do and they may not."""
+    if isinstance(error, Refused):
+        return HTTPStatus.FORBIDDEN if error.fields.get("user") else HTTPStatus.UNAUTHORIZED
+    for kind, status in _STATUS:
+        if isinstance(error, kind):
+            return status
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def problem(status: HTTPStatus, detail: str, code: str, **more: Any) -> dict[str, Any]:
+    """The body. `detail` is one line, safe to show."""
+    return {
+        "type": f"urn:dmsc:error:{code}",
+        "title": status.phrase,
+        "status": int(status),
+        "detail": detail,
+        "code": code,
+        **more,
+    }

@@ -1,0 +1,239 @@
+"""MG, microservice gateway: one per cluster (draft §3, §4.3 Types 3, 4 and 5, §4.4).
+
+The unified entry: requests at the NATS door and, where a port is set, over HTTP, each checked by Type 3;
+a step's microbatches to the data instances; cluster-local aggregation for the orchestrator (Type 5 up);
+faults of its data instances. It follows the registry (Type 2) and the routers (Type 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.presence import Presence
+from bus.services import Subscription
+from entities.fault_reporter import FaultReporter, FaultReporterConfig
+from entities.gateway.desk import Desk
+from entities.gateway.dispatcher import DATA_STAGE, Dispatcher, DispatcherConfig
+from entities.gateway.guard import Guard, GuardConfig
+from entities.instance_feed import InstanceFeed
+from entities.mesh_registration import keep_registered
+from entities.policy_book import PolicyBook
+from entities.qos_window import QosWindow
+from entities.registry_view import FollowConfig, RegistryFollower
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, DmscError
+from schemas.fault import FaultReport
+from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.signals import (
+    CommunicationPolicy,
+    ComputeEntry,
+    ComputeNotification,
+    NodeRegistration,
+    TerminationReport,
+)
+from schemas.step import MicrobatchClaim
+from schemas.telemetry import InstanceSample
+
+if TYPE_CHECKING:
+    from entities.gateway.door import DoorConfig
+
+log = get_logger("gateway")
+
+QUEUE_GROUP = "gateway"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig:
+    """Settings of one cluster's gateway."""
+
+    cluster: str
+    sid: str = ""  # default: gateway-<cluster>
+    node: str = "mesh"
+    http_port: int | None = None  # None: no HTTP door; 0: any free port
+    http_host: str = "127.0.0.1"  # 0.0.0.0 opens it to other machines; tokens then need TLS in front
+    advertised_host: str = ""  # the name others reach it by, where http_host names none
+    report_every_s: float = 1.0  # Type 5 while a job runs
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    dispatch: DispatcherConfig = field(default_factory=DispatcherConfig)
+    follow: FollowConfig = field(default_factory=FollowConfig)
+    faults: FaultReporterConfig = field(default_factory=FaultReporterConfig)
+    door: DoorConfig | None = None  # None: the defaults
+
+    def __post_init__(self) -> None:
+        if not self.sid:
+            object.__setattr__(self, "sid", f"gateway-{self.cluster}")
+        if self.http_port is not None and not 0 <= self.http_port <= 65_535:
+            raise ValueError(f"http_port is {self.http_port}; it must be 0 to 65535")
+
+
+class Gateway:
+    """The gateway's service. `url` is its HTTP door's, once `run` is ready."""
+
+    def __init__(self, bus: Bus, config: GatewayConfig) -> None:
+        self.config = config
+        self.url: str | None = None
+        self.book = PolicyBook()
+        self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
+        self.desk = Desk(bus, config.sid, Guard(bus, config.sid, config.guard))
+        self._bus = bus
+        self._compute: dict[str, tuple[ComputeEntry, ...]] = {}
+        self._faults = FaultReporter(bus, config.faults)
+        self._qos = QosWindow()
+        self._claims = InstanceFeed(bus, subjects.STEP_CLAIM, self._claimed)
+        self._samples = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
+        self._feed_due = asyncio.Event()
+        self._dispatcher = Dispatcher(
+            bus, config.sid, self.follower, self._last_compute, self._faults, self._qos, config.dispatch
+        )
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Serve until cancelled. Raises `BadInput` with one line where the HTTP port can't be had."""
+        config = self.config
+        subscriptions: list[Subscription] = []
+        async with self._http(), asyncio.TaskGroup() as tasks:
+            try:
+                subscriptions += [
+                    await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
+                    await self._bus.serve(subjects.STEP_BEGIN, self._dispatcher.begin, gateway=config.sid),
+                    await self._bus.serve(subjects.DOOR, self.desk.answer, queue_group=QUEUE_GROUP),
+                    await self._bus.subscribe(subjects.COMPUTE, self._computed),
+                ]
+                for work in (
+                    self.follower.follow(),
+                    self._faults.run(),
+                    self._keep_feeds(),
+                    self._report_quality(),
+                    keep_registered(self._bus, self._registration()),
+                ):
+                    tasks.create_task(work)
+                async with Presence(self._bus, self._record()):
+                    log.info("gateway ready", cluster=config.cluster, url=self.url)
+                    if ready is not None:
+                        ready.set()
+                    await asyncio.get_running_loop().create_future()
+            finally:
+                for subscription in subscriptions:
+                    await subscription.stop()
+                await self._claims.stop()
+                await self._samples.stop()
+
+    @contextlib.asynccontextmanager
+    async def _http(self) -> AsyncIterator[None]:
+        if self.config.http_port is None:
+            yield
+            return
+        # Only here: FastAPI costs memory that a gateway without an outer door need not have.
+        from entities.gateway.door import DoorConfig, build_app
+        from entities.gateway.listener import bind, serving, url_of
+
+        sock = bind(self.config.http_host, self.config.http_port)
+        app = build_app(self._bus, self.desk, self.config.sid, self.config.door or DoorConfig())
+        async with serving(app, sock):
+            self.url = url_of(sock, self.config.http_host, self.config.advertised_host)
+            yield
+
+    # --- Type 2 and Type 4: what we know ------------------------------------------------------------------
+    def _registry_changed(self, sids: frozenset[str]) -> None:
+        for sid in sids:
+            record = self.follower.view.records.get(sid)
+            if record is not None and record.state is InstanceState.FAULTED and self._is_our_data(record):
+                self._faults.report(
+                    FaultReport(
+                        reporter=self.config.sid,
+                        job=record.job,
+                        sid=record.sid,
+                        incarnation=record.incarnation,
+                        kind="instance",
+                        evidence=f"registry says faulted: {record.reason or 'no reason given'}",
+                    )
+                )
+        self._feed_due.set()
+
+    async def _computed(self, message: ComputeNotification, envelope: Envelope) -> None:
+        self._compute[message.cluster] = message.entries
+
+    def _last_compute(self) -> Mapping[str, tuple[ComputeEntry, ...]]:
+        return self._compute
+
+    def _is_our_data(self, record: ServiceRecord) -> bool:
+        return record.stage == DATA_STAGE and record.endpoint.cluster == self.config.cluster
+
+    # --- Type 5 --------------------------------------------------------------------------------------------
+    async def _policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
+        outcome = self.book.take(message)
+        log.info("policy", job=message.job, revision=message.revision, outcome=outcome, reason=message.reason)
+        if outcome == "ended":
+            self._dispatcher.forget(message.job)
+            microbatches, sent_bytes = self._qos.forget(message.job)
+            report = TerminationReport(
+                sid=self.config.sid,
+                job=message.job,
+                microbatches=microbatches,
+                bytes=sent_bytes,
+                note="entry closed",
+            )
+            await self._bus.publish(subjects.TERMINATION, report, job=message.job, sid=self.config.sid)
+        return Ack(note=outcome)
+
+    async def _keep_feeds(self) -> None:
+        while True:
+            await self._feed_due.wait()
+            self._feed_due.clear()
+            ours = self.follower.view.instances(cluster=self.config.cluster)
+            await self._claims.follow(ours)
+            await self._samples.follow(record for record in ours if record.stage == DATA_STAGE)
+
+    async def _claimed(self, message: MicrobatchClaim, envelope: Envelope) -> None:
+        if message.job in self.book.active and not message.evaluate:
+            self._qos.add_microbatch(message.job)
+
+    async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
+        if message.job in self.book.active:
+            self._qos.add_sample(message)
+
+    async def _report_quality(self) -> None:
+        dropped = self._bus.counters.dropped
+        while True:
+            await asyncio.sleep(self.config.report_every_s)
+            lost, dropped = self._bus.counters.dropped - dropped, self._bus.counters.dropped
+            for job in list(self.book.active):
+                ours = self.follower.view.instances(job=job, cluster=self.config.cluster)
+                report = self._qos.report(
+                    job,
+                    sid=self.config.sid,
+                    cluster=self.config.cluster,
+                    window_s=self.config.report_every_s,
+                    instances=sum(record.state is InstanceState.ACTIVE for record in ours),
+                    lost=lost,
+                )
+                try:
+                    await self._bus.publish(subjects.QOS_REPORT, report, sid=self.config.sid)
+                except DmscError as error:
+                    log.info("type 5 not sent", code=error.code, error=error.text)
+
+    # --- who we are -----------------------------------------------------------------------------------
+    def _record(self) -> ServiceRecord:
+        return ServiceRecord(
+            sid=self.config.sid,
+            prefix=f"entity/gateway/{self.config.cluster}",
+            kind=EntityKind.GATEWAY,
+            incarnation=self._bus.sender.incarnation,
+            state=InstanceState.ACTIVE,
+            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node, address=self.url or ""),
+        )
+
+    def _registration(self) -> NodeRegistration:
+        return NodeRegistration(
+            sid=self.config.sid,
+            kind=EntityKind.GATEWAY,
+            incarnation=self._bus.sender.incarnation,
+            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node, address=self.url or ""),
+            services=("entry", "aggregation", "door") + (("http",) if self.url else ()),
+        )

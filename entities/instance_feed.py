@@ -1,0 +1,47 @@
+"""What the instances of one cluster publish, and only those: a subscription per (job, SID).
+
+A wildcard would have each router and gateway decode the traffic of the whole mesh (DESIGN §8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from bus.connection import Bus
+from bus.services import Subscription
+from bus.subjects import Subject
+from schemas.envelope import Envelope
+from schemas.registry import ServiceRecord
+
+Handler = Callable[[Any, Envelope], Awaitable[None]]
+
+
+class InstanceFeed:
+    """Subscriptions of `row`, which has the tokens `job` and `sid`, to a changing set of instances."""
+
+    def __init__(self, bus: Bus, row: Subject, handler: Handler) -> None:
+        self._bus = bus
+        self._row = row
+        self._handler = handler
+        self._subscriptions: dict[tuple[str, str], Subscription] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def followed(self) -> frozenset[tuple[str, str]]:
+        return frozenset(self._subscriptions)
+
+    async def follow(self, records: Iterable[ServiceRecord]) -> None:
+        """From now on listen to exactly these instances."""
+        wanted = {(record.job, record.sid) for record in records if record.job is not None}
+        async with self._lock:
+            for key in self._subscriptions.keys() - wanted:
+                await self._subscriptions.pop(key).stop(drain=False)
+            for job, sid in sorted(wanted - self._subscriptions.keys()):
+                self._subscriptions[job, sid] = await self._bus.subscribe(
+                    self._row, self._handler, job=job, sid=sid
+                )
+
+    async def stop(self) -> None:
+        await self.follow(())

@@ -1,0 +1,232 @@
+"""The instances of one job: starting them in their slots, waiting for them, giving them orders."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from bus.connection import Bus
+from bus.subjects import START_INSTANCE, STOP_INSTANCE, Subject
+from schemas.base import Message
+from schemas.cluster import InstanceStart, InstanceStop
+from schemas.errors import DmscError, Unavailable
+from schemas.job import InstanceView, JobSpec
+from schemas.registry import InstanceState
+from schemas.step import Member
+from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
+
+from entities.orchestrator.mesh_view import MeshView
+
+START_DEADLINE_S = 20.0
+"""An agent answers within milliseconds; this covers one that restarts."""
+
+ACTIVE_DEADLINE_S = 120.0
+"""Building a large stage takes time; a dead instance is noticed long before."""
+
+
+class MemberLost(DmscError):
+    """Instances of the job no longer count."""
+
+    code = "member_lost"
+    retryable = True
+
+    def __init__(self, members: Iterable[Member], text: str) -> None:
+        super().__init__(text)
+        self.members = set(members)
+
+
+class StartFailed(DmscError):
+    """An instance ended before it was ready; its own last words are the text."""
+
+    code = "start_failed"
+
+    def __init__(self, member: Member, text: str) -> None:
+        super().__init__(text)
+        self.member = member
+
+
+class Instances:
+    """Who runs which unit now. `members` maps SID to the incarnation that counts."""
+
+    def __init__(self, bus: Bus, mesh: MeshView, job: str, spec: JobSpec, epoch: int) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._job = job
+        self._spec = spec
+        self._epoch = epoch
+        self.graph: TaskGraph | None = None
+        self.code_digest = ""
+        self.layer_count = 0
+        self.members: dict[str, Member] = {}
+        self.lost: set[Member] = set()
+        self._lost_more = asyncio.Event()
+
+    def mark_lost(self, member: Member) -> None:
+        """This incarnation no longer counts: whoever waits for its answer stops waiting."""
+        self.lost.add(member)
+        self._lost_more.set()
+        self._lost_more = asyncio.Event()
+
+    async def _until_lost(self, member: Member) -> None:
+        while member not in self.lost:
+            await self._lost_more.wait()
+
+    @property
+    def units(self) -> tuple[TaskUnit, ...]:
+        assert self.graph is not None
+        return self.graph.units
+
+    def stages(self) -> tuple[tuple[Member, ...], ...]:
+        """Members of each stage, in replica order."""
+        assert self.graph is not None
+        count = 1 + max(unit.stage for unit in self.units)
+        return tuple(
+            tuple(self.members[unit.sid] for unit in self.graph.stage(stage) if unit.sid in self.members)
+            for stage in range(count)
+        )
+
+    def stage_members(self) -> list[Member]:
+        return [member for members in self.stages() for member in members]
+
+    async def start(self, units: Iterable[TaskUnit]) -> list[Member]:
+        """Starts a new incarnation of each unit in its slot and waits until all are active.
+
+        Raises:
+            StartFailed: an instance refused or died; its own reason is the text.
+            Unavailable: not active in time.
+        """
+        started = await asyncio.gather(*(self._start(unit) for unit in units))
+        await self._until_active(started)
+        return list(started)
+
+    async def _start(self, unit: TaskUnit) -> Member:
+        assert self.graph is not None
+        place = self.graph.placement(unit.sid)
+        member = Member(sid=unit.sid, incarnation=secrets.token_hex(6))
+        order = InstanceStart(
+            job=self._job,
+            epoch=self._epoch,
+            spec=self._spec,
+            unit=unit,
+            incarnation=member.incarnation,
+            slot=place.slot,
+            stages=self._spec.parallel.stages,
+            layer_count=self.layer_count,
+            code_digest=self.code_digest,
+        )
+        agent = self.agent(place)
+        await self._bus.command(START_INSTANCE, order, deadline_s=START_DEADLINE_S, agent=agent)
+        self.members[unit.sid] = member
+        return member
+
+    async def _until_active(self, members: Iterable[Member]) -> None:
+        waiting = list(members)
+        over = (InstanceState.FAULTED, InstanceState.GONE)
+
+        def ended(member: Member) -> bool:
+            record = self._mesh.last_of(member)
+            return record is not None and record.state in over
+
+        def settled() -> bool:
+            return any(ended(member) for member in waiting) or all(
+                self._mesh.state_of(member) is InstanceState.ACTIVE for member in waiting
+            )
+
+        settled_in_time = await self._mesh.until(settled, ACTIVE_DEADLINE_S)
+        for member in waiting:
+            if ended(member):
+                record = self._mesh.last_of(member)
+                reason = (record.reason if record else "") or "ended before it was ready"
+                raise StartFailed(member, f"{member.sid}: {reason}")
+        if not settled_in_time:
+            late = [
+                member.sid for member in waiting if self._mesh.state_of(member) is not InstanceState.ACTIVE
+            ]
+            raise Unavailable(f"{', '.join(late)} not ready after {ACTIVE_DEADLINE_S:.0f} s")
+
+    def agent(self, place: Placement) -> str:
+        """The node agent of a placement; raises `Unavailable` when it is not registered."""
+        sid = self._mesh.agent_of(place.cluster, place.node)
+        if sid is None:
+            raise Unavailable(f"node {place.node} of cluster {place.cluster} is not there")
+        return sid
+
+    async def order(
+        self, row: Subject, message: Message, members: Iterable[Member], *, deadline_s: float
+    ) -> dict[str, Any]:
+        """Gives the same order to several members and returns their answers by SID.
+
+        Raises:
+            MemberLost: some did not answer; nobody else's answer is lost to idempotence.
+        """
+        targets = list(members)
+
+        async def one(member: Member) -> Message:
+            asked = asyncio.create_task(
+                self._bus.command(row, message, deadline_s=deadline_s, job=self._job, sid=member.sid)
+            )
+            gone = asyncio.create_task(self._until_lost(member))
+            try:
+                await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    answer: Message = asked.result()
+                    return answer
+                raise Unavailable(f"{member.sid} was lost")
+            finally:
+                asked.cancel()
+                gone.cancel()
+
+        answers = await asyncio.gather(*(one(member) for member in targets), return_exceptions=True)
+        silent = []
+        problems = []
+        for member, answer in zip(targets, answers, strict=True):
+            if isinstance(answer, Unavailable):
+                silent.append(member)
+                problems.append(f"{member.sid}: {answer}")
+            elif isinstance(answer, BaseException):
+                raise answer
+        if silent:
+            raise MemberLost(silent, f"no answer to {row.name}: {'; '.join(problems)}")
+        return {member.sid: answer for member, answer in zip(targets, answers, strict=True)}
+
+    async def stop(self, *, now: bool = False) -> None:
+        """Ends every instance of the job; those whose agent is gone have ended with it."""
+        if self.graph is None:
+            return
+
+        async def one(member: Member) -> None:
+            assert self.graph is not None
+            place = self.graph.placement(member.sid)
+            agent = self._mesh.agent_of(place.cluster, place.node)
+            if agent is None:
+                return
+            order = InstanceStop(job=self._job, sid=member.sid, incarnation=member.incarnation, now=now)
+            await self._bus.command(STOP_INSTANCE, order, deadline_s=10.0, agent=agent)
+
+        members = list(self.members.values())
+        self.members.clear()
+        await asyncio.gather(*(one(member) for member in members), return_exceptions=True)
+
+    def views(self) -> tuple[InstanceView, ...]:
+        """The job's instances for the live view."""
+        if self.graph is None:
+            return ()
+        shown = []
+        for unit in self.units:
+            place = self.graph.placement(unit.sid)
+            member = self.members.get(unit.sid)
+            state = self._mesh.state_of(member) if member else None
+            shown.append(
+                InstanceView(
+                    sid=unit.sid,
+                    role="data" if unit.kind is UnitKind.DATA else "stage",
+                    stage=unit.stage,
+                    cluster=place.cluster,
+                    node=place.node,
+                    state=str(state or "starting"),
+                    device=place.device,
+                )
+            )
+        return tuple(shown)

@@ -1,0 +1,81 @@
+"""A job's record and its events: every transition is checked, kept, and told, in this order.
+
+The record in the bucket is the truth; the stream of events is what people and curves follow.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import JOB_EVENT, JOB_RECORD
+from schemas.errors import IllegalTransition
+from schemas.job import ENDED, JOB_TRANSITIONS, JobEvent, JobRecord, JobState
+
+log = get_logger("orchestrator")
+
+HISTORY = 50
+"""State changes kept in a job's record."""
+
+RECORD_EVERY_S = 1.0
+"""Figures of a running job are written at most this often; states at once. Events carry every step."""
+
+
+class Journal:
+    """Writes one job's record and events."""
+
+    def __init__(self, bus: Bus, record: JobRecord) -> None:
+        self._bus = bus
+        self.record = record
+        self._written_at = 0.0
+
+    @property
+    def job(self) -> str:
+        return self.record.job
+
+    async def move(self, state: JobState, reason: str = "", **figures: Any) -> None:
+        """The job enters `state`; raises `IllegalTransition` with the history if its table forbids it."""
+        before = self.record.state
+        if state is not before and state not in JOB_TRANSITIONS[before]:
+            raise IllegalTransition(
+                f"job {self.job}: {before} → {state} (history: {' | '.join(self.record.history)})"
+            )
+        line = f"{state}: {reason}" if reason else str(state)
+        self.record = self.record.model_copy(
+            update={
+                "state": state,
+                "reason": reason,
+                "changed_at": time.time(),
+                "history": (*self.record.history, line)[-HISTORY:],
+                **figures,
+            }
+        )
+        await self._write()
+        log.info("job", job=self.job, state=str(state), reason=reason)
+        await self.tell("state", text=reason, state=state, total_steps=self.record.spec.training.steps)
+
+    async def reason(self, reason: str) -> None:
+        """Says why the job stays where it is (a queued one: what it waits for); told once."""
+        if reason != self.record.reason:
+            await self.move(self.record.state, reason)
+
+    async def note(self, *, now: bool = False, **figures: Any) -> None:
+        """Keeps figures in the record without a change of state."""
+        self.record = self.record.model_copy(update=figures)
+        if now or time.monotonic() - self._written_at > RECORD_EVERY_S:
+            await self._write()
+
+    async def tell(self, kind: str, **fields: Any) -> None:
+        """Appends an event to the job's stream."""
+        event = JobEvent.model_validate({"job": self.job, "kind": kind, "at": time.time(), **fields})
+        await self._bus.append(JOB_EVENT, event, job=self.job)
+
+    async def _write(self) -> None:
+        self._written_at = time.monotonic()
+        await self._bus.bucket(JOB_RECORD).put(self.record, job=self.job)
+
+    @property
+    def ended(self) -> bool:
+        return self.record.state in ENDED

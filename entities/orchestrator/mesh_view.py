@@ -1,0 +1,123 @@
+"""What the orchestrator knows of the mesh: node agents, gateways, routers, and every instance's record.
+
+Fed by registrations with the orchestrator (draft §4.4(1)) and by the registry's bucket; readers wait on
+`changed` instead of polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bus.buckets import Change
+from schemas.cluster import NodeStatus
+from schemas.envelope import EntityKind
+from schemas.registry import InstanceState, ServiceRecord
+from schemas.signals import NodeRegistration
+from schemas.step import Member
+
+
+class MeshView:
+    """The present picture. All calls on the event loop."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeStatus] = {}
+        self.services: dict[str, NodeRegistration] = {}
+        self.records: dict[str, ServiceRecord] = {}
+        self._departed: dict[str, ServiceRecord] = {}
+        self._changed = asyncio.Condition()
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def node(self, status: NodeStatus) -> None:
+        """A node agent registered, or its slots changed."""
+        self.nodes[status.sid] = status
+        await self._tell()
+
+    async def service(self, registration: NodeRegistration) -> None:
+        """A gateway or router registered."""
+        self.services[registration.sid] = registration
+        await self._tell()
+
+    async def record(self, change: Change) -> None:
+        """The registry's bucket moved."""
+        if change.message is not None:
+            self.records[change.message.sid] = change.message
+            if change.message.state in (InstanceState.GONE, InstanceState.FAULTED):
+                self._left(change.message.sid)
+        elif change.key:
+            self._gone(change.key)
+            self._left(change.key)
+        await self._tell()
+
+    def _gone(self, sid: str) -> None:
+        """A record was removed. What an instance was is remembered until its job is forgotten."""
+        record = self.records.pop(sid, None)
+        if record is not None and record.job is not None:
+            self._departed[sid] = record.model_copy(update={"state": InstanceState.GONE})
+
+    def forget_job(self, job: str) -> None:
+        for sid in [sid for sid, record in self._departed.items() if record.job == job]:
+            del self._departed[sid]
+
+    def last_of(self, member: Member) -> ServiceRecord | None:
+        """The present or last record of this incarnation, if there was one."""
+        for held in (self.records.get(member.sid), self._departed.get(member.sid)):
+            if held is not None and held.incarnation == member.incarnation:
+                return held
+        return None
+
+    def _left(self, sid: str) -> None:
+        self.nodes.pop(sid, None)
+        self.services.pop(sid, None)
+
+    def gateways(self, clusters: tuple[str, ...] | None = None) -> list[str]:
+        """SIDs of registered gateways, of these clusters only where given, in order."""
+        return self._of("gateway", clusters)
+
+    def routers(self, clusters: tuple[str, ...] | None = None) -> list[str]:
+        return self._of("router", clusters)
+
+    def _of(self, kind: str, clusters: tuple[str, ...] | None) -> list[str]:
+        return sorted(
+            entry.sid
+            for entry in self.services.values()
+            if entry.kind == kind and (clusters is None or entry.endpoint.cluster in clusters)
+        )
+
+    def agent_of(self, cluster: str, node: str) -> str | None:
+        """The SID of the node agent there, if it is registered."""
+        return next(
+            (
+                status.sid
+                for status in self.nodes.values()
+                if (status.cluster, status.node) == (cluster, node)
+            ),
+            None,
+        )
+
+    def state_of(self, member: Member) -> InstanceState | None:
+        """The registry's state of this incarnation; GONE if another one has its place."""
+        own = self.last_of(member)
+        if own is not None:
+            return own.state
+        return InstanceState.GONE if member.sid in self.records else None
+
+    def of_kind(self, kind: EntityKind) -> list[ServiceRecord]:
+        return [record for record in self.records.values() if record.kind is kind]
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until `condition` holds; False when `timeout_s` passed first."""
+        async with self._changed:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait_for(condition)
+            except TimeoutError:
+                return False
+        return True
+
+    async def next_change(self) -> None:
+        async with self._changed:
+            await self._changed.wait()

@@ -1,0 +1,303 @@
+"""Fault handling (draft §4.4(5), §5.5): locate with SRD and MIC, judge, replace, bring back to one state.
+
+An open step is given up whole and begun again as the next attempt: weights do not change between
+commits, so nothing is lost but time, and nothing can be counted twice. A stage that lost every replica
+goes back to the last checkpoint, and all others with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import (
+    FAULT_VERDICT,
+    JUDGE,
+    RESOLVE,
+    STATE_RESTORE,
+    STATE_SEND,
+    STATE_WAIT,
+    STEP_ABORT,
+    STOP_INSTANCE,
+)
+from schemas.cluster import InstanceStop, Judge, Judgement
+from schemas.errors import DmscError, NotFound, Unavailable
+from schemas.fault import FaultReport, FaultVerdict
+from schemas.registry import InstanceState, Resolve, Resolved
+from schemas.step import Member, StateRestore, StateSend, StateWait, StepAbort, StepAborted
+from schemas.task_graph import TaskUnit, UnitKind
+
+from entities.orchestrator.instances import Instances, MemberLost, StartFailed
+from entities.orchestrator.journal import Journal
+from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.placement import NoRoom, place
+
+log = get_logger("orchestrator")
+
+ASK_DEADLINE_S = 3.0
+"""SRD and agents answer in milliseconds; one that is being restarted gets this long."""
+ABORT_DEADLINE_S = 10.0
+STATE_DEADLINE_S = 120.0
+ROOM_DEADLINE_S = 600.0
+"""How long a job with a lost instance waits for a free slot before it fails."""
+ROUNDS = 5
+"""Recoveries that themselves lose members before the job fails."""
+
+
+class Unrecoverable(DmscError):
+    """The job can't be brought back by restarting what it lost."""
+
+    code = "unrecoverable"
+
+
+async def locate(
+    bus: Bus, mesh: MeshView, instances: Instances, job: str, member: Member, report: FaultReport
+) -> FaultVerdict:
+    """Asks the registry and the node agent, and says what it was and how far it reaches."""
+    try:
+        found = await bus.command(RESOLVE, Resolve(sid=member.sid), deadline_s=ASK_DEADLINE_S)
+        assert isinstance(found, Resolved)
+        record = next((one for one in found.records if one.incarnation == member.incarnation), None)
+        state = record.state if record is not None else InstanceState.GONE
+    except Unavailable:
+        state = mesh.state_of(member) or InstanceState.PENDING  # the registry is away: what it said last
+    judgement: Judgement | None = None
+    assert instances.graph is not None
+    where = instances.graph.placement(member.sid)
+    agent = mesh.agent_of(where.cluster, where.node)
+    if agent is not None:
+        try:
+            query = Judge(job=job, sid=member.sid, incarnation=member.incarnation)
+            answer = await bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, agent=agent)
+            assert isinstance(answer, Judgement)
+            judgement = answer
+        except (Unavailable, NotFound):
+            agent = None
+    verdict = judge(member, state, judgement, report)
+    verdict = verdict.model_copy(update={"job": job})
+    await bus.publish(FAULT_VERDICT, verdict, sid=member.sid)
+    return verdict
+
+
+def judge(
+    member: Member, state: InstanceState, judgement: Judgement | None, report: FaultReport
+) -> FaultVerdict:
+    """Pure: registry state and the agent's judgement → verdict, scope, action."""
+    base = {"job": report.job, "sid": member.sid, "incarnation": member.incarnation}
+    if judgement is None:
+        return FaultVerdict(
+            **base,
+            verdict="structural",
+            scope="node",
+            action="replace on another node",
+            reason=f"its node agent does not answer; {report.evidence}",
+        )
+    if judgement.process in ("gone", "unknown"):
+        return FaultVerdict(
+            **base,
+            verdict="structural",
+            scope="instance",
+            action="replace",
+            reason=f"process {judgement.process}: {judgement.evidence or report.evidence}",
+        )
+    if state in (InstanceState.FAULTED, InstanceState.GONE):
+        return FaultVerdict(
+            **base,
+            verdict="structural",
+            scope="instance",
+            action="fence and replace",
+            reason=f"registry says {state}, process {judgement.process}: {report.evidence}",
+        )
+    if report.kind in ("link", "request"):
+        return FaultVerdict(
+            **base,
+            verdict="transient",
+            scope="none",
+            action="repeat the step",
+            reason=f"process {judgement.process}, registry {state}: {report.evidence}",
+        )
+    return FaultVerdict(
+        **base,
+        verdict="unfounded",
+        scope="none",
+        action="none",
+        reason=f"process {judgement.process}, registry {state}",
+    )
+
+
+class Recovery:
+    """Brings a job's members back to one version of the weights, with new instances for the lost ones."""
+
+    def __init__(self, bus: Bus, mesh: MeshView, instances: Instances, journal: Journal, epoch: int) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._instances = instances
+        self._journal = journal
+        self._job = journal.job
+        self._epoch = epoch
+
+    async def restore(self, step: int, attempt: int) -> int:
+        """Aborts what is open below `attempt`, replaces the lost, evens out the state.
+
+        Args:
+            step: the next step to run; all that live have applied the ones before.
+            attempt: the new attempt; older ones are forgotten everywhere.
+
+        Returns:
+            The step to go on with: `step`, or an earlier one after a rollback.
+
+        Raises:
+            DmscError: the job can't be brought back; the text says why.
+        """
+        last: DmscError | None = None
+        for _ in range(ROUNDS):
+            try:
+                return await self._round(step, attempt)
+            except MemberLost as lost:
+                last = lost
+                for member in lost.members:
+                    self._instances.mark_lost(member)
+            except StartFailed as error:
+                last = error
+                self._instances.mark_lost(error.member)
+            except Unavailable as error:
+                last = error
+                await asyncio.sleep(0.5)  # an agent or the registry is being restarted
+        raise Unrecoverable(f"recovery failed {ROUNDS} times, the last: {last}")
+
+    async def _round(self, step: int, attempt: int) -> int:
+        instances = self._instances
+        lost = {member for member in instances.members.values() if member in instances.lost}
+        alive = [member for member in instances.members.values() if member not in lost]
+        order = StepAbort(
+            job=self._job,
+            epoch=self._epoch,
+            step=step,
+            attempt=attempt,
+            fenced=tuple(sorted_members(instances.lost)),
+        )
+        answers = await instances.order(STEP_ABORT, order, alive, deadline_s=ABORT_DEADLINE_S)
+        behind = []
+        for member in instances.stage_members():
+            answer = answers.get(member.sid)
+            if member in lost or answer is None:
+                continue
+            assert isinstance(answer, StepAborted)
+            if answer.version != step:
+                behind.append(member)
+        if behind and len(behind) < len([m for m in instances.stage_members() if m not in lost]):
+            raise MemberLost(behind, "not at the step that was committed")
+        rollback = bool(behind)
+        lost_units = (
+            [instances.graph.unit(member.sid) for member in sorted_members(lost)] if instances.graph else []
+        )
+        survivors = {
+            stage: [member for member in members if member not in lost]
+            for stage, members in enumerate(instances.stages())
+        }
+        rollback = rollback or any(not members for members in survivors.values())
+        if lost_units:
+            await self._clear(lost)
+            await self._find_room(lost_units)
+            newcomers = await instances.start(lost_units)
+            await instances.order(STEP_ABORT, order, newcomers, deadline_s=ABORT_DEADLINE_S)
+        else:
+            newcomers = []
+        if rollback:
+            return await self._roll_back()
+        await self._transfer(survivors, newcomers, step)
+        return step
+
+    async def _clear(self, lost: Iterable[Member]) -> None:
+        """Makes sure that what was judged lost is dead, so that its slot is free and it can't wake up."""
+        assert self._instances.graph is not None
+        for member in lost:
+            where = self._instances.graph.placement(member.sid)
+            agent = self._mesh.agent_of(where.cluster, where.node)
+            if agent is None:
+                continue
+            stop = InstanceStop(job=self._job, sid=member.sid, incarnation=member.incarnation, now=True)
+            try:
+                await self._bus.command(STOP_INSTANCE, stop, deadline_s=ASK_DEADLINE_S, agent=agent)
+            except DmscError as error:
+                log.warning("stop of a lost instance failed", sid=member.sid, reason=str(error))
+
+    async def _find_room(self, units: list[TaskUnit]) -> None:
+        """Keeps each unit's slot if its node is there and the slot free, else places it anew; waits for room."""
+        instances = self._instances
+        assert instances.graph is not None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ROOM_DEADLINE_S
+        for unit in units:
+            while True:
+                where = instances.graph.placement(unit.sid)
+                agent = self._mesh.agent_of(where.cluster, where.node)
+                if agent is not None and (
+                    unit.kind is UnitKind.DATA
+                    or any(
+                        slot.index == where.slot and slot.busy_with in (None, unit.sid)
+                        for slot in self._mesh.nodes[agent].slots
+                    )
+                ):
+                    break
+                placed = place([unit], list(self._mesh.nodes.values()))
+                if not isinstance(placed, NoRoom):
+                    others = tuple(one for one in instances.graph.placements if one.sid != unit.sid)
+                    instances.graph = instances.graph.model_copy(update={"placements": (*others, *placed)})
+                    break
+                await self._journal.reason(f"{unit.sid}: {placed.reason}")
+                left = deadline - loop.time()
+                if left <= 0:
+                    raise Unrecoverable(f"no room for {unit.sid} in {ROOM_DEADLINE_S:.0f} s: {placed.reason}")
+                try:
+                    async with asyncio.timeout(left):
+                        await self._mesh.next_change()
+                except TimeoutError:
+                    continue
+
+    async def _transfer(self, survivors: dict[int, list[Member]], newcomers: list[Member], step: int) -> None:
+        """Streams the state of a survivor of the same stage to each newcomer."""
+        assert self._instances.graph is not None
+
+        async def one(newcomer: Member) -> None:
+            assert self._instances.graph is not None
+            unit = self._instances.graph.unit(newcomer.sid)
+            if unit.kind is UnitKind.DATA:
+                return
+            source = survivors[unit.stage][0]
+            send = StateSend(job=self._job, epoch=self._epoch, to=newcomer, version=step)
+            await self._instances.order(STATE_SEND, send, [source], deadline_s=STATE_DEADLINE_S)
+            wait = StateWait(job=self._job, epoch=self._epoch, version=step)
+            await self._instances.order(STATE_WAIT, wait, [newcomer], deadline_s=STATE_DEADLINE_S)
+
+        await asyncio.gather(*(one(newcomer) for newcomer in newcomers))
+
+    async def _roll_back(self) -> int:
+        """Everyone takes the last checkpoint (or the seed): a whole stage was lost."""
+        record = self._journal.record
+        version = record.checkpoint_step or 0
+        await restore_all(
+            self._job,
+            self._epoch,
+            self._instances,
+            checkpoint_url(record.spec.artifacts, self._job, version),
+            version,
+        )
+        await self._journal.tell("recovery", text=f"a whole stage was lost: all back to step {version}")
+        return version
+
+
+async def restore_all(job: str, epoch: int, instances: Instances, url: str, version: int) -> None:
+    """Every stage instance takes the state of `version`; version 0 is built from the seed."""
+    order = StateRestore(job=job, epoch=epoch, version=version, checkpoint=url if version else None)
+    await instances.order(STATE_RESTORE, order, instances.stage_members(), deadline_s=STATE_DEADLINE_S)
+
+
+def checkpoint_url(artifacts: str, job: str, version: int) -> str:
+    return f"{artifacts.rstrip('/')}/{job}/checkpoints/{version:08d}"
+
+
+def sorted_members(members: Iterable[Member]) -> list[Member]:
+    return sorted(members, key=lambda member: (member.sid, member.incarnation))

@@ -1,0 +1,55 @@
+"""What a finished job leaves: weights as safetensors shards with an index, and a sample of its writing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from bus.artifacts import open_artifacts
+from bus.connection import Bus
+from bus.subjects import EXPORT
+from schemas.job import JobSpec, WeightsManifest
+from schemas.step import Exported, ExportOrder
+from schemas.weights_digest import INDEX_NAME, weights_sha256
+
+from entities.orchestrator.instances import Instances
+
+EXPORT_DEADLINE_S = 300.0
+
+
+async def export_weights(
+    bus: Bus, job: str, spec: JobSpec, epoch: int, instances: Instances, version: int
+) -> WeightsManifest:
+    """Has the first replica of each stage write its shard, then writes the index.
+
+    Raises:
+        MemberLost: a replica died while exporting; ask again after recovery.
+    """
+    url = f"{spec.artifacts.rstrip('/')}/{job}/weights"
+    stages = instances.stages()
+    names = [f"model-{index + 1:05d}-of-{len(stages):05d}.safetensors" for index in range(len(stages))]
+
+    async def one(stage: int) -> Exported:
+        order = ExportOrder(job=job, epoch=epoch, version=version, url=url, shard=names[stage])
+        answers = await instances.order(EXPORT, order, [stages[stage][0]], deadline_s=EXPORT_DEADLINE_S)
+        exported = answers[stages[stage][0].sid]
+        assert isinstance(exported, Exported)
+        return exported
+
+    written = await asyncio.gather(*(one(stage) for stage in range(len(stages))))
+    lines: dict[str, str] = {}
+    where: dict[str, str] = {}
+    for name, exported in zip(names, written, strict=True):
+        lines.update(exported.tensors)
+        where.update(dict.fromkeys(exported.tensors, name))
+    size = sum(exported.bytes for exported in written)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+    await open_artifacts(url, bus).put_bytes(INDEX_NAME, json.dumps(index, indent=1).encode())
+    return WeightsManifest(
+        url=url,
+        shards=(*names, INDEX_NAME),
+        tensors=where,
+        bytes=size,
+        sha256=weights_sha256(lines),
+        step=version,
+    )

@@ -1,0 +1,173 @@
+"""One step's accounting (DESIGN §5): which microbatch is in whose sum, who prepared what, the decision.
+
+Pure: events in, effects out; no I/O, no clock. The transaction's rule is kept here and nowhere else:
+a step may be decided only when, in every stage, the prepared sets are disjoint, their union is all
+microbatches, and the replicas agree on the reduced gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schemas.step import Member, MicrobatchClaim, StepDecision, StepVote
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Effect: every microbatch of this stage is summed somewhere; ask its members to reduce and vote."""
+
+    stage: int
+
+
+@dataclass(frozen=True)
+class Decide:
+    """Effect: all stages prepared and checked; record this decision, then commit it."""
+
+    decision: StepDecision
+
+
+@dataclass(frozen=True)
+class Inconsistent:
+    """Effect: what was claimed or voted can't be; abort the step and say so."""
+
+    reason: str
+
+
+Effect = Prepare | Decide | Inconsistent
+
+
+@dataclass(kw_only=True)
+class StepLedger:
+    """State of one attempt of one step. `membership` and `generations` have one entry per stage."""
+
+    job: str
+    epoch: int
+    step: int
+    attempt: int
+    microbatches: int
+    membership: tuple[tuple[Member, ...], ...]
+    generations: tuple[int, ...]
+    clip_norm: float | None
+    claims: dict[tuple[int, int], MicrobatchClaim] = field(default_factory=dict)
+    votes: dict[int, dict[str, StepVote]] = field(default_factory=dict)
+    preparing: set[int] = field(default_factory=set)
+    decided: bool = False
+    foreign: int = 0
+
+    def claim(self, claim: MicrobatchClaim) -> list[Effect]:
+        """A microbatch was added to an instance's sum. Late, foreign, and repeated claims count for nothing."""
+        stage, key = claim.stage, (claim.stage, claim.microbatch)
+        current = (claim.epoch, claim.step, claim.attempt) == (self.epoch, self.step, self.attempt)
+        known = 0 <= stage < len(self.membership) and 0 <= claim.microbatch < self.microbatches
+        if not current or not known or claim.owner not in self.membership[stage]:
+            self.foreign += 1
+            return []
+        held = self.claims.get(key)
+        if held is not None:
+            if held.owner == claim.owner:
+                return []
+            return [
+                Inconsistent(
+                    f"microbatch {claim.microbatch} of stage {stage} is claimed by {held.owner.sid} and {claim.owner.sid}"
+                )
+            ]
+        self.claims[key] = claim
+        done = all((stage, number) in self.claims for number in range(self.microbatches))
+        if done and stage not in self.preparing:
+            self.preparing.add(stage)
+            return [Prepare(stage)]
+        return []
+
+    def vote(self, stage: int, vote: StepVote) -> list[Effect]:
+        """A member's prepare succeeded."""
+        if (vote.step, vote.attempt) != (self.step, self.attempt):
+            return []
+        if vote.generation != self.generations[stage] or vote.member not in self.membership[stage]:
+            return []
+        self.votes.setdefault(stage, {})[vote.member.sid] = vote
+        if self.decided or not self._all_voted():
+            return []
+        problem = self._check()
+        if problem:
+            return [Inconsistent(problem)]
+        self.decided = True
+        return [Decide(self._decision())]
+
+    def missing(self) -> list[tuple[int, int]]:
+        """(stage, microbatch) pairs not yet claimed."""
+        return [
+            (stage, number)
+            for stage in range(len(self.membership))
+            for number in range(self.microbatches)
+            if (stage, number) not in self.claims
+        ]
+
+    def mean_loss(self) -> float:
+        """Mean of the microbatches' losses, summed in order so that it does not depend on arrival."""
+        last = len(self.membership) - 1
+        losses = [self.claims[(last, number)].loss for number in range(self.microbatches)]
+        return math.fsum(loss for loss in losses if loss is not None) / self.microbatches
+
+    def shares(self) -> dict[str, int]:
+        """Microbatches per instance."""
+        counts: dict[str, int] = {member.sid: 0 for members in self.membership for member in members}
+        for claim in self.claims.values():
+            counts[claim.owner.sid] += 1
+        return counts
+
+    def _all_voted(self) -> bool:
+        return all(
+            {member.sid for member in members} == set(self.votes.get(stage, {}))
+            for stage, members in enumerate(self.membership)
+        )
+
+    def _check(self) -> str:
+        everything = set(range(self.microbatches))
+        for stage, members in enumerate(self.membership):
+            votes = [self.votes[stage][member.sid] for member in members]
+            counted = sorted(number for vote in votes for number in vote.microbatches)
+            if counted != sorted(everything):
+                return (
+                    f"stage {stage}: the prepared sets hold {counted}, not each of {self.microbatches} once"
+                )
+            if len({vote.checksum for vote in votes}) != 1:
+                return f"stage {stage}: replicas disagree on the reduced gradient"
+            for number in range(self.microbatches):
+                claim = self.claims[(stage, number)]
+                if stage and claim.upstream != self.claims[(stage - 1, number)].owner.sid:
+                    return f"microbatch {number}: stage {stage} had it from {claim.upstream}, which did not own it"
+        return ""
+
+    def _decision(self) -> StepDecision:
+        # norms are summed parameter by parameter in stage order, in float64: the same sum for any cut
+        squared = 0.0
+        checksums = []
+        for stage, members in enumerate(self.membership):
+            vote = self.votes[stage][members[0].sid]
+            checksums.append(vote.checksum)
+            for value in vote.squared_norms:
+                squared += value
+        norm = math.sqrt(squared) if squared >= 0 else math.nan
+        finite = math.isfinite(norm)
+        clip = 1.0
+        if finite and self.clip_norm is not None and norm > self.clip_norm:
+            clip = self.clip_norm / (norm + 1e-6)
+        return StepDecision(
+            job=self.job,
+            epoch=self.epoch,
+            step=self.step,
+            attempt=self.attempt,
+            generations=self.generations,
+            membership=self.membership,
+            checksums=tuple(checksums),
+            gradient_norm=norm if finite else 0.0,
+            clip=clip,
+            action="apply" if finite else "skip",
+        )
+
+
+def members_of(stages: Sequence[Sequence[tuple[str, str]]]) -> tuple[tuple[Member, ...], ...]:
+    """(sid, incarnation) pairs per stage, as members."""
+    return tuple(tuple(Member(sid=sid, incarnation=inc) for sid, inc in stage) for stage in stages)

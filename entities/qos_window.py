@@ -1,0 +1,97 @@
+"""Type 5 upward: one cluster's communication quality over a window (draft §4.3, §4.4(3)).
+
+Routers and gateways add what they hear, and take a report each second. No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas.signals import QosReport
+from schemas.telemetry import InstanceSample
+
+
+@dataclass(slots=True)
+class _Sums:
+    sent_bytes: int = 0
+    transfers: int = 0
+    transfer_ms: float = 0.0
+    link_errors: int = 0
+    calls: int = 0
+    failed_calls: int = 0
+    call_ms: float = 0.0
+    microbatches: int = 0
+    tokens_per_s: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+class QosWindow:
+    """Sums per job since the last report, and totals for the report of its termination."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, _Sums] = {}
+        self.total_microbatches: dict[str, int] = {}
+        self.total_bytes: dict[str, int] = {}
+
+    def add_sample(self, sample: InstanceSample) -> None:
+        """Link counters in a sample are since the instance's last one, so they add up."""
+        sums = self._of(sample.job)
+        for link in sample.links:
+            sums.sent_bytes += link.sent_bytes
+            sums.transfers += link.transfers
+            sums.transfer_ms += link.transfer_ms
+            sums.link_errors += link.errors
+            self.total_bytes[sample.job] = self.total_bytes.get(sample.job, 0) + link.sent_bytes
+        sums.tokens_per_s[sample.sid] = (sample.stage, sample.tokens_per_s)
+
+    def add_call(self, job: str, duration_ms: float, *, failed: bool) -> None:
+        """One request of the gateway to an instance of the job."""
+        sums = self._of(job)
+        sums.calls += 1
+        sums.failed_calls += failed
+        sums.call_ms += duration_ms
+
+    def add_microbatch(self, job: str) -> None:
+        """A microbatch was accounted for by an instance of this cluster."""
+        self._of(job).microbatches += 1
+        self.total_microbatches[job] = self.total_microbatches.get(job, 0) + 1
+
+    def report(
+        self, job: str, *, sid: str, cluster: str, window_s: float, instances: int, lost: int = 0
+    ) -> QosReport:
+        """What was heard of `job` in the last `window_s` seconds; starts the next window.
+
+        Tokens/s: every token passes every stage, so the cluster's rate is that of its fastest stage,
+        summed over the stage's instances. Latency is per transfer, or per call where none was seen.
+        `lost` is how many messages our own bounded queues dropped in the window.
+        """
+        sums = self._sums.pop(job, _Sums())
+        per_stage: dict[int, float] = {}
+        for stage, rate in sums.tokens_per_s.values():
+            per_stage[stage] = per_stage.get(stage, 0.0) + rate
+        tries = sums.transfers + sums.link_errors + sums.calls
+        heard = len(sums.tokens_per_s) + sums.microbatches
+        if sums.transfers:
+            latency_ms = sums.transfer_ms / sums.transfers
+        else:
+            latency_ms = sums.call_ms / sums.calls if sums.calls else 0.0
+        return QosReport(
+            sid=sid,
+            cluster=cluster,
+            window_s=window_s,
+            throughput_bytes_per_s=sums.sent_bytes / window_s,
+            throughput_tokens_per_s=max(per_stage.values(), default=0.0),
+            latency_ms=latency_ms,
+            error_rate=(sums.link_errors + sums.failed_calls) / tries if tries else 0.0,
+            loss_rate=lost / (lost + heard) if lost else 0.0,
+            bandwidth_bytes_per_s=sums.sent_bytes / (sums.transfer_ms / 1e3) if sums.transfer_ms > 0 else 0.0,
+            instances=instances,
+            job=job,
+        )
+
+    def forget(self, job: str) -> tuple[int, int]:
+        """Drop the job; its microbatches and bytes in total."""
+        self._sums.pop(job, None)
+        return self.total_microbatches.pop(job, 0), self.total_bytes.pop(job, 0)
+
+    def _of(self, job: str) -> _Sums:
+        return self._sums.setdefault(job, _Sums())

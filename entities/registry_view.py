@@ -1,0 +1,193 @@
+"""A holder's copy of the registry, kept current by Type 2 (draft §4.3): calls go on while the SRD is away.
+
+`RegistryView` is the pure part: apply an advertisement, or say that there is a gap.
+`RegistryFollower` is the asyncio part: it listens, and asks for a snapshot at start, on a gap, and
+after a reconnect. Routers, gateways and the orchestrator use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from schemas.envelope import Envelope
+from schemas.errors import DmscError
+from schemas.registry import InstanceState, Resolve, Resolved, ServiceRecord
+from schemas.signals import RouteAdvertisement
+
+log = get_logger("registry-view")
+
+
+class RegistryView:
+    """Records by SID, as of `revision` of the registry."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.records: dict[str, ServiceRecord] = {}
+
+    def apply(self, advertisement: RouteAdvertisement) -> frozenset[str] | None:
+        """The SIDs that changed; None where this advertisement does not follow what we hold."""
+        if advertisement.full:
+            return self._replace(advertisement.revision, advertisement.changed)
+        if advertisement.revision == self.revision and advertisement.previous < advertisement.revision:
+            return frozenset()  # a duplicate
+        if advertisement.previous != self.revision:
+            return None
+        self.revision = advertisement.revision
+        touched = {record.sid for record in advertisement.changed if self.records.get(record.sid) != record}
+        self.records.update((record.sid, record) for record in advertisement.changed)
+        touched |= {sid for sid in advertisement.removed if self.records.pop(sid, None) is not None}
+        return frozenset(touched)
+
+    def snapshot(self, resolved: Resolved) -> frozenset[str]:
+        """Take over the registry's answer to a `Resolve` without filters; the SIDs that differ."""
+        return self._replace(resolved.revision, resolved.records)
+
+    def instances(self, *, job: str | None = None, cluster: str | None = None) -> tuple[ServiceRecord, ...]:
+        """Records that belong to jobs, in order of SID."""
+        return tuple(
+            sorted(
+                (
+                    record
+                    for record in self.records.values()
+                    if record.job is not None
+                    and (job is None or record.job == job)
+                    and (cluster is None or record.endpoint.cluster == cluster)
+                ),
+                key=lambda record: record.sid,
+            )
+        )
+
+    def active(self, *, job: str, stage: int) -> tuple[ServiceRecord, ...]:
+        """The active instances of one stage of a job, in order of SID."""
+        return tuple(
+            record
+            for record in self.instances(job=job)
+            if record.stage == stage and record.state is InstanceState.ACTIVE
+        )
+
+    def _replace(self, revision: int, records: Iterable[ServiceRecord]) -> frozenset[str]:
+        fresh = {record.sid: record for record in records}
+        touched = {sid for sid, record in fresh.items() if self.records.get(sid) != record}
+        touched |= self.records.keys() - fresh.keys()
+        self.revision = revision
+        self.records = fresh
+        return frozenset(touched)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowConfig:
+    """How a holder asks for snapshots."""
+
+    request_timeout_s: float = 2.0  # one RESOLVE; the records of a large mesh take a moment to encode
+    retry_s: float = 0.3  # pause before asking again while the registry is away
+    buffered: int = 1024  # deltas kept while a snapshot is under way; more cost another snapshot
+
+
+class RegistryFollower:
+    """Keeps a `RegistryView` current. `on_change` is called with the SIDs that changed, in order."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        on_change: Callable[[frozenset[str]], None] | None = None,
+        config: FollowConfig | None = None,
+    ) -> None:
+        self.view = RegistryView()
+        self.current = asyncio.Event()
+        self.gaps = 0
+        self.snapshots = 0
+        self._bus = bus
+        self._on_change = on_change
+        self._config = config or FollowConfig()
+        self._behind = asyncio.Event()
+        self._early: deque[RouteAdvertisement] = deque(maxlen=self._config.buffered)
+        self._turned = asyncio.Condition()
+
+    async def follow(self) -> None:
+        """Listen until cancelled. `current` is set while the view follows the registry without a gap."""
+        self._bus.on_reconnect(self._reconnected)
+        subscription = await self._bus.subscribe(subjects.ADVERTISEMENT, self._heard)
+        self._behind.set()
+        try:
+            while True:
+                await self._behind.wait()
+                await self._catch_up()
+        finally:
+            await subscription.stop(drain=False)
+
+    async def wait_for(self, condition: Callable[[RegistryView], bool], timeout_s: float) -> bool:
+        """Wait until `condition` holds in the view; False once `timeout_s` has passed."""
+        try:
+            async with asyncio.timeout(timeout_s), self._turned:
+                await self._turned.wait_for(lambda: condition(self.view))
+        except TimeoutError:
+            return condition(self.view)
+        return True
+
+    async def _heard(self, message: RouteAdvertisement, envelope: Envelope) -> None:
+        if self._behind.is_set() and not message.full:
+            self._early.append(message)
+            return
+        touched = self.view.apply(message)
+        if touched is None:
+            self.gaps += 1
+            log.info(
+                "registry gap", held=self.view.revision, previous=message.previous, revision=message.revision
+            )
+            self._early.append(message)
+            self._fall_behind()
+            return
+        if message.full:
+            self._caught_up()
+        await self._tell(touched)
+
+    async def _catch_up(self) -> None:
+        try:
+            answer = await self._bus.request(
+                subjects.RESOLVE, Resolve(), timeout_s=self._config.request_timeout_s
+            )
+        except DmscError as error:
+            log.debug("registry does not answer", code=error.code, error=error.text)
+            await asyncio.sleep(self._config.retry_s)
+            return
+        assert isinstance(answer, Resolved)
+        touched = set(self.view.snapshot(answer))
+        self.snapshots += 1
+        self._behind.clear()
+        early, self._early = list(self._early), deque(maxlen=self._config.buffered)
+        for advertisement in early:
+            if advertisement.revision <= self.view.revision:
+                continue
+            more = self.view.apply(advertisement)
+            if more is None:
+                self._fall_behind()
+                break
+            touched |= more
+        if not self._behind.is_set():
+            self.current.set()
+        await self._tell(frozenset(touched))
+
+    def _fall_behind(self) -> None:
+        self.current.clear()
+        self._behind.set()
+
+    def _caught_up(self) -> None:
+        self.snapshots += 1  # a full advertisement is one
+        self._early.clear()
+        self._behind.clear()
+        self.current.set()
+
+    async def _tell(self, touched: frozenset[str]) -> None:
+        if touched and self._on_change is not None:
+            self._on_change(touched)
+        async with self._turned:
+            self._turned.notify_all()
+
+    async def _reconnected(self) -> None:
+        self._fall_behind()

@@ -1,0 +1,329 @@
+"""SR, service router: one per cluster (draft §3, §4.3 Types 2, 4 and 5, §4.4).
+
+It follows the registry (Type 2), holds the orchestrator's policies (Type 5 down), and writes the
+weighted route tables that its cluster's instances watch. It hears its cluster's samples, tells the
+gateways about them (Type 4), aggregates them for the orchestrator (Type 5 up), and reports faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.presence import Presence
+from bus.services import Subscription
+from entities.fault_reporter import FaultReporter, FaultReporterConfig
+from entities.instance_feed import InstanceFeed
+from entities.mesh_registration import keep_registered
+from entities.policy_book import PolicyBook
+from entities.qos_window import QosWindow
+from entities.registry_view import FollowConfig, RegistryFollower
+from entities.router_core import TableDecision, compute_entries, decide_table
+from schemas.data_plane import RouteTable
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, DmscError, Unavailable
+from schemas.fault import FaultReport, LinkFault
+from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.signals import (
+    CommunicationPolicy,
+    ComputeEntry,
+    ComputeNotification,
+    NodeRegistration,
+    StagePolicy,
+    TerminationReport,
+)
+from schemas.telemetry import InstanceSample
+
+log = get_logger("router")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """Settings of one cluster's router."""
+
+    cluster: str
+    sid: str = ""  # default: router-<cluster>
+    node: str = "mesh"
+    compute_gap_s: float = 0.2  # at most 5 Type 4 a second, however many samples come
+    compute_every_s: float = 5.0  # Type 4 without a change, for gateways that started later
+    report_every_s: float = 1.0  # Type 5 while a job runs
+    retry_s: float = 0.2  # pause before a table that the bucket did not take is written again
+    follow: FollowConfig = field(default_factory=FollowConfig)
+    faults: FaultReporterConfig = field(default_factory=FaultReporterConfig)
+
+    def __post_init__(self) -> None:
+        if not self.sid:
+            object.__setattr__(self, "sid", f"router-{self.cluster}")
+        if not 0 < self.compute_gap_s < self.compute_every_s:
+            raise ValueError(
+                f"compute_gap_s {self.compute_gap_s} must be above 0 "
+                f"and below compute_every_s {self.compute_every_s}"
+            )
+
+
+class Router:
+    """The router's service."""
+
+    def __init__(self, bus: Bus, config: RouterConfig) -> None:
+        self.config = config
+        self.book = PolicyBook()
+        self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
+        self._bus = bus
+        self._tables = bus.bucket(subjects.ROUTE_TABLE)
+        self._written: dict[tuple[str, int], tuple[int, TableDecision | None]] = {}
+        self._table_lock = asyncio.Lock()
+        self._dirty_jobs: set[str] = set()
+        self._dirty = asyncio.Event()
+        self._samples: dict[str, InstanceSample] = {}
+        self._feed = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
+        self._feed_due = asyncio.Event()
+        self._compute_news = asyncio.Event()
+        self._qos = QosWindow()
+        self._faults = FaultReporter(bus, config.faults)
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Serve until cancelled."""
+        config = self.config
+        subscriptions: list[Subscription] = []
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                subscriptions += [
+                    await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
+                    await self._bus.subscribe(subjects.LINK_FAULT, self._link_fault, cluster=config.cluster),
+                ]
+                for work in (
+                    self.follower.follow(),
+                    self._faults.run(),
+                    self._keep_tables(),
+                    self._keep_feed(),
+                    self._notify_compute(),
+                    self._report_quality(),
+                    keep_registered(self._bus, self._registration()),
+                ):
+                    tasks.create_task(work)
+                async with Presence(self._bus, self._record()):
+                    log.info("router ready", cluster=config.cluster)
+                    if ready is not None:
+                        ready.set()
+                    await asyncio.get_running_loop().create_future()
+            finally:
+                for subscription in subscriptions:
+                    await subscription.stop()
+                await self._feed.stop()
+
+    # --- Type 5 down: policy ---------------------------------------------------------------------------
+    async def _policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
+        outcome = self.book.take(message)
+        log.info("policy", job=message.job, revision=message.revision, outcome=outcome, reason=message.reason)
+        if outcome == "ended":
+            await self._end(message.job)
+        elif outcome == "adopted":
+            self._compute_news.set()
+            await self._write_tables(message.job)
+        return Ack(note=outcome)
+
+    async def _end(self, job: str) -> None:
+        """Draft §4.4(6): the job's tables go, and SMO and SRD hear of it."""
+        async with self._table_lock:
+            for entry in await self._tables.entries(job=job, cluster=self.config.cluster):
+                if isinstance(entry.message, RouteTable):
+                    await self._tables.delete(job=job, cluster=self.config.cluster, stage=entry.message.stage)
+            self._written = {key: value for key, value in self._written.items() if key[0] != job}
+        microbatches, sent_bytes = self._qos.forget(job)
+        await self._bus.publish(
+            subjects.TERMINATION,
+            TerminationReport(
+                sid=self.config.sid,
+                job=job,
+                microbatches=microbatches,
+                bytes=sent_bytes,
+                note="route tables removed",
+            ),
+            job=job,
+            sid=self.config.sid,
+        )
+
+    # --- Type 2 → route tables ---------------------------------------------------------------------------
+    def _registry_changed(self, sids: frozenset[str]) -> None:
+        records = self.follower.view.records
+        for sid in sids:
+            record = records.get(sid)
+            if record is None:
+                self._samples.pop(sid, None)
+                # Whose it was is known only to the tables that name it: look at all of them.
+                self._dirty_jobs.update(self.book.active)
+                continue
+            if record.job is not None:
+                self._dirty_jobs.add(record.job)
+            if record.state is InstanceState.FAULTED and self._is_ours(record):
+                self._report_faulted(record)
+        self._dirty.set()
+        self._feed_due.set()
+        self._compute_news.set()
+
+    async def _keep_tables(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            jobs, self._dirty_jobs = sorted(self._dirty_jobs), set()
+            for job in jobs:
+                await self._write_tables(job)
+            if self._dirty_jobs:  # the bucket did not take one
+                await asyncio.sleep(self.config.retry_s)
+                self._dirty.set()
+
+    async def _write_tables(self, job: str) -> None:
+        if not self.follower.snapshots:
+            return  # knowing nothing is no reason to empty a table; the first snapshot brings us back
+        async with self._table_lock:
+            policy = self.book.active.get(job)
+            if policy is None:
+                return
+            instances = self.follower.view.instances(job=job)
+            try:
+                for stage in policy.stages:
+                    if stage.stage >= 0:
+                        await self._write_table(policy, stage, decide_table(policy, stage, instances))
+            except Unavailable as error:
+                log.warning("route table not written yet", job=job, code=error.code, error=error.text)
+                self._dirty_jobs.add(job)
+                self._dirty.set()
+
+    async def _write_table(
+        self, policy: CommunicationPolicy, stage: StagePolicy, decision: TableDecision
+    ) -> None:
+        key: dict[str, Any] = {"job": policy.job, "cluster": self.config.cluster, "stage": stage.stage}
+        known = self._written.get((policy.job, stage.stage))
+        if known is None:  # first sight since our start: go on from what stands there
+            entry = await self._tables.get(**key)
+            known = (entry.message.revision if entry and isinstance(entry.message, RouteTable) else 0, None)
+        revision, before = known
+        if before is not None and before.choice == decision.choice:
+            return
+        table = RouteTable(
+            job=policy.job,
+            cluster=self.config.cluster,
+            stage=stage.stage,
+            revision=revision + 1,
+            router=self.config.sid,
+            entries=decision.entries,
+            reason=f"{decision.reason}; {policy.reason}" if policy.reason else decision.reason,
+        )
+        await self._tables.put(table, **key)
+        self._written[policy.job, stage.stage] = (table.revision, decision)
+        log.info(
+            "route table", job=policy.job, stage=stage.stage, revision=table.revision, reason=table.reason
+        )
+
+    # --- samples → Types 4 and 5 up ------------------------------------------------------------------------
+    async def _keep_feed(self) -> None:
+        while True:
+            await self._feed_due.wait()
+            self._feed_due.clear()
+            await self._feed.follow(self.follower.view.instances(cluster=self.config.cluster))
+
+    async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
+        self._samples[message.sid] = message
+        if message.job in self.book.active:
+            self._qos.add_sample(message)
+        self._compute_news.set()
+
+    async def _notify_compute(self) -> None:
+        revision = 0
+        last: tuple[ComputeEntry, ...] | None = None
+        while True:
+            due = False
+            try:
+                async with asyncio.timeout(self.config.compute_every_s):
+                    await self._compute_news.wait()
+            except TimeoutError:
+                due = True
+            self._compute_news.clear()
+            entries = compute_entries(
+                self.follower.view.instances(cluster=self.config.cluster), self._samples, self.book.active
+            )
+            if due or entries != last:
+                revision += 1
+                message = ComputeNotification(
+                    router=self.config.sid, cluster=self.config.cluster, revision=revision, entries=entries
+                )
+                try:
+                    await self._bus.publish(subjects.COMPUTE, message, cluster=self.config.cluster)
+                    last = entries
+                except DmscError as error:
+                    log.info("type 4 not sent", code=error.code, error=error.text)
+            await asyncio.sleep(self.config.compute_gap_s)
+
+    async def _report_quality(self) -> None:
+        dropped = self._bus.counters.dropped
+        while True:
+            await asyncio.sleep(self.config.report_every_s)
+            lost, dropped = self._bus.counters.dropped - dropped, self._bus.counters.dropped
+            for job in list(self.book.active):
+                ours = self.follower.view.instances(job=job, cluster=self.config.cluster)
+                report = self._qos.report(
+                    job,
+                    sid=self.config.sid,
+                    cluster=self.config.cluster,
+                    window_s=self.config.report_every_s,
+                    instances=sum(record.state is InstanceState.ACTIVE for record in ours),
+                    lost=lost,
+                )
+                try:
+                    await self._bus.publish(subjects.QOS_REPORT, report, sid=self.config.sid)
+                except DmscError as error:
+                    log.info("type 5 not sent", code=error.code, error=error.text)
+
+    # --- faults ------------------------------------------------------------------------------------------
+    def _report_faulted(self, record: ServiceRecord) -> None:
+        if record.stage is not None and record.stage < 0:
+            return  # data instances are the gateway's
+        self._faults.report(
+            FaultReport(
+                reporter=self.config.sid,
+                job=record.job,
+                sid=record.sid,
+                incarnation=record.incarnation,
+                kind="instance",
+                evidence=f"registry says faulted: {record.reason or 'no reason given'}",
+            )
+        )
+
+    async def _link_fault(self, message: LinkFault, envelope: Envelope) -> None:
+        self._faults.report(
+            FaultReport(
+                reporter=self.config.sid,
+                job=message.job,
+                sid=message.peer,
+                incarnation=message.peer_incarnation,
+                kind="link",
+                evidence=f"{message.reporter} lost its link to it: {message.text}",
+            )
+        )
+
+    def _is_ours(self, record: ServiceRecord) -> bool:
+        return record.kind is EntityKind.INSTANCE and record.endpoint.cluster == self.config.cluster
+
+    # --- who we are ----------------------------------------------------------------------------------------
+    def _record(self) -> ServiceRecord:
+        return ServiceRecord(
+            sid=self.config.sid,
+            prefix=f"entity/router/{self.config.cluster}",
+            kind=EntityKind.ROUTER,
+            incarnation=self._bus.sender.incarnation,
+            state=InstanceState.ACTIVE,
+            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node),
+        )
+
+    def _registration(self) -> NodeRegistration:
+        return NodeRegistration(
+            sid=self.config.sid,
+            kind=EntityKind.ROUTER,
+            incarnation=self._bus.sender.incarnation,
+            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node),
+            services=("routing", "telemetry"),
+        )

@@ -1,0 +1,135 @@
+"""A policy is one class with at most three methods: `subscribes`, `on_<event>`, `decide` (draft §4.2).
+
+    class Fairer(Policy):
+        name = "fairer"
+
+        def decide(self, view: JobView, now: float) -> Suggestions:
+            ...
+            return self.set_weights(view, stage, {sid: 1.0}, reason="…", confidence=0.8)
+
+The events are the rows of `bus.subjects` that functional modules receive; `on_instance_sample(self, sample,
+at)` takes the row "instance sample", and so on for each name in `EVENTS`. Most policies need none of them:
+the kit works every message into the `JobView` that `decide` gets.
+
+`decide` is pure: what it returns hangs on the view and on `now` alone, so that a replay of a recorded run
+gives the same suggestions. A policy may keep attributes of its own if only `on_<event>` sets them: after a
+crash the kit makes a new object and feeds it the recorded events again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from bus import subjects
+from bus.subjects import Subject
+from policies.view import JobView
+from schemas.base import Message, is_token
+from schemas.envelope import EntityKind
+from schemas.policy import Action, AvoidInstance, NoAction, PolicySuggestion, SetWeights
+
+Suggestions = PolicySuggestion | Sequence[PolicySuggestion] | None
+"""What `decide` may return."""
+
+EVENTS: dict[str, Subject] = {
+    row.name.replace(" ", "_"): row
+    for row in subjects.SUBJECTS
+    if row.bucket is None and row.reply is None and row.receivers & {EntityKind.FUNCTIONAL_MODULE}
+}
+"""Event name → row: all that a functional module may subscribe to, by the table's own directions."""
+
+ALWAYS: tuple[Subject, ...] = (
+    subjects.INSTANCE_SAMPLE,
+    subjects.QOS_REPORT,
+    subjects.ADVERTISEMENT,
+    subjects.POLICY_DECISION,
+    subjects.JOB_EVENT,
+)
+"""Rows that every module takes in, because the view is made of them."""
+
+
+class Policy:
+    """Base of all policies. Set `name`, write `decide`; everything else has a sensible default.
+
+    Attributes:
+        name: the module's name; one subject token. Several versions may run side by side.
+        version: any text; raise it when decisions would differ.
+        every_s: seconds between two calls of `decide` for one job. Smaller reacts sooner, costs more.
+    """
+
+    name: ClassVar[str] = ""
+    version: ClassVar[str] = "1"
+    every_s: ClassVar[float] = 1.0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.name and not is_token(cls.name):
+            raise TypeError(f"{cls.__name__}.name is {cls.name!r}: use letters, digits, - and _ only")
+        for attribute in dir(cls):
+            if attribute.startswith("on_") and attribute[3:] not in EVENTS:
+                known = ", ".join(sorted(EVENTS))
+                raise TypeError(f"{cls.__name__}.{attribute}: no such event; there are: {known}")
+
+    def subscribes(self) -> tuple[Subject, ...]:
+        """Rows to take in besides `ALWAYS`: by default those that an `on_<event>` method is written for."""
+        return tuple(row for event, row in EVENTS.items() if hasattr(self, f"on_{event}"))
+
+    def decide(self, view: JobView, now: float) -> Suggestions:
+        """What to suggest for this job now, if anything.
+
+        Args:
+            view: the job as seen so far; read only.
+            now: seconds since the epoch; in a replay the record's time.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no decide method")
+
+    def handler(self, row: Subject) -> Callable[[Message, float], None] | None:
+        """The `on_<event>` method for this row, if the policy has one."""
+        found: Callable[[Message, float], None] | None = getattr(
+            self, f"on_{row.name.replace(' ', '_')}", None
+        )
+        return found
+
+    # --- words for a suggestion -----------------------------------------------------------------------
+    def set_weights(
+        self,
+        view: JobView,
+        stage: int,
+        weights: Mapping[str, float],
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 60.0,
+    ) -> PolicySuggestion:
+        """Spread a stage's microbatches by these relative weights (SID → weight ≥ 0)."""
+        action = SetWeights(stage=stage, weights=dict(weights))
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def avoid(
+        self, view: JobView, sid: str, *, reason: str, confidence: float = 0.8, valid_s: float = 60.0
+    ) -> PolicySuggestion:
+        """Send nothing to this instance while the suggestion is valid."""
+        return self.suggest(
+            view, AvoidInstance(sid=sid), reason=reason, confidence=confidence, valid_s=valid_s
+        )
+
+    def note(
+        self, view: JobView, text: str, *, confidence: float = 0.5, valid_s: float = 60.0
+    ) -> PolicySuggestion:
+        """An observation without a wish: kept on the stream, never adopted."""
+        return self.suggest(view, NoAction(note=text), reason=text, confidence=confidence, valid_s=valid_s)
+
+    def suggest(
+        self, view: JobView, action: Action, *, reason: str, confidence: float, valid_s: float
+    ) -> PolicySuggestion:
+        """Any action, filled in with who says so and from what (`input_revision` is the last step seen)."""
+        return PolicySuggestion(
+            module=self.name,
+            version=self.version,
+            job=view.job,
+            action=action,
+            confidence=confidence,
+            reason=reason,
+            input_revision=view.step,
+            valid_s=valid_s,
+        )

@@ -1,0 +1,306 @@
+"""What a policy sees: one job's instances, measurements, own suggestions and their fate.
+
+`Observations` takes every received message and keeps a `JobView` per live job. It has no clock and no I/O:
+the live runner, a rebuild after a crash and a replay of a recorded run feed it the same messages in the same
+order and so come to the same views.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies.features import Floats, Panel
+from schemas.base import Message
+from schemas.data_plane import MicrobatchNotice
+from schemas.job import ENDED, JobEvent, JobState
+from schemas.policy import AvoidInstance, PolicyDecision, PolicySuggestion, SetWeights
+from schemas.registry import InstanceState, ServiceRecord
+from schemas.signals import ComputeNotification, QosReport, RouteAdvertisement
+from schemas.step import MicrobatchClaim
+from schemas.telemetry import InstanceSample, NodeSample
+
+FIELDS = (
+    "service_ms", "forward_ms", "backward_ms", "queue", "in_flight", "busy", "tokens_per_s", "reduce_ms",
+    "microbatches",
+)  # fmt: skip
+"""Columns of the sliding windows, as named in `InstanceSample`."""
+
+WINDOW = 64
+"""Samples kept per instance; at one a second and one after each step that is 20 to 60 s."""
+
+ENDED_KEPT = 1024
+"""Ended jobs remembered, so that a late sample does not bring one back."""
+
+
+@dataclass(slots=True)
+class InstanceView:
+    """One instance of the job, as last heard of. `state` is None until the registry has spoken."""
+
+    sid: str
+    stage: int
+    cluster: str
+    node: str
+    incarnation: str
+    state: InstanceState | None = None
+    sample: InstanceSample | None = None
+    sampled_at: float = float("-inf")
+    samples: int = 0
+    fenced: set[str] = field(default_factory=set, repr=False)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be named in a suggestion: active, or not known to be anything else."""
+        return self.state in (None, InstanceState.ACTIVE)
+
+    @property
+    def service_ms(self) -> float:
+        """Milliseconds of compute per microbatch as last reported; 0 while not measured."""
+        return 0.0 if self.sample is None else self.sample.service_ms
+
+
+@dataclass(slots=True)
+class OwnSuggestion:
+    """A suggestion that this module made, and what became of it."""
+
+    at: float
+    id: str
+    suggestion: PolicySuggestion
+    decision: PolicyDecision | None = None
+
+    @property
+    def declined(self) -> bool:
+        return self.decision is not None and not self.decision.adopted
+
+
+class JobView:
+    """One job as a policy reads it. Read it, never write to it."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.state: JobState | None = None
+        self.step = 0
+        self.instances: dict[str, InstanceView] = {}
+        self.qos: dict[str, QosReport] = {}
+        self.own: dict[str, OwnSuggestion] = {}
+        self.decisions: deque[PolicyDecision] = deque(maxlen=64)
+        self.events: deque[JobEvent] = deque(maxlen=64)
+        self.owners: dict[tuple[int, int], str] = {}
+        self.panel = Panel(FIELDS, WINDOW)
+
+    def __repr__(self) -> str:
+        return f"JobView({self.job!r}, step={self.step}, instances={sorted(self.instances)})"
+
+    @property
+    def stages(self) -> list[int]:
+        """Model stages with an instance, in order; the data unit (-1) is not one of them."""
+        return sorted({instance.stage for instance in self.instances.values() if instance.stage >= 0})
+
+    def stage(
+        self, stage: int, now: float | None = None, *, fresh_s: float = 15.0, samples: int = 0
+    ) -> list[InstanceView]:
+        """The usable instances of a stage by SID.
+
+        Args:
+            stage: number of the stage; -1 is the data unit.
+            now: with it, only instances sampled in the last `fresh_s` seconds.
+            fresh_s: seconds.
+            samples: only instances with at least so many measured samples (service time above 0).
+        """
+        return [
+            instance
+            for sid, instance in sorted(self.instances.items())
+            if instance.stage == stage
+            and instance.usable
+            and instance.samples >= samples
+            and (now is None or now - instance.sampled_at <= fresh_s)
+        ]
+
+    def series(self, name: str, sids: list[str]) -> Floats:
+        """Sliding windows of one of `FIELDS`, shape `(sids, WINDOW)`, oldest first, NaN where unknown."""
+        return self.panel.window(name, sids)
+
+    def mean(self, name: str, sids: list[str], half_life_s: float = 10.0) -> Floats:
+        """Exponentially weighted mean of one of `FIELDS` per instance, shape `(sids,)`."""
+        return self.panel.ewma(name, sids, half_life_s)
+
+    def claims(self, step: int) -> dict[str, int]:
+        """Microbatches claimed per SID in the running step (only if the policy subscribes to claims)."""
+        counted: dict[str, int] = {}
+        if step == self.step:
+            for sid in self.owners.values():
+                counted[sid] = counted.get(sid, 0) + 1
+        return counted
+
+
+def topic(suggestion: PolicySuggestion) -> str:
+    """What a suggestion is about, so that a later one replaces an earlier one: `stage 1`, `instance x`."""
+    match suggestion.action:
+        case SetWeights(stage=stage):
+            return f"stage {stage}"
+        case AvoidInstance(sid=sid):
+            return f"instance {sid}"
+        case _:
+            return "note"
+
+
+class Observations:
+    """Everything seen so far, by job. `take` is the only way in."""
+
+    def __init__(self, jobs: tuple[str, ...] = ()) -> None:
+        self._only = frozenset(jobs)
+        self.jobs: dict[str, JobView] = {}
+        self.nodes: dict[str, NodeSample] = {}
+        self.records: dict[str, ServiceRecord] = {}
+        self._ended: dict[str, None] = {}
+
+    def take(self, message: Message, at: float, *, id: str = "") -> JobView | None:
+        """Work one message in and return the view that it changed, if it was one job's.
+
+        `id` is the message's envelope id; for our own suggestions the decisions refer to it.
+        """
+        match message:
+            case InstanceSample():
+                return self._sample(message, at)
+            case MicrobatchClaim() | MicrobatchNotice():
+                return self._progress(message)
+            case RouteAdvertisement():
+                self._advertisement(message)
+            case JobEvent():
+                return self._event(message)
+            case PolicyDecision():
+                return self._decision(message)
+            case PolicySuggestion():
+                view = self.view(message.job)
+                if view is not None:
+                    # The orchestrator may answer before we have noted down what we said.
+                    answers = [decision for decision in view.decisions if decision.suggestion == id]
+                    view.own[topic(message)] = OwnSuggestion(at, id, message, *answers[-1:])
+                return view
+            case QosReport():
+                views = self.jobs.values() if message.job is None else filter(None, [self.view(message.job)])
+                for view in views:
+                    view.qos[message.sid] = message
+            case ComputeNotification():
+                for entry in message.entries:
+                    known = self.jobs.get(entry.job)
+                    if known is not None and entry.sid in known.instances:
+                        known.instances[entry.sid].state = entry.state
+            case NodeSample():
+                self.nodes[f"{message.cluster}-{message.node}"] = message
+        return None
+
+    def view(self, job: str) -> JobView | None:
+        """The job's view, made on first sight; None if it ended or is not one of ours."""
+        if job in self._ended or (self._only and job not in self._only):
+            return None
+        view = self.jobs.get(job)
+        if view is None:
+            view = self.jobs[job] = JobView(job)
+            for record in self.records.values():
+                self._record(record)
+        return view
+
+    def _sample(self, sample: InstanceSample, at: float) -> JobView | None:
+        view = self.view(sample.job)
+        if view is None:
+            return None
+        instance = self._instance(
+            view, sample.sid, sample.stage, sample.cluster, sample.node, sample.incarnation
+        )
+        if instance is None:
+            return None
+        instance.sample, instance.sampled_at = sample, at
+        view.step = max(view.step, sample.step)
+        if sample.service_ms > 0:
+            instance.samples += 1
+            row = [float(getattr(sample, name)) for name in FIELDS]
+            view.panel.push(sample.sid, at, row)
+        return view
+
+    def _progress(self, message: MicrobatchClaim | MicrobatchNotice) -> JobView | None:
+        view = self.view(message.job)
+        if view is None or message.evaluate or message.step < view.step:
+            return view
+        if message.step > view.step:
+            view.step = message.step
+            view.owners.clear()
+        if isinstance(message, MicrobatchClaim):
+            view.owners[(message.stage, message.microbatch)] = message.owner.sid
+        return view
+
+    def _advertisement(self, advertisement: RouteAdvertisement) -> None:
+        changed = {record.sid: record for record in advertisement.changed}
+        gone = set(advertisement.removed)
+        if advertisement.full:
+            gone |= self.records.keys() - changed.keys()
+            self.records = {}
+        for sid in gone:
+            self.records.pop(sid, None)
+            for view in self.jobs.values():
+                if sid in view.instances:
+                    view.instances[sid].state = InstanceState.GONE
+        self.records.update(changed)
+        for record in changed.values():
+            self._record(record)
+
+    def _record(self, record: ServiceRecord) -> None:
+        view = self.jobs.get(record.job) if record.job is not None else None
+        if view is None or record.stage is None:
+            return
+        instance = self._instance(
+            view, record.sid, record.stage, record.endpoint.cluster, record.endpoint.node, record.incarnation
+        )
+        if instance is not None:
+            instance.state = record.state
+
+    def _instance(
+        self, view: JobView, sid: str, stage: int, cluster: str, node: str, incarnation: str
+    ) -> InstanceView | None:
+        """The view of this incarnation, new if it is; None if a later one has taken its place."""
+        held = view.instances.get(sid)
+        if held is not None and held.incarnation == incarnation:
+            return held
+        if held is not None and incarnation in held.fenced:
+            return None
+        # Another incarnation is another process: what was measured of the old one says nothing of it.
+        fenced = set() if held is None else {*held.fenced, held.incarnation}
+        view.panel.drop(sid)
+        new = view.instances[sid] = InstanceView(sid, stage, cluster, node, incarnation, fenced=fenced)
+        record = self.records.get(sid)
+        if record is not None and record.incarnation == incarnation:
+            new.state = record.state
+        return new
+
+    def _event(self, event: JobEvent) -> JobView | None:
+        view = self.view(event.job)
+        if view is None:
+            return None
+        view.events.append(event)
+        view.state = event.state or view.state
+        if event.result is not None:
+            view.step = max(view.step, event.result.step)
+        if view.state in ENDED:
+            del self.jobs[event.job]
+            self._ended[event.job] = None
+            while len(self._ended) > ENDED_KEPT:
+                del self._ended[next(iter(self._ended))]
+        return view
+
+    def _decision(self, decision: PolicyDecision) -> JobView | None:
+        view = self.view(decision.job)
+        if view is None:
+            return None
+        view.decisions.append(decision)
+        for own in view.own.values():
+            if own.id == decision.suggestion:
+                own.decision = decision
+        return view
+
+
+def median(values: Floats) -> float:
+    """The median of the finite values, NaN if there is none."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if finite.size else float("nan")

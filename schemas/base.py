@@ -1,0 +1,57 @@
+"""The two bases of everything on the wire: `Message` (has an envelope) and `Part` (lives inside one).
+
+Both are frozen and refuse unknown fields when *we* build them. Received bodies of a newer minor
+version are validated with unknown fields ignored (see `bus.codec`), so that an older service keeps
+working while a newer one is rolled out; a newer *major* version is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,120}$"
+Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
+"""One subject token: a SID, a job id, a cluster name. Never contains a dot."""
+
+_token = re.compile(TOKEN_PATTERN)
+
+MESSAGE_TYPES: dict[str, type[Message]] = {}
+"""Wire type name → class. Filled when a `Message` subclass is defined; wire names are literals."""
+
+
+def is_token(text: str) -> bool:
+    """Whether `text` may stand between two dots of a subject."""
+    return _token.match(text) is not None
+
+
+class Part(BaseModel):
+    """A value inside a message or a record: frozen, strict about its fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+class Message(Part):
+    """Something that travels alone on a subject, inside an `Envelope`.
+
+    Subclasses name themselves: `class Heartbeat(Message, wire="registry.heartbeat", version=(1, 0))`.
+    The wire name is a literal, never derived from an import path, so that code can move.
+    """
+
+    wire_type: ClassVar[str] = ""
+    wire_version: ClassVar[tuple[int, int]] = (1, 0)
+
+    def __init_subclass__(
+        cls, *, wire: str | None = None, version: tuple[int, int] = (1, 0), **kwargs: Any
+    ) -> None:
+        super().__init_subclass__(**kwargs)
+        if wire is None:
+            return
+        known = MESSAGE_TYPES.get(wire)
+        if known is not None and known.__qualname__ != cls.__qualname__:
+            raise TypeError(f"wire type {wire!r} is already {known.__qualname__}")
+        cls.wire_type = wire
+        cls.wire_version = version
+        MESSAGE_TYPES[wire] = cls

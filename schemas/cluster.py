@@ -1,0 +1,131 @@
+"""Between orchestrator and node agents of a microservice instance cluster (MIC)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Token
+from schemas.job import JobSpec
+from schemas.task_graph import TaskUnit
+
+
+class Slot(Part):
+    """One place for a stage instance. `busy_with` is the SID that holds it, or None."""
+
+    index: int
+    device: str
+    device_name: str = ""
+    memory_bytes: int = 0
+    busy_with: Token | None = None
+
+
+class NodeStatus(Message, wire="cluster.node.status"):
+    """A node agent's own account of itself; also its registration's payload at the orchestrator."""
+
+    sid: Token
+    cluster: Token
+    node: Token
+    incarnation: Token
+    slots: tuple[Slot, ...]
+    address: str
+    warm: bool = Field(description="the fork server has torch loaded")
+    version: str = ""
+    torch_version: str = ""
+
+
+class InstanceStart(Message, wire="cluster.instance.start"):
+    """SMO → node agent: start this unit. Idempotent by (sid, incarnation).
+
+    `code_digest` is what the analysis saw; the instance refuses with one line if its own differs.
+    `initial_state`: where its weights come from before `StateWait`/`StateRestore` say more.
+    """
+
+    job: Token
+    epoch: int
+    spec: JobSpec
+    unit: TaskUnit
+    incarnation: Token
+    slot: int
+    stages: int
+    layer_count: int
+    code_digest: str
+
+
+class InstanceStarted(Message, wire="cluster.instance.started"):
+    sid: Token
+    incarnation: Token
+    pid: int
+
+
+class InstanceStop(Message, wire="cluster.instance.stop"):
+    """SMO → node agent: end this incarnation; drain first unless `now`."""
+
+    job: Token
+    sid: Token
+    incarnation: Token
+    now: bool = False
+
+
+class Judge(Message, wire="cluster.judge"):
+    """SMO → node agent (draft §5.5): how is this instance, and how far does the fault reach?"""
+
+    job: Token | None = None
+    sid: Token
+    incarnation: Token
+
+
+class Judgement(Message, wire="cluster.judgement"):
+    """`process` as the operating system shows it; `scope`: the instance alone, or the whole node.
+
+    `kind`: transient (it lives and moves again) or structural (it will not come back by itself).
+    """
+
+    sid: Token
+    incarnation: Token
+    process: Literal["running", "stopped", "gone", "unknown"]
+    scope: Literal["none", "instance", "node"]
+    kind: Literal["transient", "structural"]
+    broken: tuple[str, ...] = Field((), description="dependencies of the topology that it broke")
+    evidence: str = ""
+
+
+class Analyse(Message, wire="cluster.analyse"):
+    """SMO → node agent: analyse the job's model and data in a short-lived worker (§5.3).
+
+    Answered by `Ack` once accepted; the result comes as `ModelTopology` or `AnalysisFailed`.
+    """
+
+    job: Token
+    spec: JobSpec
+
+
+class AnalysisFailed(Message, wire="cluster.analysis.failed"):
+    """MIC → SMO: the job can't be trained as written; `text` is one line for the user."""
+
+    job: Token
+    code: str
+    text: str
+
+
+class ForgetTopology(Message, wire="cluster.forget"):
+    """SMO → node agent (§4.4(6)): drop the job's topology and whatever is left of it."""
+
+    job: Token
+
+
+class WriteSample(Message, wire="cluster.sample"):
+    """SMO → node agent: load these weights in a short-lived worker and let the model write."""
+
+    job: Token
+    spec: JobSpec
+    weights_url: str
+
+
+class SampleWritten(Message, wire="cluster.sample.written"):
+    """MIC → SMO: what the model wrote; with `error` (one line) if it could not, `text` is empty then."""
+
+    job: Token
+    text: str
+    error: str = ""

@@ -1,0 +1,82 @@
+"""Hops of microbatches between instances: notices on the bus, tensors over torch.distributed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Token
+from schemas.step import Member
+
+
+class TensorMeta(Part):
+    """One tensor of a hop. `shape` in full; dtype as torch spells it without the prefix."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class MicrobatchNotice(Message, wire="data.notice"):
+    """Sender → receiver: these tensors wait for you on our link; repeated until accepted (rule 11).
+
+    direction `forward`: activations and what travels with them (targets); `backward`: the gradient of
+    what was sent forward (no tensors after an evaluation: it only returns the credit);
+    `state`: parameters and optimizer state for a newcomer.
+    `link` names the process group (both ends build it on first sight); `tag` is the first of
+    `len(tensors)` consecutive tags on it.
+    """
+
+    job: Token
+    epoch: int
+    step: int
+    attempt: int
+    microbatch: int
+    stage: int = Field(description="the receiver's stage")
+    direction: Literal["forward", "backward", "state"]
+    sender: Member
+    receiver: Member
+    link: str
+    tag: int
+    tensors: tuple[TensorMeta, ...]
+    evaluate: bool = False
+
+
+class NoticeAnswer(Message, wire="data.notice.answer"):
+    """Receiver → sender. `held`: I have it already; `stale`: older than my step or attempt."""
+
+    job: Token
+    step: int
+    attempt: int
+    microbatch: int
+    direction: Literal["forward", "backward", "state"]
+    receiver: Member
+    link: str
+    tag: int
+    answer: Literal["accepted", "held", "stale", "later"]
+
+
+class RouteEntry(Part):
+    """One possible next hop. Weight 0 is a standby; `window` bounds what one sender may have open."""
+
+    sid: Token
+    incarnation: Token
+    cluster: Token
+    weight: float = Field(ge=0)
+    window: int = Field(ge=1)
+    reason: str = ""
+
+
+class RouteTable(Message, wire="route.table"):
+    """A router's table for one stage of a job, for the senders of one cluster.
+
+    Kept in the bucket `routes` under `<job>.<cluster>.<stage>`; senders watch `<job>.<cluster>.>`.
+    """
+
+    job: Token
+    cluster: Token
+    stage: int
+    revision: int
+    router: Token
+    entries: tuple[RouteEntry, ...]
+    reason: str = ""

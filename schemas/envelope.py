@@ -1,0 +1,48 @@
+"""The envelope around every message: who said it, when, in which version, and because of what."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from schemas.base import Part, Token
+
+
+class EntityKind(StrEnum):
+    """What a sender is. The draft's entities (§3) and the people and tools around them."""
+
+    SERVICE_REGISTRY = "service-registry"
+    GATEWAY = "gateway"
+    AUTHORIZER = "authorizer"
+    ROUTER = "router"
+    ORCHESTRATOR = "orchestrator"
+    CLUSTER = "cluster"
+    INSTANCE = "instance"
+    FUNCTIONAL_MODULE = "functional-module"
+    CLIENT = "client"
+    TAP = "tap"
+
+
+class Sender(Part):
+    """Who speaks. `name` survives a restart, `incarnation` does not."""
+
+    name: Token
+    kind: EntityKind
+    incarnation: Token
+
+
+class Envelope(Part):
+    """What stands around a body on the wire.
+
+    `id` is unique per sender incarnation; `causation` is the id of the message that this one answers
+    or follows from; `sent_at` is seconds since the epoch by the sender's clock (for people, never for
+    decisions).
+    """
+
+    type: str
+    version: tuple[int, int]
+    id: str
+    causation: str | None = None
+    sender: Sender
+    sent_at: float
+    body: dict[str, Any]

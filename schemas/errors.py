@@ -1,0 +1,140 @@
+"""One tree of errors. Each has a stable `code`, says whether a retry can help, and carries fields.
+
+    DmscError
+    ├── BadInput              what the user gave is wrong: place and remedy in the text
+    │   ├── BadJob            a job file's key, type, or shape
+    │   ├── BadModel          user code: factory fails, layers do not fit, digest differs
+    │   ├── BadData           dataset missing, empty, too short
+    │   └── BadMessage        malformed, unknown or wrongly versioned message
+    ├── Refused               asked properly, not permitted
+    ├── NotFound              no such job, instance, artifact
+    ├── Conflict              a compare-and-set lost; the record moved on
+    ├── Fenced                an older epoch or incarnation spoke
+    ├── Unavailable           nobody answers: retry later
+    │   ├── BusUnreachable
+    │   ├── NoResponders
+    │   └── DeadlineExceeded
+    ├── GradientRefused       a microbatch's gradient is not finite, or too large to be summed
+    ├── PeerUnreachable       a tensor link could not be built or broke
+    └── IllegalTransition     a lifecycle was asked to do what its table does not allow
+
+The wire carries `ErrorReply` (code, safe text, retryable, fields), never a repr or a traceback.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from schemas.base import Message
+
+
+class DmscError(Exception):
+    """Base of all errors that DMSC raises on purpose."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, text: str, **fields: Any) -> None:
+        super().__init__(text)
+        self.text = text
+        self.fields = fields
+
+    def to_reply(self) -> ErrorReply:
+        safe = {key: str(value) for key, value in self.fields.items()}
+        return ErrorReply(code=self.code, text=self.text, retryable=self.retryable, fields=safe)
+
+
+class BadInput(DmscError):
+    code = "bad_input"
+
+
+class BadJob(BadInput):
+    code = "bad_job"
+
+
+class BadModel(BadInput):
+    code = "bad_model"
+
+
+class BadData(BadInput):
+    code = "bad_data"
+
+
+class BadMessage(BadInput):
+    code = "bad_message"
+
+
+class Refused(DmscError):
+    code = "refused"
+
+
+class NotFound(DmscError):
+    code = "not_found"
+
+
+class Conflict(DmscError):
+    code = "conflict"
+    retryable = True
+
+
+class Fenced(DmscError):
+    code = "fenced"
+
+
+class Unavailable(DmscError):
+    code = "unavailable"
+    retryable = True
+
+
+class BusUnreachable(Unavailable):
+    code = "bus_unreachable"
+
+
+class NoResponders(Unavailable):
+    code = "no_responders"
+
+
+class DeadlineExceeded(Unavailable):
+    code = "deadline_exceeded"
+
+
+class GradientRefused(DmscError):
+    code = "gradient_refused"
+
+
+class PeerUnreachable(DmscError):
+    code = "peer_unreachable"
+    retryable = True
+
+
+class IllegalTransition(DmscError):
+    code = "illegal_transition"
+
+
+class ErrorReply(Message, wire="error", version=(1, 0)):
+    """The answer to a request that failed."""
+
+    code: str
+    text: str
+    retryable: bool = False
+    fields: dict[str, str] = {}
+
+    def to_exception(self) -> DmscError:
+        """The exception that this reply stands for, so that callers catch the same classes."""
+        return _by_code().get(self.code, DmscError)(self.text, **self.fields)
+
+
+def _by_code() -> dict[str, type[DmscError]]:
+    found: dict[str, type[DmscError]] = {}
+    pending: list[type[DmscError]] = [DmscError]
+    while pending:
+        cls = pending.pop()
+        found[cls.code] = cls
+        pending.extend(cls.__subclasses__())
+    return found
+
+
+class Ack(Message, wire="ack", version=(1, 0)):
+    """Heard and done (or already done before): the empty answer."""
+
+    note: str = ""

@@ -1,0 +1,192 @@
+"""What is wrong with what a person wrote, one line each: the key's path, what is the matter, the remedy.
+
+    training.stepz: unknown key; did you mean training.steps?
+    parallel.replicas: 'two' does not fit; give a whole number or a list of whole numbers
+
+The gateway answers with these lines, and the command line prints them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from schemas.base import TOKEN_PATTERN
+
+_SHOWN = 60
+_OR_NULL = " or null"
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+_PATTERNS = {TOKEN_PATTERN: "1 to 120 letters, digits, _ or -"}
+_FACTORY = "module:callable, for example my_models.gpt:build"
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One line per wrong place in a document meant to be a `model`, in the order of the document's errors."""
+    grouped: dict[str, tuple[list[ErrorDetails], FieldInfo | None, type[BaseModel]]] = {}
+    for details in error.errors(include_url=False):
+        path, field, owner = _locate(details["loc"], model)
+        grouped.setdefault(path, ([], field, owner))[0].append(details)
+    return [_line(path, found, field, owner, model) for path, (found, field, owner) in grouped.items()]
+
+
+def _line(
+    path: str,
+    found: list[ErrorDetails],
+    field: FieldInfo | None,
+    owner: type[BaseModel],
+    root: type[BaseModel],
+) -> str:
+    first = found[0]
+    kind, shown = first["type"], _show(first["input"])
+    if kind == "extra_forbidden":
+        return f"{path}: unknown key{_suggest(path, owner, root)}"
+    if kind == "missing":
+        return f"{path}: missing; give {_expected(field)}"
+    if kind in ("value_error", "assertion_error"):
+        text = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        return f"{path}: {text}" if path else text
+    if kind == "json_invalid":
+        return f"not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
+    if kind == "literal_error":
+        allowed = [str(value) for value in _literals(field)]
+        near = difflib.get_close_matches(str(first["input"]), allowed, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        return f"{path}: {shown} is not one of {', '.join(allowed) or first['ctx']['expected']}{meant}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        inside = f"a mapping with {', '.join(owner.model_fields)}" if field is None else _expected(field)
+        return f"{path or 'the document'}: {shown} does not fit; give {inside}"
+    return f"{path}: {shown} does not fit; give {_expected(field, element=path.endswith(']'))}"
+
+
+def _locate(
+    loc: tuple[int | str, ...], model: type[BaseModel]
+) -> tuple[str, FieldInfo | None, type[BaseModel]]:
+    """The dotted path without pydantic's union tags, the field there, and the model that it belongs to."""
+    path = ""
+    owner, field = model, None
+    inside: type[BaseModel] | None = model
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+            continue
+        if inside is not None:
+            owner, field = inside, inside.model_fields.get(part)
+            path += f".{part}" if path else part
+            inside = _submodel(field.annotation) if field is not None else None
+        elif field is not None and _is_mapping(field.annotation):
+            path += f".{part}"
+        else:
+            break  # the tag of a union: what follows is about the alternative that was tried
+    return path, field, owner
+
+
+def _suggest(path: str, owner: type[BaseModel], root: type[BaseModel]) -> str:
+    *parents, key = path.split(".")
+    prefix = ".".join(parents)
+    near = difflib.get_close_matches(key, list(owner.model_fields), 1, cutoff=0.6)
+    if near:
+        return f"; did you mean {prefix + '.' if prefix else ''}{near[0]}?"
+    everywhere = dict(_paths(root))
+    for cutoff in (1.0, 0.8):
+        elsewhere = difflib.get_close_matches(key, list(everywhere), 1, cutoff=cutoff)
+        if elsewhere:
+            return f"; did you mean {everywhere[elsewhere[0]]}?"
+    return f"; {prefix or 'the document'} has {', '.join(owner.model_fields)}"
+
+
+def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(key, dotted path) of every key in the tree, deepest first, so that a dict keeps the shallowest."""
+    for name, field in model.model_fields.items():
+        inside = _submodel(field.annotation)
+        if inside is not None:
+            yield from _paths(inside, f"{prefix}{name}.")
+    for name in model.model_fields:
+        yield name, prefix + name
+
+
+def _submodel(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in get_args(annotation):
+        found = _submodel(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _is_mapping(annotation: Any) -> bool:
+    origin = get_origin(annotation) or annotation
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _literals(field: FieldInfo | None) -> tuple[Any, ...]:
+    if field is None:
+        return ()
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+
+
+def _expected(field: FieldInfo | None, *, element: bool = False) -> str:
+    """What would fit, in words: type, bounds, pattern. `element`: of one item of the list."""
+    if field is None:
+        return "a fitting value"
+    if element:
+        return _type_words(next(iter(get_args(field.annotation)), field.annotation))
+    for note in field.metadata:
+        pattern = getattr(note, "pattern", None)
+        if pattern in _PATTERNS:
+            return _PATTERNS[pattern]
+        if pattern is not None and ":" in pattern:
+            return _FACTORY
+    words, null, _ = _type_words(field.annotation).partition(_OR_NULL)
+    return words + _bounds(field.metadata) + null
+
+
+def _type_words(annotation: Any) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type_words(inner) for inner in args)
+    if origin is Literal:
+        return "one of " + ", ".join(str(value) for value in args)
+    if origin is typing.Annotated:
+        for note in args[1:]:
+            if getattr(note, "pattern", None) in _PATTERNS:
+                return _PATTERNS[note.pattern]
+        return _type_words(args[0])
+    if origin in (tuple, list):
+        plural = _type_words(args[0]).removeprefix("a ") if args else "value"
+        if args and args[-1] is not Ellipsis and origin is tuple:
+            return f"a list of {len(args)} {plural}s"
+        return f"a list of {plural}s" if not plural[:1].isdigit() else f"a list of names ({plural})"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"a mapping with {', '.join(annotation.model_fields)}"
+    if _is_mapping(annotation):
+        return "a mapping"
+    return _NAMES.get(annotation, getattr(annotation, "__name__", "a fitting value"))
+
+
+def _bounds(metadata: list[Any]) -> str:
+    words = []
+    for note in metadata:
+        match note:
+            case Ge(ge=least):
+                words.append(f"≥ {least}")
+            case Gt(gt=least):
+                words.append(f"> {least}")
+            case Le(le=most):
+                words.append(f"≤ {most}")
+            case Lt(lt=most):
+                words.append(f"< {most}")
+    return " " + " and ".join(words) if words else ""
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -1,0 +1,254 @@
+"""What a user submits (`JobSpec`), what the orchestrator keeps (`JobRecord`), what it tells (`JobEvent`)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from schemas.base import Message, Part, Token
+from schemas.task_graph import TaskGraph
+
+Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""`module:callable`, importable on every node that runs the job."""
+
+
+class ModelSpec(Part):
+    """The model: `factory(**args)` yields an `nn.Sequential`/`ModuleList` style model.
+
+    `loss` is `cross_entropy` (next-token, mean over all positions) or a `module:callable` taking
+    (output, targets) and returning a scalar mean.
+    """
+
+    factory: Factory
+    args: dict[str, Any] = {}
+    loss: str = "cross_entropy"
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str) -> str:
+        if value != "cross_entropy" and ":" not in value:
+            raise ValueError("must be cross_entropy or module:callable")
+        return value
+
+
+class DataSpec(Part):
+    """Where bytes come from: `stdlib:` (the interpreter's own sources), or any URL that fsspec opens.
+
+    `sample_tokens` is the length of one sample (the model's context).
+    The last `validation_fraction` of the bytes is held out.
+    """
+
+    source: str = "stdlib:"
+    sample_tokens: int = Field(128, ge=2, le=1 << 20)
+    validation_fraction: float = Field(0.05, ge=0.0, le=0.5)
+
+
+class OptimizerSpec(Part):
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(3e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+
+
+class ScheduleSpec(Part):
+    """Linear warm-up, then cosine down to `final_fraction` of the peak rate at the last step."""
+
+    warmup_steps: int = Field(0, ge=0)
+    final_fraction: float = Field(0.1, ge=0, le=1)
+
+
+class TrainingSpec(Part):
+    """A step is `microbatches` × `microbatch_samples` samples, whatever the number of workers."""
+
+    steps: int = Field(ge=1)
+    microbatches: int = Field(8, ge=1, le=4096)
+    microbatch_samples: int = Field(4, ge=1)
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    clip_norm: float | None = Field(1.0, gt=0)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    compute_threads: int = Field(1, ge=1, description="part of the job: it changes bits (DESIGN §5)")
+    exact_accumulation: bool = Field(
+        True, description="int64 fixed-point gradient sums: bits independent of who did what"
+    )
+    validate_every: int = Field(0, ge=0, description="steps between validations; 0: only at the end")
+    validation_microbatches: int = Field(2, ge=0)
+    checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: none")
+
+
+class ParallelSpec(Part):
+    """How the model is cut and repeated. `replicas` is one number or one per stage."""
+
+    stages: int = Field(1, ge=1, le=1024)
+    replicas: int | tuple[int, ...] = 1
+    clusters: tuple[Token, ...] = ()
+    segmentation: Literal["measured", "uniform"] = "measured"
+
+    @model_validator(mode="after")
+    def _shape(self) -> ParallelSpec:
+        counts = self.replicas_per_stage()
+        if len(counts) != self.stages:
+            raise ValueError(f"replicas names {len(counts)} stages, but stages is {self.stages}")
+        if min(counts) < 1:
+            raise ValueError("each stage needs at least 1 replica")
+        return self
+
+    def replicas_per_stage(self) -> tuple[int, ...]:
+        if isinstance(self.replicas, int):
+            return (self.replicas,) * self.stages
+        return self.replicas
+
+
+class SampleSpec(Part):
+    """A short text that the trained model writes at the end (byte-level language models only)."""
+
+    prompt: str = "def "
+    tokens: int = Field(160, ge=0, le=4096)
+    temperature: float = Field(0.8, ge=0)
+
+
+class JobSpec(Part):
+    """A training job, as a person writes it in YAML or JSON."""
+
+    name: Token
+    model: ModelSpec
+    data: DataSpec = DataSpec()
+    training: TrainingSpec
+    parallel: ParallelSpec = ParallelSpec()
+    initial_weights: str | None = Field(None, description="folder or URL of safetensors to start from")
+    artifacts: str = Field("bus://artifacts", description="where weights and checkpoints go")
+    sample: SampleSpec | None = None
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> JobSpec:
+        if self.training.schedule.warmup_steps > self.training.steps:
+            raise ValueError("training.schedule.warmup_steps exceeds training.steps")
+        return self
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    ANALYSING = "analysing"
+    DEPLOYING = "deploying"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    FINISHING = "finishing"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_end = frozenset({JobState.FAILED, JobState.CANCELLED})
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.ANALYSING, *_end}),
+    JobState.ANALYSING: frozenset({JobState.DEPLOYING, JobState.QUEUED, *_end}),
+    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.QUEUED, JobState.RECOVERING, *_end}),
+    JobState.RUNNING: frozenset({JobState.RECOVERING, JobState.FINISHING, JobState.QUEUED, *_end}),
+    JobState.RECOVERING: frozenset({JobState.RUNNING, JobState.QUEUED, *_end}),
+    JobState.FINISHING: frozenset({JobState.DONE, JobState.RECOVERING, JobState.QUEUED, *_end}),
+    JobState.DONE: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+"""Legal transitions of a job. `… → queued` is a restart of the orchestrator: it starts again from the
+last checkpoint. An illegal one raises `IllegalTransition` with the job's history."""
+
+ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
+
+
+class StepResult(Part):
+    """One committed step. `loss` is the mean over the step's microbatches, before the update."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    tokens: int
+    step_s: float
+    tokens_per_s: float
+    attempt: int = 0
+    shares: dict[str, int] = Field({}, description="microbatches per SID in this step")
+
+
+class InstanceView(Part):
+    """An instance as the live view shows it."""
+
+    sid: Token
+    role: str
+    stage: int
+    cluster: Token
+    node: Token
+    state: str
+    device: str = "cpu"
+    service_ms: float = 0.0
+
+
+class WeightsManifest(Part):
+    """The trained weights: safetensors shards with an index in the Hugging Face layout.
+
+    `sha256` is over the sorted lines `name dtype shape sha256(bytes)` of all tensors, so that it
+    depends neither on the segmentation nor on the file layout.
+    """
+
+    url: str
+    shards: tuple[str, ...]
+    tensors: dict[str, str] = Field(description="full parameter name → shard file")
+    bytes: int
+    sha256: str
+    step: int
+
+
+class JobRecord(Message, wire="job.record"):
+    """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
+
+    job: Token
+    spec: JobSpec
+    state: JobState
+    epoch: int = Field(0, description="how often an orchestrator has started this job; fences older ones")
+    user: str = ""
+    reason: str = ""
+    submitted_at: float
+    changed_at: float
+    history: tuple[str, ...] = Field((), description="`state: reason`, oldest first, last 50")
+    graph: TaskGraph | None = None
+    step: int = 0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    validation_loss: float | None = None
+    tokens_per_s: float = 0.0
+    recoveries: int = 0
+    checkpoint_step: int | None = None
+    weights: WeightsManifest | None = None
+    sample: str | None = None
+
+
+class JobEvent(Message, wire="job.event"):
+    """What happened to a job, in order, on the stream `JOBS`. The live view and the curve feed on it."""
+
+    job: Token
+    kind: Literal[
+        "state",
+        "instances",
+        "step",
+        "validation",
+        "checkpoint",
+        "fault",
+        "recovery",
+        "policy",
+        "weights",
+        "sample",
+    ]
+    at: float
+    text: str = ""
+    state: JobState | None = None
+    total_steps: int | None = None
+    result: StepResult | None = None
+    instances: tuple[InstanceView, ...] | None = None
+    validation_step: int | None = None
+    validation_loss: float | None = None
+    weights: WeightsManifest | None = None
+    sample: str | None = None

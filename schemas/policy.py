@@ -1,0 +1,99 @@
+"""Functional modules (draft §4.2): lifecycle, suggestion, and the orchestrator's decision on it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Token
+
+
+class ModuleState(StrEnum):
+    REGISTERED = "registered"
+    SHADOW = "shadow"
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    DRAINING = "draining"
+    RETIRED = "retired"
+
+
+_off = frozenset({ModuleState.SUSPENDED, ModuleState.DRAINING, ModuleState.RETIRED})
+MODULE_TRANSITIONS: dict[ModuleState, frozenset[ModuleState]] = {
+    ModuleState.REGISTERED: frozenset(
+        {ModuleState.SHADOW, ModuleState.ACTIVE, ModuleState.DRAINING, ModuleState.RETIRED}
+    ),
+    ModuleState.SHADOW: frozenset({ModuleState.ACTIVE, *_off}),
+    ModuleState.ACTIVE: frozenset({ModuleState.SHADOW, *_off}),
+    ModuleState.SUSPENDED: frozenset(
+        {ModuleState.SHADOW, ModuleState.ACTIVE, ModuleState.DRAINING, ModuleState.RETIRED}
+    ),
+    ModuleState.DRAINING: frozenset({ModuleState.RETIRED}),
+    ModuleState.RETIRED: frozenset(),
+}
+"""Legal transitions of one life of a module: a new process starts again at registered."""
+
+
+class ModuleLifecycle(Message, wire="policy.lifecycle"):
+    """A functional module says what it is and in which state (draft §4.2, lifecycle control)."""
+
+    module: Token
+    version: str
+    state: ModuleState
+    subscribes: tuple[str, ...] = ()
+    jobs: tuple[Token, ...] = Field((), description="empty: all jobs")
+    reason: str = ""
+
+
+class SetWeights(Part):
+    """Spread one stage's microbatches by these relative weights (SID → weight ≥ 0)."""
+
+    action: Literal["set_weights"] = "set_weights"
+    stage: int
+    weights: dict[str, float]
+
+
+class AvoidInstance(Part):
+    """Send nothing to this instance while the suggestion is valid."""
+
+    action: Literal["avoid_instance"] = "avoid_instance"
+    sid: Token
+
+
+class NoAction(Part):
+    """An observation without a wish; kept on the stream, never adopted."""
+
+    action: Literal["none"] = "none"
+    note: str = ""
+
+
+Action = SetWeights | AvoidInstance | NoAction
+
+
+class PolicySuggestion(Message, wire="policy.suggestion"):
+    """What a module would do, how sure it is, why, and for how long that holds.
+
+    `input_revision` names what it was derived from: the last step it saw.
+    """
+
+    module: Token
+    version: str
+    job: Token
+    action: Action = Field(discriminator="action")
+    confidence: float = Field(ge=0, le=1)
+    reason: str
+    input_revision: int
+    valid_s: float = Field(gt=0)
+
+
+class PolicyDecision(Message, wire="policy.decision"):
+    """The orchestrator's answer on the stream: adopted or declined, always with the reason."""
+
+    module: Token
+    version: str
+    job: Token
+    suggestion: str = Field(description="envelope id of the suggestion")
+    adopted: bool
+    reason: str
+    policy_revision: int | None = None

@@ -1,0 +1,132 @@
+"""Records of the service registry (draft §3 SRD, §4.5(2) unit metadata)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Token
+from schemas.envelope import EntityKind
+
+
+class InstanceState(StrEnum):
+    """Runtime status of an instance (draft §4.5(3): active, pending, faulted; plus the way out)."""
+
+    PENDING = "pending"
+    ACTIVE = "active"
+    DRAINING = "draining"
+    FAULTED = "faulted"
+    GONE = "gone"
+
+
+INSTANCE_TRANSITIONS: dict[InstanceState, frozenset[InstanceState]] = {
+    InstanceState.PENDING: frozenset({InstanceState.ACTIVE, InstanceState.FAULTED, InstanceState.GONE}),
+    InstanceState.ACTIVE: frozenset({InstanceState.DRAINING, InstanceState.FAULTED, InstanceState.GONE}),
+    InstanceState.DRAINING: frozenset({InstanceState.FAULTED, InstanceState.GONE}),
+    InstanceState.FAULTED: frozenset({InstanceState.GONE}),
+    InstanceState.GONE: frozenset(),
+}
+"""Legal transitions of one *incarnation*. A new incarnation starts again at pending."""
+
+
+class TensorSchema(Part):
+    """One tensor at a unit's boundary. `shape` without the sample dimension; dtype as torch spells it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Capability(Part):
+    """What the place of an instance can do. Bytes and FLOP/s; 0 where not measured."""
+
+    device: str = "cpu"
+    device_name: str = ""
+    memory_bytes: int = 0
+    flops_per_s: float = 0.0
+    compute_threads: int = 1
+
+
+class Endpoint(Part):
+    """Where an instance sits: cluster, node, process, and the address its tensor links use."""
+
+    cluster: Token
+    node: Token
+    pid: int = 0
+    address: str = ""
+
+
+class ServiceRecord(Message, wire="registry.record"):
+    """A leased registration, as the registry keeps it. Key in the bucket: the SID.
+
+    `prefix` is the service's content name (`train/<job>/stage/0`); callers resolve by prefix, schema,
+    tags and capability, never by address (draft §1, content-semantic addressing).
+    """
+
+    sid: Token
+    prefix: str
+    kind: EntityKind
+    incarnation: Token
+    state: InstanceState
+    endpoint: Endpoint
+    capability: Capability = Capability()
+    input_schema: tuple[TensorSchema, ...] = ()
+    output_schema: tuple[TensorSchema, ...] = ()
+    tags: tuple[str, ...] = ()
+    job: Token | None = None
+    stage: int | None = None
+    route_id: int = 0
+    version: str = ""
+    reason: str = ""
+    replaced: tuple[Token, ...] = Field(
+        (), description="older incarnations of this SID, fenced; kept by the registry"
+    )
+
+
+class Heartbeat(Message, wire="registry.heartbeat"):
+    """I am alive. Core NATS, once a second; the registry's expiry is the backstop.
+
+    `digest` is a short hash of the sender's state; a difference is repaired by a full registration.
+    """
+
+    sid: Token
+    incarnation: Token
+    state: InstanceState
+    digest: str = ""
+
+
+class StateChange(Message, wire="registry.state"):
+    """An incarnation's state moved; sent by itself or by the node agent that watches it."""
+
+    sid: Token
+    incarnation: Token
+    state: InstanceState
+    reason: str = ""
+
+
+class Resolve(Message, wire="registry.resolve"):
+    """Discovery by content: every given field must match; `prefix` matches its descendants too."""
+
+    sid: Token | None = None
+    prefix: str | None = None
+    kind: EntityKind | None = None
+    job: Token | None = None
+    stage: int | None = None
+    cluster: Token | None = None
+    tags: tuple[str, ...] = ()
+    state: InstanceState | None = None
+    input_schema: tuple[TensorSchema, ...] | None = None
+    output_schema: tuple[TensorSchema, ...] | None = None
+
+
+class Resolved(Message, wire="registry.resolved"):
+    """The matching records, in order of route id, as of `revision`."""
+
+    revision: int
+    records: tuple[ServiceRecord, ...]
+
+
+class ReleaseJob(Message, wire="registry.release"):
+    """Draft §4.4(6): forget the instances of a job, release its route ids and ports."""
+
+    job: Token

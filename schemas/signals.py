@@ -1,0 +1,155 @@
+"""The five control signals of draft §4.3."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Token
+from schemas.registry import Endpoint, InstanceState, ServiceRecord
+
+
+# Type 1: Service Instance Registration (MI, MG, SR, MIC, module → SRD) ------------------------------
+class Registration(Message, wire="signal.registration"):
+    """Type 1. A service announces itself; the registry answers with its lease."""
+
+    record: ServiceRecord
+
+
+class RegistrationLease(Message, wire="signal.registration.lease"):
+    """The registry's answer: the route id it allocated and how often to say that one lives."""
+
+    sid: Token
+    route_id: int
+    heartbeat_s: float
+    expiry_s: float
+    revision: int
+
+
+# Type 2: Service Route Advertisement (SRD → SR, MG) -------------------------------------------------
+class RouteAdvertisement(Message, wire="signal.advertisement"):
+    """Type 2. Deltas at once; `full` ones periodically and on demand.
+
+    `previous` is the revision this delta builds on: a receiver that holds another one has a gap and
+    asks for a snapshot (`Resolve` without filters).
+    """
+
+    revision: int
+    previous: int
+    full: bool = False
+    changed: tuple[ServiceRecord, ...] = ()
+    removed: tuple[Token, ...] = ()
+
+
+# Type 3: Service Access Authentication (MG → AAM) ---------------------------------------------------
+class Role(StrEnum):
+    """What a user may do: viewer reads, researcher submits and steers jobs, operator steers the mesh."""
+
+    VIEWER = "viewer"
+    RESEARCHER = "researcher"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+class AccessRequest(Message, wire="signal.access"):
+    """Type 3. May the bearer of `token` do `action` on `resource`?"""
+
+    token: str = Field(repr=False)
+    action: str
+    resource: str
+    gateway: Token
+
+
+class AccessDecision(Message, wire="signal.access.decision"):
+    """The authorizer's answer, with its reason; `valid_s` bounds how long it may be cached."""
+
+    allow: bool
+    user: str = ""
+    role: Role | None = None
+    reason: str
+    valid_s: float = 0.0
+
+
+# Type 4: Compute-Aware Routing Notification (SR → MG) -----------------------------------------------
+class ComputeEntry(Part):
+    """Load, heterogeneity and latency of one instance, as its router sees it."""
+
+    sid: Token
+    incarnation: Token
+    job: Token
+    stage: int
+    state: InstanceState
+    queue: int = 0
+    service_ms: float = 0.0
+    latency_ms: float = 0.0
+    device: str = "cpu"
+    weight: float = 1.0
+
+
+class ComputeNotification(Message, wire="signal.compute"):
+    """Type 4. One cluster's instances, for the gateways to choose cluster and entry by."""
+
+    router: Token
+    cluster: Token
+    revision: int
+    entries: tuple[ComputeEntry, ...]
+
+
+# Type 5: QoS Telemetry (MG, SR → SMO) and Policy Update (SMO → MG, SR) ------------------------------
+class QosReport(Message, wire="signal.qos.report"):
+    """Type 5, upward: aggregated over the last `window_s` seconds of one cluster."""
+
+    sid: Token
+    cluster: Token
+    window_s: float
+    throughput_bytes_per_s: float = 0.0
+    throughput_tokens_per_s: float = 0.0
+    latency_ms: float = 0.0
+    error_rate: float = 0.0
+    loss_rate: float = 0.0
+    bandwidth_bytes_per_s: float = 0.0
+    instances: int = 0
+    job: Token | None = None
+
+
+class StagePolicy(Part):
+    """How microbatches are spread over one stage. Weights are relative; a missing SID has weight 1."""
+
+    stage: int
+    weights: dict[str, float] = {}
+    window: int = Field(ge=1, description="microbatches one sender may have open at one receiver")
+
+
+class CommunicationPolicy(Message, wire="signal.qos.policy"):
+    """Type 5, downward: how a job's traffic is to flow. Acknowledged; a higher revision replaces."""
+
+    job: Token
+    revision: int
+    entry_gateway: Token
+    clusters: tuple[Token, ...]
+    stages: tuple[StagePolicy, ...]
+    algorithm: str = "weighted-least-outstanding"
+    reason: str
+    ended: bool = False
+
+
+# Registration of MG and SR with the orchestrator (draft §4.4(1)) ------------------------------------
+class NodeRegistration(Message, wire="mesh.registration"):
+    """A gateway, router or cluster agent tells the orchestrator what it is and has."""
+
+    sid: Token
+    kind: str
+    incarnation: Token
+    endpoint: Endpoint
+    services: tuple[str, ...] = ()
+
+
+class TerminationReport(Message, wire="mesh.termination"):
+    """Draft §4.4(6): MG and SR report to SMO and SRD that a job's communication has ended."""
+
+    sid: Token
+    job: Token
+    microbatches: int = 0
+    bytes: int = 0
+    note: str = ""

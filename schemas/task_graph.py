@@ -1,0 +1,131 @@
+"""Decomposition (draft §4.5, §5.3): the analysed model, the task graph, and its placement."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Token
+from schemas.registry import TensorSchema
+
+
+class LayerProfile(Part):
+    """One top-level layer, as measured once by an analysis worker on one sample microbatch.
+
+    Times are milliseconds per microbatch on one compute thread; sizes are bytes.
+    `output_bytes` is what crosses the boundary behind this layer per microbatch.
+    """
+
+    index: int
+    name: str
+    kind: str
+    parameters: int
+    parameter_bytes: int
+    forward_ms: float
+    backward_ms: float
+    activation_bytes: int
+    output: tuple[TensorSchema, ...]
+    output_bytes: int
+
+
+class ModelTopology(Message, wire="topology.model"):
+    """MIC → SMO (§5.3): the job's layer graph with costs, and what was learned about its data."""
+
+    job: Token
+    cluster: Token
+    node: Token
+    layers: tuple[LayerProfile, ...]
+    parameters: int
+    input_bytes: int = Field(description="tokens and targets of one microbatch, bytes")
+    data_tokens: int
+    code_digest: str = Field(description="SHA-256 of the user code's source files; nodes must agree")
+    device: str = "cpu"
+    tied: tuple[tuple[int, ...], ...] = Field(
+        (), description="groups of layers that share a parameter: no cut may separate them"
+    )
+
+
+class TopologyReleased(Message, wire="topology.released"):
+    """MIC → SMO (§4.4(6)): the topology of an ended job was dropped."""
+
+    job: Token
+    cluster: Token
+    node: Token
+
+
+class UnitKind(StrEnum):
+    DATA = "data"
+    STAGE = "stage"
+
+
+class ComputeRequirements(Part):
+    """What a unit needs of its slot. Bytes; FLOP-equivalent milliseconds per microbatch."""
+
+    memory_bytes: int = 0
+    cost_ms: float = 0.0
+    device: str = "any"
+    compute_threads: int = 1
+
+
+class TaskUnit(Part):
+    """One node of the task graph: a microservice unit with its metadata (draft §4.5(2)).
+
+    `stage` is -1 for data units; `first_layer`..`last_layer` (exclusive) is the slice of the model.
+    """
+
+    sid: Token
+    kind: UnitKind
+    stage: int
+    replica: int
+    first_layer: int = 0
+    last_layer: int = 0
+    input_schema: tuple[TensorSchema, ...] = ()
+    output_schema: tuple[TensorSchema, ...] = ()
+    requirements: ComputeRequirements = ComputeRequirements()
+    tags: tuple[str, ...] = ()
+
+
+class TaskEdge(Part):
+    """Communication between two stages: bytes per microbatch, forward (backward is as large)."""
+
+    upstream: int
+    downstream: int
+    bytes_per_microbatch: int
+
+
+class Constraint(Part):
+    """`spread`: different clusters; `together`: same cluster; `order`: first before second."""
+
+    kind: str
+    sids: tuple[Token, ...]
+    reason: str = ""
+
+
+class Placement(Part):
+    """Where one unit runs."""
+
+    sid: Token
+    cluster: Token
+    node: Token
+    slot: int
+    device: str
+
+
+class TaskGraph(Part):
+    """Units, edges, constraints, and the placement that the orchestrator chose, with its reason."""
+
+    units: tuple[TaskUnit, ...]
+    edges: tuple[TaskEdge, ...]
+    constraints: tuple[Constraint, ...] = ()
+    placements: tuple[Placement, ...] = ()
+    reason: str = ""
+
+    def unit(self, sid: str) -> TaskUnit:
+        return next(unit for unit in self.units if unit.sid == sid)
+
+    def placement(self, sid: str) -> Placement:
+        return next(place for place in self.placements if place.sid == sid)
+
+    def stage(self, stage: int) -> tuple[TaskUnit, ...]:
+        return tuple(unit for unit in self.units if unit.stage == stage)

@@ -1,0 +1,88 @@
+"""Samples of instances and nodes (draft §4.4(3), §5.2). Units are in the names."""
+
+from __future__ import annotations
+
+from schemas.base import Message, Part, Token
+
+
+class DeviceSample(Part):
+    """One device at one moment; None where the device or driver does not tell."""
+
+    device: str
+    utilization: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    ecc_errors: int | None = None
+
+
+class LinkSample(Part):
+    """One tensor link since the last sample."""
+
+    peer: Token
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    transfers: int = 0
+    transfer_ms: float = 0.0
+    errors: int = 0
+
+
+class InstanceSample(Message, wire="telemetry.instance"):
+    """An instance's load and speed; once a second and after each step.
+
+    `service_ms` is a moving average of compute per microbatch, forward plus backward.
+    """
+
+    job: Token
+    sid: Token
+    incarnation: Token
+    cluster: Token
+    node: Token
+    stage: int
+    step: int
+    queue: int = 0
+    in_flight: int = 0
+    microbatches: int = 0
+    service_ms: float = 0.0
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    busy: float = 0.0
+    tokens_per_s: float = 0.0
+    reduce_ms: float = 0.0
+    retained_bytes: int = 0
+    resident_bytes: int = 0
+    links: tuple[LinkSample, ...] = ()
+    device: DeviceSample | None = None
+
+
+class NodeSample(Message, wire="telemetry.node"):
+    """A node's load, from its agent."""
+
+    cluster: Token
+    node: Token
+    cpu: float = 0.0
+    memory_used_bytes: int = 0
+    memory_total_bytes: int = 0
+    devices: tuple[DeviceSample, ...] = ()
+    instances: int = 0
+
+
+class LogLine(Message, wire="telemetry.log"):
+    """One structured log line, kept on a bounded stream for `dmsc logs`."""
+
+    level: str
+    event: str
+    fields: dict[str, str] = {}
+    job: Token | None = None
+
+
+class DeadLetter(Message, wire="telemetry.dead_letter"):
+    """A message that a service could not use: counted, logged once, kept here (first 1,024 bytes)."""
+
+    service: Token
+    subject: str
+    reason: str
+    size: int
+    head: bytes

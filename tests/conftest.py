@@ -1,0 +1,57 @@
+"""Fixtures that every layer of tests uses: a real nats-server and connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from schemas.envelope import EntityKind
+
+Connect = Callable[..., Awaitable[Bus]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """One nats-server per test module, in a folder of its own."""
+    embedded = EmbeddedServer(tmp_path_factory.mktemp("nats"), sync_always=False)
+    asyncio.run(embedded.start())
+    try:
+        yield embedded
+    finally:
+        asyncio.run(embedded.stop())
+
+
+@pytest.fixture
+def nats_url(server: EmbeddedServer) -> str:
+    return server.url
+
+
+@pytest_asyncio.fixture
+async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    """A nats-server of this test alone, to be stopped, killed and restarted."""
+    async with EmbeddedServer(tmp_path / "nats", sync_always=False) as embedded:
+        yield embedded
+
+
+@pytest_asyncio.fixture
+async def connect(server: EmbeddedServer) -> AsyncIterator[Connect]:
+    """`bus = await connect("name", EntityKind.CLIENT)`: connected, provisioned, closed at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def make(name: str, kind: EntityKind = EntityKind.CLIENT, **options: Any) -> Bus:
+            url = options.pop("url", server.url)
+            provision = options.pop("provision", True)
+            bus = await stack.enter_async_context(Bus.connect(url, name=name, kind=kind, **options))
+            if provision:
+                await bus.provision()
+            return bus
+
+        yield make

@@ -1,0 +1,156 @@
+"""A command is repeated until it is answered, and handled once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from schemas.envelope import EntityKind
+from schemas.errors import Ack, Conflict, NoResponders
+from tests.integration.bus.records import state_change
+
+Connect = Callable[..., Awaitable[Bus]]
+
+
+async def test_repeats_of_a_running_command_share_its_one_run(connect: Connect) -> None:
+    asker, service = await connect("asker"), await connect("service")
+    runs = 0
+
+    async def slow(message, envelope):
+        nonlocal runs
+        runs += 1
+        while asker.counters.repeats < 2:
+            await asyncio.sleep(0.01)
+        return Ack(note="done")
+
+    await service.serve(subjects.STATE_CHANGE, slow)
+    reply = await asker.command(subjects.STATE_CHANGE, state_change(), sid="a")
+    assert reply.note == "done"
+    assert asker.counters.repeats >= 2  # it was repeated
+    assert runs == 1
+
+
+async def test_a_repeat_after_the_answer_gets_the_same_answer(connect: Connect) -> None:
+    """The first answer is lost on the way; the repeat must not run the handler again."""
+    asker, service = await connect("asker"), await connect("service")
+    runs = 0
+    lost = 0
+
+    async def handler(message, envelope):
+        nonlocal runs
+        runs += 1
+        return Ack(note=f"run {runs}")
+
+    subscription = await service.serve(subjects.STATE_CHANGE, handler)
+    reply_for_real = subscription._reply
+
+    async def lossy(inboxes, reply):
+        nonlocal lost
+        if lost == 0:
+            lost += 1
+            return
+        await reply_for_real(inboxes, reply)
+
+    subscription._reply = lossy
+    reply = await asker.command(subjects.STATE_CHANGE, state_change(), sid="a")
+    assert (lost, runs, reply.note) == (1, 1, "run 1")
+
+
+async def test_an_error_is_an_answer_too_and_is_repeated_as_such(connect: Connect) -> None:
+    asker, service = await connect("asker"), await connect("service")
+    runs = 0
+
+    async def handler(message, envelope):
+        nonlocal runs
+        runs += 1
+        while asker.counters.repeats < 1:
+            await asyncio.sleep(0.01)
+        raise Conflict("taken")
+
+    await service.serve(subjects.STATE_CHANGE, handler)
+    with pytest.raises(Conflict, match="taken"):
+        await asker.command(subjects.STATE_CHANGE, state_change(), sid="a")
+    assert runs == 1
+
+
+async def test_a_command_survives_a_lost_first_message(connect: Connect) -> None:
+    """A member of the queue group takes the first message and dies with it; another one answers."""
+    asker, service, dead = await connect("asker"), await connect("service"), await connect("dead")
+    swallowed: list[str] = []
+    runs = 0
+
+    async def swallow(message):
+        swallowed.append(message.subject)
+        await service.serve(subjects.STATE_CHANGE, handler, queue_group="g", sid="q")
+        await sub.unsubscribe()  # ends this callback, too
+
+    async def handler(message, envelope):
+        nonlocal runs
+        runs += 1
+        return Ack()
+
+    sub = await dead.raw.subscribe(subjects.STATE_CHANGE(sid="q"), queue="g", cb=swallow)
+    await dead.barrier()
+    await asker.command(subjects.STATE_CHANGE, state_change(), sid="q", deadline_s=10)
+    assert len(swallowed) == 1  # the loss happened
+    assert runs == 1
+    assert asker.counters.repeats >= 1
+
+
+async def test_a_command_waits_for_a_service_that_comes_later(connect: Connect) -> None:
+    asker, service = await connect("asker"), await connect("service")
+
+    async def handler(message, envelope):
+        return Ack()
+
+    asked = asyncio.create_task(asker.command(subjects.STATE_CHANGE, state_change(), sid="later"))
+    while asker.counters.repeats == 0:
+        await asyncio.sleep(0.01)
+    await service.serve(subjects.STATE_CHANGE, handler, sid="later")
+    assert await asyncio.wait_for(asked, 5) == Ack()
+
+
+async def test_a_command_that_nobody_hears_says_so(connect: Connect) -> None:
+    asker = await connect("asker")
+    with pytest.raises(NoResponders):
+        await asker.command(subjects.STATE_CHANGE, state_change(), sid="nobody", deadline_s=0.5)
+
+
+async def test_a_command_survives_a_server_restart(own_server: EmbeddedServer) -> None:
+    runs = 0
+    began = asyncio.Event()
+    release = asyncio.Event()
+
+    async def handler(message, envelope):
+        nonlocal runs
+        runs += 1
+        began.set()
+        await release.wait()
+        return Ack(note="survived")
+
+    url = own_server.url
+    async with (
+        Bus.connect(url, name="asker", kind=EntityKind.CLIENT) as asker,
+        Bus.connect(url, name="service", kind=EntityKind.CLIENT) as service,
+    ):
+        await service.serve(subjects.STATE_CHANGE, handler)
+        asked = asyncio.create_task(asker.command(subjects.STATE_CHANGE, state_change(), sid="a"))
+        await began.wait()
+        await own_server.kill()
+        while asker.connected or service.connected:
+            await asyncio.sleep(0.005)
+        release.set()  # the answer is given while there is no bus
+        await asyncio.sleep(0.05)
+        await own_server.start()
+        back = time.monotonic()
+        reply = await asyncio.wait_for(asked, 10)
+        assert reply.note == "survived"
+        assert runs == 1
+        assert asker.counters.reconnects == service.counters.reconnects == 1
+        assert time.monotonic() - back < 3

@@ -1,0 +1,346 @@
+"""What happens to whom when the server goes away, comes back, or refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from schemas.envelope import EntityKind
+from schemas.errors import Ack, BusUnreachable, Refused
+from tests.integration.bus.records import Collector, heartbeat, job_event, service_record, state_change
+
+CLIENT = EntityKind.CLIENT
+
+
+async def until(condition, timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_requests_in_flight_fail_at_once_on_disconnect(own_server: EmbeddedServer) -> None:
+    async with (
+        Bus.connect(own_server.url, name="asker", kind=CLIENT) as asker,
+        Bus.connect(own_server.url, name="service", kind=CLIENT) as service,
+    ):
+        await asker.provision()
+        began = asyncio.Event()
+
+        async def never(message, envelope):
+            began.set()
+            await asyncio.Event().wait()
+
+        await service.serve(subjects.STATE_CHANGE, never)
+        asked = asyncio.create_task(
+            asker.request(subjects.STATE_CHANGE, state_change(), timeout_s=30, sid="a")
+        )
+        await began.wait()
+        killed = time.monotonic()
+        await own_server.kill()
+        with pytest.raises(BusUnreachable):
+            await asyncio.wait_for(asked, 5)
+        assert time.monotonic() - killed < 1.0
+        with pytest.raises(BusUnreachable, match="is it running"):
+            await asker.request(subjects.STATE_CHANGE, state_change(), sid="a")
+        with pytest.raises(BusUnreachable):
+            await asker.bucket(subjects.REGISTRY_RECORD).get(sid="a")
+
+
+async def test_what_is_published_during_an_outage_arrives_afterwards(own_server: EmbeddedServer) -> None:
+    async with (
+        Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice,
+        Bus.connect(own_server.url, name="bob", kind=CLIENT) as bob,
+    ):
+        seen = Collector()
+        await bob.subscribe(subjects.HEARTBEAT, seen)
+        await own_server.kill()
+        await until(lambda: not alice.connected and not bob.connected)
+        await alice.publish(subjects.HEARTBEAT, heartbeat("kept"), sid="a")
+        await own_server.start()
+        await until(lambda: alice.connected and bob.connected)
+        # What was buffered may reach the server before bob's subscription does; what follows may not.
+        await alice.publish(subjects.HEARTBEAT, heartbeat("after"), sid="a")
+        await seen.until(lambda items: items and items[-1].digest == "after")
+
+
+async def test_the_outage_buffer_is_bounded(own_server: EmbeddedServer) -> None:
+    async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
+        await own_server.kill()
+        await until(lambda: not alice.connected)
+        big = heartbeat("x" * (1 << 20))
+        with pytest.raises(BusUnreachable, match="wait to be sent"):
+            for _ in range(40):
+                await alice.publish(subjects.HEARTBEAT, big, sid="a")
+        assert alice.raw.pending_data_size < 17 << 20
+
+
+async def test_close_while_disconnected_with_data_pending(own_server: EmbeddedServer) -> None:
+    before = len(asyncio.all_tasks())
+    async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
+        seen = Collector()
+        await alice.subscribe(subjects.HEARTBEAT, seen)
+        await own_server.kill()
+        await until(lambda: not alice.connected)
+        await alice.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
+        assert alice.raw.pending_data_size > 0
+        began = time.monotonic()
+    assert time.monotonic() - began < 3
+    await alice.close()  # twice is fine
+    await until(lambda: len(asyncio.all_tasks()) <= before)
+    with pytest.raises(BusUnreachable, match="closed"):
+        await alice.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
+
+
+async def test_close_delivers_what_was_published_just_before(own_server: EmbeddedServer) -> None:
+    async with Bus.connect(own_server.url, name="bob", kind=CLIENT) as bob:
+        seen = Collector()
+        await bob.subscribe(subjects.HEARTBEAT, seen)
+        async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
+            for _ in range(500):
+                await alice.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
+        await seen.until(500)
+
+
+async def test_a_watch_sees_changes_within_two_seconds_of_a_restart(own_server: EmbeddedServer) -> None:
+    async with (
+        Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice,
+        Bus.connect(own_server.url, name="bob", kind=CLIENT) as bob,
+    ):
+        await alice.provision()
+        bucket = alice.bucket(subjects.REGISTRY_RECORD)
+        await bucket.put(service_record("a"), sid="a")
+        await bucket.put(service_record("b"), sid="b")
+        changes = Collector()
+        await bob.bucket(subjects.REGISTRY_RECORD).watch(changes)
+        await changes.until(lambda items: items and items[-1].key == "")
+        assert [change.key for change in changes.items] == ["a", "b", ""]
+        await own_server.kill()
+        await own_server.start()
+        await until(lambda: alice.connected)
+        restarted = time.monotonic()
+        await bucket.put(service_record("a", version="2"), sid="a")
+        await changes.until(lambda items: any(item.message and item.message.version == "2" for item in items))
+        assert time.monotonic() - restarted < 2.0
+        await changes.until(lambda items: any(item.key == "" for item in items[3:]))
+        # b stayed as it was: not told again
+        assert [change.key for change in changes.items[3:]].count("b") == 0
+
+
+async def test_a_watch_learns_what_went_away_during_an_outage(own_server: EmbeddedServer) -> None:
+    async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
+        await alice.provision()
+        bucket = alice.bucket(subjects.REGISTRY_RECORD)
+        await bucket.put(service_record("a"), sid="a")
+        changes = Collector()
+        await bucket.watch(changes)
+        await changes.until(2)
+        # The connection breaks, and when it is back the key is gone without a mark: as after an outage
+        # that outlasted the mark.
+        await own_server.kill()
+        await own_server.start()
+        async with Bus.connect(own_server.url, name="mallory", kind=CLIENT) as mallory:
+            from bus import jetstream
+
+            await jetstream.call(mallory.link, "STREAM.PURGE.KV_registry")
+        await changes.until(lambda items: any(item.key == "a" and item.message is None for item in items))
+        assert changes.items[-1].key in ("a", "")
+
+
+async def test_subscriptions_and_callbacks_come_back_after_a_restart(own_server: EmbeddedServer) -> None:
+    async with (
+        Bus.connect(own_server.url, name="asker", kind=CLIENT) as asker,
+        Bus.connect(own_server.url, name="service", kind=CLIENT) as service,
+    ):
+        called = asyncio.Event()
+
+        async def callback() -> None:
+            called.set()
+
+        async def handler(message, envelope):
+            return Ack()
+
+        service.on_reconnect(callback)
+        await service.serve(subjects.STATE_CHANGE, handler)
+        await own_server.restart()
+        await asyncio.wait_for(called.wait(), 10)
+        assert await asker.command(subjects.STATE_CHANGE, state_change(), sid="a") == Ack()
+        assert service.counters.reconnects == 1
+
+
+async def test_append_and_followed_history_go_over_a_restart(own_server: EmbeddedServer) -> None:
+    async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
+        await alice.provision()
+        texts: list[str] = []
+
+        async def follow() -> None:
+            async for item in alice.history(subjects.JOB_EVENT, follow=True, job="j1"):
+                texts.append(item.message.text)
+
+        following = asyncio.create_task(follow())
+        await alice.append(subjects.JOB_EVENT, job_event("one"), job="j1")
+        await until(lambda: texts == ["one"])
+        await own_server.kill()
+        appending = asyncio.create_task(alice.append(subjects.JOB_EVENT, job_event("two"), job="j1"))
+        await asyncio.sleep(0.05)
+        assert not appending.done()
+        await own_server.start()
+        assert await asyncio.wait_for(appending, 10) == 2
+        await until(lambda: texts == ["one", "two"])
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_provisioned_memory_is_made_again_after_a_restart(own_server: EmbeddedServer) -> None:
+    """Streams in memory are gone with the server; whoever provisioned makes them again."""
+    from bus import jetstream
+
+    async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
+        await alice.provision()
+        await own_server.restart()
+        await until(lambda: alice.counters.reconnects == 1)
+
+        async def there() -> bool:
+            try:
+                await jetstream.call(alice.link, "STREAM.INFO.KV_rendezvous")
+            except Exception:
+                return False
+            return True
+
+        async with asyncio.timeout(5):
+            while not await there():
+                await asyncio.sleep(0.02)
+
+
+async def test_no_server_is_one_clear_line() -> None:
+    began = time.monotonic()
+    with pytest.raises(BusUnreachable, match=r"no bus at nats://127\.0\.0\.1:1 .*is it running") as error:
+        async with Bus.connect("nats://127.0.0.1:1", name="a", kind=CLIENT, connect_timeout_s=0.5):
+            pass
+    assert time.monotonic() - began < 3
+    assert "\n" not in error.value.text
+
+
+async def test_a_wrong_token_is_refused_at_once_and_never_shown(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path, token="right", sync_always=False) as server:
+        began = time.monotonic()
+        with pytest.raises(Refused, match="token") as error:
+            async with Bus.connect(server.url, name="a", kind=CLIENT, token="wrong-secret"):
+                pass
+        assert time.monotonic() - began < 3
+        assert "wrong-secret" not in error.value.text
+        async with Bus.connect(server.url, name="a", kind=CLIENT, token="right") as bus:
+            await bus.barrier()
+
+
+async def test_a_credential_that_is_taken_away_surfaces_and_a_new_one_heals(tmp_path: Path) -> None:
+    """The server closes such a connection for good; the bus dials again, with the present token."""
+    async with EmbeddedServer(tmp_path, token="first", sync_always=False) as server:
+        token = ["first"]
+        async with Bus.connect(server.url, name="a", kind=CLIENT, token=lambda: token[0]) as bus:
+            client = bus.raw
+            seen = Collector()
+            await bus.subscribe(subjects.HEARTBEAT, seen)
+            config = tmp_path / "server.conf"
+            config.write_text(config.read_text().replace('"first"', '"second"'))
+            os.kill(server.pid, signal.SIGHUP)
+            await until(lambda: not bus.connected)
+            with pytest.raises((Refused, BusUnreachable)):
+                await bus.request(subjects.STATE_CHANGE, state_change(), sid="a")
+            token[0] = "second"
+            await until(lambda: bus.connected)
+            await bus.publish(subjects.HEARTBEAT, heartbeat("healed"), sid="a")
+            await seen.until(1)
+            assert client.is_closed or bus.raw is client
+
+
+@pytest.fixture
+def narrow_server(tmp_path: Path):
+    """A server whose one user may use heartbeats only, not even its own word on other subjects."""
+    import json
+    import subprocess
+
+    from bus.embedded import find_binary
+
+    folder = tmp_path / "narrow"
+    folder.mkdir()
+    (folder / "server.conf").write_text(
+        f"""
+        listen: "127.0.0.1:-1"
+        ports_file_dir: {json.dumps(str(folder))}
+        authorization {{
+          token: "t"
+          default_permissions: {{
+            publish: ["dmsc.v1.registry.heartbeat.*", "_INBOX.>"]
+            subscribe: ["dmsc.v1.registry.heartbeat.*", "_INBOX.>"]
+          }}
+          users: [{{user: "u", password: "p"}}]
+        }}
+        """.replace('token: "t"', "")
+    )
+    process = subprocess.Popen(
+        [str(find_binary()), "-c", str(folder / "server.conf")], stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 10
+        while not (ports := list(folder.glob("*.ports"))) or not ports[0].read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield json.loads(ports[0].read_text())["nats"][0].replace("nats://", "nats://u:p@")
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def test_denied_subscribe_and_request_reach_the_caller(narrow_server: str) -> None:
+    """nats-py tells denials only to its error callback: the caller would listen to nothing, or time out."""
+    async with Bus.connect(narrow_server, name="Narrow", kind=CLIENT) as bus:
+        seen = Collector()
+        with pytest.raises(Refused, match="may not listen"):
+            await bus.subscribe(subjects.LOG, seen)
+        with pytest.raises(Refused, match="may not listen"):
+            await bus.subscribe(subjects.LOG, seen, queue_group="g")
+        began = time.monotonic()
+        with pytest.raises(Refused, match="may not publish"):
+            await bus.request(subjects.STATE_CHANGE, state_change(), timeout_s=20, sid="A")
+        with pytest.raises(Refused, match="may not publish"):
+            await bus.command(subjects.STATE_CHANGE, state_change(), deadline_s=20, sid="A")
+        assert time.monotonic() - began < 2
+        await bus.subscribe(subjects.HEARTBEAT, seen)
+        await bus.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
+        await seen.until(1)
+        assert bus.counters.denied == 4
+        assert "p@" not in bus.link.unreachable().text
+
+
+async def test_a_hung_publisher_can_be_cancelled(own_server: EmbeddedServer) -> None:
+    """nats-py's forced flush swallows cancellation; the bus waits in a way that can be cancelled."""
+    async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
+        os.kill(own_server.pid, signal.SIGSTOP)
+        try:
+            published = 0
+
+            async def flood() -> None:
+                nonlocal published
+                while True:
+                    await alice.publish(subjects.HEARTBEAT, heartbeat("x" * 100_000), sid="a")
+                    published += 1
+
+            task = asyncio.create_task(flood())
+            await until(lambda: published > 10)
+            before = 0
+            while before != published:  # until it waits for the server
+                before = published
+                await asyncio.sleep(0.1)
+            task.cancel()
+            await asyncio.wait({task}, timeout=5)
+            assert task.cancelled()
+        finally:
+            os.kill(own_server.pid, signal.SIGCONT)

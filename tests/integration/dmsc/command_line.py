@@ -1,0 +1,99 @@
+"""Running `dmsc` as people and scripts do: a process, its output, its exit code, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DMSC_")}
+    return {**kept, "PYTHONPATH": str(REPOSITORY), **more}
+
+
+def dmsc(
+    *arguments: str, cwd: Path, timeout_s: float = 60.0, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end; stdout and stderr as text."""
+    return subprocess.run(
+        [sys.executable, "-m", "dmsc", *arguments],
+        cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
+class Running:
+    """A `dmsc` process whose output is read while it runs."""
+
+    def __init__(self, process: subprocess.Popen[str], out: Path) -> None:
+        self.process = process
+        self._out = out
+
+    @property
+    def output(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        return self.process.wait(timeout_s)
+
+    def until(self, seen: Callable[[str], bool] | str, timeout_s: float = 60.0) -> str:
+        """Until the output has this; fails with what it had."""
+        wanted = (lambda text: seen in text) if isinstance(seen, str) else seen
+        wait_for(lambda: wanted(self.output), timeout_s, lambda: f"output was:\n{self.output}")
+        return self.output
+
+
+@contextmanager
+def running(*arguments: str, cwd: Path, **more: str) -> Iterator[Running]:
+    """Start in the background; killed at the end if it is still there."""
+    out = cwd / f"output-{time.monotonic_ns()}.txt"
+    with out.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dmsc", *arguments],
+            cwd=cwd, env=environment(**more), stdout=file, stderr=file, text=True,
+        )  # fmt: skip
+    try:
+        yield Running(process, out)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = lambda: "") -> None:
+    """Poll an outside condition (another process, a file) that has no event to await."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s; {why()}")
+        time.sleep(0.02)
+
+
+def processes_mentioning(text: str) -> list[str]:
+    """Command lines of this machine's processes that contain `text`."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if (
+            text in line
+            and process.info["pid"] != os.getpid()
+            and process.info["status"] != psutil.STATUS_ZOMBIE
+        ):
+            found.append(line)
+    return found

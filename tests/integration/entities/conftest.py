@@ -1,0 +1,131 @@
+"""A nats-server per test, connections to it, and entities that run until the test ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Protocol
+
+import pytest_asyncio
+
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from bus.subjects import Subject
+from entities.registry_core import LeaseConfig
+from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
+from schemas.base import Message
+from schemas.envelope import EntityKind, Envelope
+
+READY_S = 15.0
+"""How long an entity may take to be ready, and how long a test waits for one thing: a loaded machine."""
+
+QUICK = LeaseConfig(heartbeat_s=0.2, expiry_s=0.9, tick_s=0.1)
+"""Leases for tests of expiry."""
+
+
+class Entity(Protocol):
+    async def run(self, ready: asyncio.Event | None = None) -> None: ...
+
+
+Dial = Callable[..., Awaitable[Bus]]
+Start = Callable[[Entity], Awaitable[asyncio.Task[None]]]
+
+
+@pytest_asyncio.fixture
+async def dial(own_server: EmbeddedServer) -> AsyncIterator[Dial]:
+    """`bus = await dial("router-east", EntityKind.ROUTER)`: a connection to this test's server."""
+    async with AsyncExitStack() as stack:
+
+        async def make(name: str, kind: EntityKind = EntityKind.CLIENT, **options: Any) -> Bus:
+            bus = await stack.enter_async_context(
+                Bus.connect(own_server.url, name=name, kind=kind, **options)
+            )
+            await bus.provision()
+            return bus
+
+        yield make
+
+
+@pytest_asyncio.fixture
+async def start(dial: Dial) -> AsyncIterator[Start]:
+    """`await start(entity)` runs it and returns once it is ready; all end with the test, last one first."""
+    running: list[asyncio.Task[None]] = []
+
+    async def begin(entity: Entity) -> asyncio.Task[None]:
+        ready = asyncio.Event()
+        task = asyncio.create_task(entity.run(ready))
+        running.append(task)
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({task, waiting}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if task.done():
+            task.result()
+        assert ready.is_set(), f"{type(entity).__name__} was not ready after {READY_S} s"
+        return task
+
+    yield begin
+    for task in reversed(running):
+        await end(task)
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Ends an entity as its runner does; anything that it raises fails the test."""
+    task.cancel()
+    await asyncio.wait({task}, timeout=READY_S)
+    assert task.done(), "the entity did not end"
+    if not task.cancelled():
+        task.result()
+
+
+@pytest_asyncio.fixture
+async def registry(dial: Dial, start: Start) -> ServiceRegistry:
+    """A running registry with the default leases."""
+    bus = await dial("service-registry", EntityKind.SERVICE_REGISTRY)
+    service = ServiceRegistry(bus, ServiceRegistryConfig())
+    await start(service)
+    return service
+
+
+class Heard:
+    """Everything that came on one row, to be waited for."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self._more = asyncio.Condition()
+
+    @classmethod
+    async def on(cls, bus: Bus, row: Subject, **tokens: Any) -> Heard:
+        heard = cls()
+        await bus.subscribe(row, heard.take, **tokens)
+        return heard
+
+    async def take(self, message: Message, envelope: Envelope) -> None:
+        async with self._more:
+            self.messages.append(message)
+            self._more.notify_all()
+
+    async def until(
+        self, fits: Callable[[Any], bool] = lambda message: True, timeout_s: float = READY_S
+    ) -> Any:
+        """The first message that fits, also of those that came before."""
+        async with asyncio.timeout(timeout_s), self._more:
+            await self._more.wait_for(lambda: any(map(fits, self.messages)))
+        return next(message for message in self.messages if fits(message))
+
+    def clear(self) -> None:
+        self.messages.clear()
+
+
+async def eventually(condition: Callable[[], Any], timeout_s: float = READY_S) -> Any:
+    """Wait until `condition()` (which may be a coroutine function) is true; its value."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        assert loop.time() < deadline, f"not within {timeout_s} s"
+        await asyncio.sleep(0.02)

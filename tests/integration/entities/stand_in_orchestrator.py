@@ -1,0 +1,109 @@
+"""What a gateway needs of the SMO, over the real bus: jobs in memory, their records, events and weights."""
+
+from __future__ import annotations
+
+from bus import subjects
+from bus.artifacts import open_artifacts
+from bus.connection import Bus
+from schemas.door import CancelJob, JobList, JobQuery, JobSummary, MeshQuery, MeshStatus, SubmitJob
+from schemas.envelope import Envelope
+from schemas.errors import Ack, Conflict, NotFound
+from schemas.fault import FaultReport
+from schemas.job import ENDED, JobEvent, JobRecord, JobState, WeightsManifest
+from schemas.signals import CommunicationPolicy, NodeRegistration
+from tests.entity_records import service
+
+SHARD = bytes(range(256)) * 40
+
+
+class StandInOrchestrator:
+    """Takes jobs and keeps them; trains nothing."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.jobs: dict[str, JobRecord] = {}
+        self.users: list[str] = []
+        self.causes: list[str | None] = []
+        self.faults: list[FaultReport] = []
+        self.nodes: list[NodeRegistration] = []
+
+    async def serve(self) -> None:
+        for row, handler in (
+            (subjects.SUBMIT, self._submit),
+            (subjects.CANCEL, self._cancel),
+            (subjects.QUERY, self._query),
+            (subjects.MESH_QUERY, self._mesh),
+            (subjects.FAULT_REPORT, self._fault),
+            (subjects.MESH_REGISTRATION, self._register),
+        ):
+            await self.bus.serve(row, handler)  # type: ignore[arg-type]
+
+    async def tell(self, job: str, state: JobState, text: str = "") -> int:
+        """The job moves: record, bucket, event."""
+        record = self.jobs[job].model_copy(update={"state": state})
+        self.jobs[job] = record
+        await self.bus.bucket(subjects.JOB_RECORD).put(record, job=job)
+        event = JobEvent(job=job, kind="state", at=1.0, state=state, text=text)
+        return await self.bus.append(subjects.JOB_EVENT, event, job=job)
+
+    async def finish(self, job: str) -> None:
+        """One shard of weights, then done."""
+        url = f"bus://artifacts/{job}/weights"
+        await open_artifacts(url, self.bus).put_bytes("stage-0.safetensors", SHARD)
+        manifest = WeightsManifest(
+            url=url,
+            shards=("stage-0.safetensors",),
+            tensors={"head.weight": "stage-0.safetensors"},
+            bytes=len(SHARD),
+            sha256="0" * 64,
+            step=2,
+        )
+        self.jobs[job] = self.jobs[job].model_copy(update={"weights": manifest})
+        await self.tell(job, JobState.DONE)
+
+    async def send(self, message: CommunicationPolicy, sid: str) -> Ack:
+        answer = await self.bus.command(subjects.QOS_POLICY, message, deadline_s=10, sid=sid)
+        assert isinstance(answer, Ack)
+        return answer
+
+    async def _submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
+        job = f"{message.spec.name}-{len(self.jobs) + 1}"
+        self.users.append(message.user)
+        self.causes.append(envelope.causation)
+        self.jobs[job] = JobRecord(
+            job=job,
+            spec=message.spec,
+            state=JobState.QUEUED,
+            user=message.user,
+            submitted_at=1.0,
+            changed_at=1.0,
+        )
+        await self.tell(job, JobState.QUEUED)
+        return self.jobs[job]
+
+    async def _cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
+        record = self.jobs.get(message.job)
+        if record is None:
+            raise NotFound(f"there is no job {message.job}")
+        if record.state in ENDED:
+            raise Conflict(f"{message.job} is {record.state} already")
+        await self.tell(message.job, JobState.CANCELLED, message.reason)
+        return self.jobs[message.job]
+
+    async def _query(self, message: JobQuery, envelope: Envelope) -> JobList:
+        return JobList(jobs=tuple(r for r in self.jobs.values() if message.job in (None, r.job)))
+
+    async def _mesh(self, message: MeshQuery, envelope: Envelope) -> MeshStatus:
+        jobs = tuple(
+            JobSummary(job=r.job, name=r.spec.name, state=r.state, step=r.step, steps=r.spec.training.steps)
+            for r in self.jobs.values()
+        )
+        return MeshStatus(services=(service(),), nodes=(), jobs=jobs)
+
+    async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
+        self.faults.append(message)
+        return Ack()
+
+    async def _register(self, message: NodeRegistration, envelope: Envelope) -> Ack:
+        self.nodes.append(message)
+        return Ack()

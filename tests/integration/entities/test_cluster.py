@@ -1,0 +1,416 @@
+"""The node agent with a real bus, a real fork server, real processes and real kills (draft §5.3, §5.5).
+
+The registry (SRD) and the orchestrator (SMO) are small stand-ins that answer and remember.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from bus import subjects
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from schemas.cluster import (
+    Analyse,
+    AnalysisFailed,
+    ForgetTopology,
+    InstanceStart,
+    InstanceStarted,
+    NodeStatus,
+    SampleWritten,
+    WriteSample,
+)
+from schemas.envelope import EntityKind
+from schemas.errors import Conflict, Refused, Unavailable
+from schemas.job import DataSpec, JobSpec, ModelSpec, TrainingSpec
+from schemas.registry import InstanceState
+from schemas.signals import Registration
+from schemas.task_graph import ModelTopology, TopologyReleased
+from schemas.telemetry import NodeSample
+from tests.integration.entities.cluster_mesh import (
+    HERE,
+    Mesh,
+    StandInOrchestrator,
+    StandInRegistry,
+    alive,
+    job_name,
+    spec,
+    start,
+    until,
+)
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(sys.platform != "linux", reason="process states from /proc, death with the parent"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
+    folder = tmp_path_factory.mktemp("cluster")
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(EmbeddedServer(folder / "nats"))
+        srd_bus, smo_bus = [
+            await stack.enter_async_context(Bus.connect(server.url, name=name, kind=kind))
+            for name, kind in (
+                ("service-registry", EntityKind.SERVICE_REGISTRY),
+                ("orchestrator", EntityKind.ORCHESTRATOR),
+            )
+        ]
+        srd, smo = StandInRegistry(srd_bus), StandInOrchestrator(smo_bus)
+        await srd.open()
+        await smo.open()
+        yield Mesh(server.url, folder, srd, smo)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(mesh: Mesh) -> AsyncIterator[str]:
+    """The SID of an agent that many tests share; each of them leaves its slots free."""
+    async with mesh.agent("a", sample_every_s=0.2):
+        yield "a-n"
+
+
+async def test_the_agent_registers_with_srd_and_smo(mesh: Mesh, shared: str) -> None:
+    """§4.4(1), §5.3: resources and capabilities are known before any job."""
+    registration = await mesh.srd.heard.first(Registration, lambda m: m.record.sid == shared)
+    assert registration.record.prefix == "entity/cluster/a"
+    assert registration.record.kind is EntityKind.CLUSTER
+    status = await mesh.smo.status(shared, lambda s: s.warm)
+    assert [slot.device for slot in status.slots] == ["cpu"] * 4
+    assert status.torch_version
+    sample = await mesh.smo.heard.first(NodeSample, lambda s: s.cluster == "a")
+    assert sample.memory_total_bytes > sample.memory_used_bytes > 0
+
+
+async def test_an_instance_gets_its_slot_its_payload_and_its_end(mesh: Mesh, shared: str) -> None:
+    order = start(job_name(), slot=2)
+    sid = order.unit.sid
+    started = await mesh.smo.start(shared, order)
+    assert alive(started.pid)
+    taken = await mesh.smo.status(shared, lambda s: s.slots[2].busy_with == sid)
+    assert [slot.busy_with for slot in taken.slots] == [None, None, sid, None]
+    assert await mesh.smo.start(shared, order) == started  # a repeat starts nothing
+
+    await until(lambda: "threads" in mesh.log(order))
+    payload = json.loads(mesh.log(order))
+    assert InstanceStart.model_validate(payload["start"]) == order
+    place = {key: payload[key] for key in ("cluster", "node", "agent", "address", "ports", "device")}
+    assert place == {
+        "cluster": "a", "node": "n", "agent": "a-n", "address": "127.0.0.1", "ports": None, "device": "cpu",
+    }  # fmt: skip
+    assert (payload["servers"], payload["threads"]) == ([mesh.url], 2)
+
+    await mesh.smo.stop(shared, order)
+    assert not alive(started.pid)
+    change = await mesh.srd.state(sid, InstanceState.GONE)
+    assert change.reason == "stopped as ordered (killed by SIGTERM)"
+    await mesh.smo.heard.first(
+        NodeStatus, lambda s: s.sid == shared and s.slots[2].busy_with is None and s is not taken
+    )
+    note = (await mesh.smo.stop(shared, order)).note
+    assert note == f"{sid} {order.incarnation} is not on a-n"  # a repeat finds it done
+    with pytest.raises(Conflict, match="has ended"):  # a late repeat of the start is not obeyed
+        await mesh.smo.start(shared, order)
+
+
+async def test_a_killed_child_is_a_fault_within_a_second(mesh: Mesh, shared: str) -> None:
+    """§4.4(5): the agent sees the exit and the registry hears of it at once."""
+    order = start(job_name(), stage=1)
+    started = await mesh.smo.start(shared, order)
+    killed = time.monotonic()
+    os.kill(started.pid, signal.SIGKILL)
+    change = await mesh.srd.state(order.unit.sid, InstanceState.FAULTED)
+    assert time.monotonic() - killed < 1.0
+    assert change.incarnation == order.incarnation
+    assert change.reason.startswith("killed by SIGKILL")
+    judgement = await mesh.smo.judge(shared, order)
+    assert (judgement.process, judgement.scope, judgement.kind) == ("gone", "instance", "structural")
+    assert judgement.broken == (f"stage 0 -> {order.unit.sid}",)
+    assert judgement.evidence.startswith("killed by SIGKILL")
+
+
+async def test_a_crash_names_its_last_log_line(mesh: Mesh, shared: str) -> None:
+    order = start(job_name(), "fail")
+    await mesh.smo.start(shared, order)
+    change = await mesh.srd.state(order.unit.sid, InstanceState.FAULTED)
+    expected = "cluster_stand_ins.instance failed: ValueError: layer 3 does not fit"
+    assert change.reason == f"exit code 1; last log line: {expected}"
+
+
+async def test_a_fault_before_the_registration_is_registered_by_the_agent(mesh: Mesh, shared: str) -> None:
+    order = start(job_name(), "fail", stage=1, slot=3)
+    mesh.srd.unknown.add(order.unit.sid)
+    await mesh.smo.start(shared, order)
+    registration = await mesh.srd.heard.first(Registration, lambda m: m.record.sid == order.unit.sid)
+    record = registration.record
+    assert (record.state, record.job, record.stage) == (InstanceState.FAULTED, order.job, 1)
+    assert record.prefix == f"train/{order.job}/stage/1"
+    assert "does not fit" in record.reason
+
+
+async def test_an_end_by_itself_is_no_fault(mesh: Mesh, shared: str) -> None:
+    order = start(job_name(), "end", stage=-1)
+    await mesh.smo.start(shared, order)
+    change = await mesh.srd.state(order.unit.sid, InstanceState.GONE)
+    assert change.reason == "ended by itself with exit code 0"
+
+
+async def test_stopped_is_told_from_busy(mesh: Mesh, shared: str) -> None:
+    """§5.5, DESIGN §5 rule 2: load is not mistaken for death."""
+    job = job_name()
+    busy, stopped = start(job, "busy", slot=0), start(job, slot=1, stage=1)
+    pids = [(await mesh.smo.start(shared, order)).pid for order in (busy, stopped)]
+    await until(lambda: "threads" in mesh.log(busy) and "threads" in mesh.log(stopped))
+    os.kill(pids[1], signal.SIGSTOP)
+    await until(lambda: psutil.Process(pids[1]).status() == psutil.STATUS_STOPPED)
+    verdicts = [await mesh.smo.judge(shared, order) for order in (busy, stopped)]
+    assert [(v.process, v.scope, v.kind) for v in verdicts] == [
+        ("running", "none", "transient"),
+        ("stopped", "instance", "transient"),
+    ]
+    assert f"process {pids[1]} is stopped" in verdicts[1].evidence
+    assert verdicts[1].broken
+    assert not verdicts[0].broken
+    os.kill(pids[1], signal.SIGCONT)
+    await until(lambda: psutil.Process(pids[1]).status() != psutil.STATUS_STOPPED)
+    assert (await mesh.smo.judge(shared, stopped)).process == "running"
+    await asyncio.gather(*(mesh.smo.stop(shared, order, now=True) for order in (busy, stopped)))
+    assert not any(map(alive, pids))
+    stranger = await mesh.smo.judge(shared, start(job, stage=1, replica=7))
+    assert (stranger.process, stranger.evidence) == ("unknown", f"{job}-s1-r7 never ran here")
+
+
+async def test_slots_are_refused_in_one_line_and_data_needs_none(mesh: Mesh, shared: str) -> None:
+    job = job_name()
+    first, data = start(job, slot=1), start(job, stage=-1, slot=1)
+    await mesh.smo.start(shared, first)
+    await mesh.smo.start(shared, data)
+    with pytest.raises(Refused, match=f"^a-n: slot 1 is held by {first.unit.sid}; choose another$"):
+        await mesh.smo.start(shared, start(job, slot=1, replica=1))
+    with pytest.raises(Refused, match=r"no slot 9 .* there are 4"):
+        await mesh.smo.start(shared, start(job, slot=9, replica=1))
+    with pytest.raises(Conflict, match=f"runs here as incarnation {first.incarnation}"):
+        await mesh.smo.start(shared, start(job, slot=2))
+    await asyncio.gather(*(mesh.smo.stop(shared, order) for order in (first, data)))
+
+
+async def test_many_start_at_once_and_only_as_often_as_there_are_slots(mesh: Mesh, shared: str) -> None:
+    job = job_name()
+    orders = [start(job, slot=slot, replica=replica) for replica, slot in enumerate([0, 1, 2, 3, 0, 1, 2, 3])]
+    began = time.monotonic()
+    answers = await asyncio.gather(*(mesh.smo.start(shared, o) for o in orders), return_exceptions=True)
+    took = time.monotonic() - began
+    pids = [answer.pid for answer in answers if isinstance(answer, InstanceStarted)]
+    assert len(set(pids)) == 4
+    assert [isinstance(answer, Refused) for answer in answers].count(True) == 4
+    assert took < 2.0  # four imports of torch would take longer
+    released = await mesh.smo.ask(shared, subjects.FORGET_TOPOLOGY, ForgetTopology(job=job))
+    assert released == TopologyReleased(job=job, cluster="a", node="n")
+    assert not any(map(alive, pids))  # what is left of a forgotten job goes with it
+
+
+async def test_a_stubborn_instance_gets_its_grace_and_then_sigkill(mesh: Mesh, shared: str) -> None:
+    order = start(job_name(), "stubborn")
+    pid = (await mesh.smo.start(shared, order)).pid
+    await until(lambda: "threads" in mesh.log(order))
+    began = time.monotonic()
+    await mesh.smo.stop(shared, order)
+    assert 0.5 <= time.monotonic() - began < 3.0
+    assert not alive(pid)
+    assert (await mesh.srd.state(order.unit.sid, InstanceState.GONE)).reason.endswith("SIGKILL)")
+
+
+async def test_the_analysis_reaches_the_orchestrator_and_is_kept(
+    mesh: Mesh, shared: str, tmp_path: Path
+) -> None:
+    """§5.3: the topology goes to the SMO, serves judgements, and is dropped at the end (§4.4(6))."""
+    job, runs = job_name(), tmp_path / "runs"
+    order = Analyse(job=job, spec=spec(source=str(runs)))
+    await asyncio.gather(*(mesh.smo.ask(shared, subjects.ANALYSE, order) for _ in range(3)))
+    topology = await mesh.smo.heard.first(ModelTopology, lambda t: t.job == job)
+    assert (topology.cluster, topology.node, len(topology.layers)) == ("a", "n", 2)
+    await mesh.smo.ask(shared, subjects.ANALYSE, order)  # a new orchestrator asks again
+    await mesh.smo.heard.first(ModelTopology, lambda t: t.job == job and t is not topology)
+    assert len(runs.read_text().splitlines()) == 1  # one worker for all of them
+
+    instance = start(job)
+    os.kill((await mesh.smo.start(shared, instance)).pid, signal.SIGKILL)
+    await mesh.srd.state(instance.unit.sid, InstanceState.FAULTED)
+    sid = instance.unit.sid
+    assert (await mesh.smo.judge(shared, instance)).broken == (
+        f"data -> {sid}: 32 bytes a microbatch",
+        f"{sid} -> stage 1: output of layer 0 (layer0), 64 bytes a microbatch",
+    )
+    await mesh.smo.ask(shared, subjects.FORGET_TOPOLOGY, ForgetTopology(job=job))
+    assert (await mesh.smo.judge(shared, instance)).broken == (f"data -> {sid}", f"{sid} -> stage 1")
+
+
+@pytest.mark.parametrize(
+    ("mishap", "code", "text"),
+    [
+        ("bad-model", "bad_model", "factory tiny:model failed: no such width"),
+        (
+            "crash",
+            "internal",
+            "analysis of the model on n gave no result "
+            "(killed by SIGKILL; last log line: could not map the weights)",
+        ),
+    ],
+)
+async def test_a_failed_analysis_is_one_line(
+    mesh: Mesh, shared: str, tmp_path: Path, mishap: str, code: str, text: str
+) -> None:
+    job = job_name()
+    order = Analyse(job=job, spec=spec(mishap, source=str(tmp_path / "runs")))
+    await mesh.smo.ask(shared, subjects.ANALYSE, order)
+    failed = await mesh.smo.heard.first(AnalysisFailed, lambda f: f.job == job)
+    assert (failed.code, failed.text) == (code, text)
+
+
+async def test_a_sample_is_written_or_its_failure_is(mesh: Mesh, shared: str) -> None:
+    for name in ("fine", "no-sample"):
+        order = WriteSample(job=name, spec=spec(name), weights_url="bus://w")
+        await mesh.smo.ask(shared, subjects.WRITE_SAMPLE, order)
+    fine = await mesh.smo.heard.first(SampleWritten, lambda s: s.job == "fine")
+    assert (fine.text, fine.error) == ("def bus://w", "")
+    failed = await mesh.smo.heard.first(SampleWritten, lambda s: s.job == "no-sample")
+    assert failed.text == ""
+    assert failed.error.endswith("cluster_stand_ins.sample failed: RuntimeError: weights are gone)")
+
+
+async def test_an_analysis_that_hangs_is_ended_at_its_deadline(mesh: Mesh, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    async with mesh.agent("slow", analysis_timeout_s=0.5):
+        order = Analyse(job="hangs", spec=spec("hang", source=str(runs)))
+        await mesh.smo.ask("slow-n", subjects.ANALYSE, order)
+        failed = await mesh.smo.heard.first(AnalysisFailed, lambda f: f.job == "hangs")
+        assert failed.code == "deadline_exceeded"
+        assert not alive(int(runs.read_text()))
+
+
+async def test_the_real_analysis_worker_answers_through_the_agent(mesh: Mesh, tmp_path: Path) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("to be or not to be\n" * 200)
+    model = ModelSpec(
+        factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 16}
+    )
+    good = JobSpec(
+        name="real",
+        model=model,
+        data=DataSpec(source=data.as_uri(), sample_tokens=16),
+        training=TrainingSpec(steps=1, microbatches=2),
+    )
+    bad = good.model_copy(update={"model": ModelSpec(factory="no_such_module:model")})
+    async with mesh.agent("real", worker_package="workers"):
+        await mesh.smo.ask("real-n", subjects.ANALYSE, Analyse(job="real-good", spec=good))
+        await mesh.smo.ask("real-n", subjects.ANALYSE, Analyse(job="real-bad", spec=bad))
+        topology = await mesh.smo.heard.first(ModelTopology, lambda t: t.job == "real-good")
+        assert len(topology.layers) >= 2
+        assert all(layer.output_bytes > 0 for layer in topology.layers)
+        failed = await mesh.smo.heard.first(AnalysisFailed, lambda f: f.job == "real-bad")
+        assert failed.code == "bad_model"
+        assert "no_such_module" in failed.text
+        assert "\n" not in failed.text
+
+
+async def test_a_killed_fork_server_is_replaced_and_its_instances_reported(mesh: Mesh) -> None:
+    async with mesh.agent("b") as agent:
+        orders = [start(job_name(), slot=slot) for slot in range(2)]
+        pids = [(await mesh.smo.start("b-n", order)).pid for order in orders]
+        killed = agent.fork_server_pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        for order in orders:
+            change = await mesh.srd.state(order.unit.sid, InstanceState.FAULTED)
+            assert change.reason.startswith("lost with the fork server")
+        assert (await mesh.smo.judge("b-n", orders[0])).scope == "node"
+        await until(lambda: not any(map(alive, pids)), 2.0)
+        await mesh.smo.status("b-n", lambda s: not s.warm)
+        again = start(job_name(), slot=0)
+        assert alive((await mesh.smo.start("b-n", again)).pid)  # waits for the new server
+        assert agent.fork_server_pid not in (None, killed)
+        assert (await mesh.smo.judge("b-n", orders[0])).scope == "instance"
+
+
+async def test_an_agent_that_ends_leaves_nothing(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(os.listdir("/proc/self/fd")), {p.pid for p in psutil.Process().children(recursive=True)}
+    async with mesh.agent("c") as agent:
+        server = agent.fork_server_pid
+        assert server is not None
+        orders = [
+            start(job_name(), *deeds, slot=slot) for slot, deeds in enumerate([(), ("stubborn",), ("busy",)])
+        ]
+        pids = [server] + [(await mesh.smo.start("c-n", order)).pid for order in orders]
+        await until(lambda: all("threads" in mesh.log(order) for order in orders))
+        assert os.listdir(tmp_path)
+    assert not any(map(alive, pids))
+    assert not os.listdir(tmp_path)
+    after = set(os.listdir("/proc/self/fd")), {p.pid for p in psutil.Process().children(recursive=True)}
+    assert after == before
+    for order in orders:
+        assert "as ordered" in (await mesh.srd.state(order.unit.sid, InstanceState.GONE)).reason
+    await mesh.srd.state("c-n", InstanceState.GONE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_nothing_survives_the_agents_process(mesh: Mesh, tmp_path: Path, number: int) -> None:
+    """Killed, it can clean up nothing: fork server and instances end by themselves."""
+    cluster = f"own{number:d}"
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(HERE / "run_agent.py"),
+        mesh.url,
+        cluster,
+        str(mesh.folder / "logs"),
+        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": str(HERE.parents[2])},
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        sid = f"{cluster}-own"
+        await mesh.smo.status(sid, lambda s: s.warm)
+        orders = [
+            start(job_name(), *deeds, slot=slot) for slot, deeds in enumerate([(), ("stubborn",), ("busy",)])
+        ]
+        for order in orders:
+            await mesh.smo.start(sid, order)
+        await until(lambda: all("threads" in mesh.log(order) for order in orders))
+        family = [process.pid for process in psutil.Process(agent.pid).children(recursive=True)]
+        assert len(family) == 4  # the fork server and three instances
+        agent.send_signal(number)
+        await asyncio.wait_for(agent.wait(), 10)
+        took = await until(lambda: not any(map(alive, family)), 5.0)
+        assert took < 4.0
+        # torch may leave a cache folder of its own
+        await until(lambda: not list(scratch.glob("dmsc-*")), 2.0)
+    finally:
+        if agent.returncode is None:
+            agent.kill()
+            await agent.wait()
+
+
+async def test_a_fork_server_that_cannot_start_ends_the_agent_with_its_last_line(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: no such file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(Unavailable, match=r"does not start: ImportError: libtorch\.so: no such file"):
+        async with mesh.agent("broken"):
+            pass

@@ -1,0 +1,415 @@
+"""MG's two doors, HTTP and NATS, against a real server and authorizer (draft §3 MG; Type 3 on each request)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+import structlog
+
+from bus import subjects
+from bus.connection import Bus
+from entities.authorizer import Authorizer, AuthorizerConfig
+from entities.gateway import Gateway, GatewayConfig
+from entities.gateway.door import DoorConfig
+from entities.gateway.events import EventsConfig
+from entities.service_registry import ServiceRegistry
+from schemas.door import DoorRequest, JobList, MeshStatus
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, NotFound, Refused
+from schemas.job import JobState
+from schemas.registry import InstanceState
+from tests.entity_records import spec
+from tests.integration.entities.conftest import Dial, Start, end, eventually
+from tests.integration.entities.stand_in_orchestrator import SHARD, StandInOrchestrator
+
+JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 2}}
+LIMITS = DoorConfig(
+    max_job_bytes=20_000, max_dataset_bytes=300_000, events=EventsConfig(keepalive_s=0.2, tail_s=0.1)
+)
+
+
+@pytest.fixture
+async def smo(dial: Dial) -> StandInOrchestrator:
+    stand_in = StandInOrchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR))
+    await stand_in.serve()
+    return stand_in
+
+
+@pytest.fixture
+async def authorizer(dial: Dial, start: Start, registry: ServiceRegistry, tmp_path: Path) -> None:
+    users = [
+        {"name": name, "role": role, "token_sha256": hashlib.sha256(name.encode()).hexdigest()}
+        for name, role in (
+            ("vera", "viewer"),
+            ("ruth", "researcher"),
+            ("rob", "researcher"),
+            ("olga", "operator"),
+        )
+    ]
+    file = tmp_path / "tokens.yaml"
+    file.write_text(json.dumps({"users": users}))
+    await start(
+        Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), AuthorizerConfig(tokens_file=file))
+    )
+
+
+@pytest.fixture
+async def gateway(dial: Dial, start: Start, authorizer: None, smo: StandInOrchestrator) -> Gateway:
+    service = Gateway(
+        await dial("gateway-east", EntityKind.GATEWAY),
+        GatewayConfig(cluster="east", http_port=0, door=LIMITS),
+    )
+    await start(service)
+    return service
+
+
+@pytest_asyncio.fixture
+async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    assert gateway.url is not None
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=15, trust_env=False) as client:
+        yield client
+
+
+def bearer(user: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {user}"}
+
+
+async def submit(http: httpx.AsyncClient, user: str = "ruth") -> str:
+    response = await http.post("/v1/jobs", json=JOB, headers=bearer(user))
+    assert response.status_code == 201, response.text
+    job: str = response.json()["job"]
+    return job
+
+
+def check_problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert (body["status"], body["code"]) == (status, code)
+    assert "\n" not in body["detail"]
+    assert "Traceback" not in response.text
+    return body
+
+
+async def test_where_its_door_is_stands_in_its_record(
+    gateway: Gateway, registry: ServiceRegistry, smo: StandInOrchestrator
+) -> None:
+    record = registry.core.record("gateway-east")
+    assert record is not None
+    assert record.endpoint.address == gateway.url
+    assert gateway.url.startswith("http://127.0.0.1:")  # type: ignore[union-attr]
+    await eventually(lambda: smo.nodes)
+    assert (smo.nodes[0].sid, smo.nodes[0].kind) == ("gateway-east", "gateway")
+    assert "http" in smo.nodes[0].services
+
+
+async def test_submit_list_read_cancel(http: httpx.AsyncClient, smo: StandInOrchestrator) -> None:
+    response = await http.post("/v1/jobs", json=JOB, headers=bearer("ruth"))
+    assert (response.status_code, response.headers["location"]) == (201, "/v1/jobs/tiny-1")
+    assert response.json()["state"] == "queued"
+    assert smo.users == ["ruth"], "whoever the token belongs to, not whoever one says one is"
+    assert [job["job"] for job in (await http.get("/v1/jobs", headers=bearer("vera"))).json()["jobs"]] == [
+        "tiny-1"
+    ]
+    assert (await http.get("/v1/jobs/tiny-1", headers=bearer("vera"))).json()["spec"]["name"] == "tiny"
+    check_problem(await http.post("/v1/jobs/tiny-1/cancel", headers=bearer("rob")), 403, "refused")
+    response = await http.post("/v1/jobs/tiny-1/cancel?reason=typo", headers=bearer("ruth"))
+    assert response.json()["state"] == "cancelled"
+    check_problem(await http.post("/v1/jobs/tiny-1/cancel", headers=bearer("olga")), 409, "conflict")
+
+
+async def test_the_mesh_and_health(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/healthz")).json() == {"status": "ok"}
+    mesh = (await http.get("/v1/mesh", headers=bearer("vera"))).json()
+    assert mesh["services"][0]["sid"] == "gateway-east"
+    api = (await http.get("/v1/openapi.json")).json()
+    assert "/v1/jobs/{job}/events" in api["paths"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "ruth"}, 401),
+        ({"Authorization": "Basic cnV0aA=="}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Bearer vera"}, 403),
+    ],
+)
+async def test_who_may_not_is_told_so(http: httpx.AsyncClient, headers: dict[str, str], status: int) -> None:
+    response = await http.post("/v1/jobs", json=JOB, headers=headers)
+    check_problem(response, status, "refused")
+    assert ("www-authenticate" in response.headers) is (status == 401)
+
+
+@pytest.mark.parametrize(
+    ("document", "detail"),
+    [
+        (
+            JOB | {"training": {"steps": 2, "stepz": 3}},
+            "training.stepz: unknown key; did you mean training.steps?",
+        ),
+        (
+            JOB | {"training": {"steps": "many"}},
+            "training.steps: 'many' does not fit; give a whole number ≥ 1",
+        ),
+        (
+            JOB | {"parallel": {"stages": 2, "replicas": [1, 2, 3]}},
+            "parallel: replicas names 3 stages, but stages is 2",
+        ),
+    ],
+)
+async def test_a_wrong_job_is_one_line_with_the_key(
+    http: httpx.AsyncClient, document: Any, detail: str
+) -> None:
+    response = await http.post("/v1/jobs", json=document, headers=bearer("ruth"))
+    body = check_problem(response, 422, "bad_job")
+    assert body["detail"] == detail
+    assert body["problems"] == [detail]
+
+
+async def test_other_bad_requests(http: httpx.AsyncClient) -> None:
+    ruth = bearer("ruth")
+    body = check_problem(await http.post("/v1/jobs", content=b'{"name": ', headers=ruth), 422, "bad_job")
+    assert body["detail"].startswith("not valid JSON")
+    check_problem(await http.post("/v1/jobs", content=b"x" * 20_001, headers=ruth), 413, "too_large")
+
+    async def chunks() -> AsyncIterator[bytes]:  # no Content-Length
+        for _ in range(30):
+            yield b"x" * 1_000
+
+    check_problem(await http.post("/v1/jobs", content=chunks(), headers=ruth), 413, "too_large")
+    check_problem(await http.get("/v1/jobs/nothing", headers=ruth), 404, "not_found")
+    check_problem(await http.get("/v1/jobs/a%20b", headers=ruth), 404, "not_found")
+    check_problem(await http.get("/v1/nothing", headers=ruth), 404, "not_found")
+    check_problem(await http.delete("/v1/jobs", headers=ruth), 405, "method_not_allowed")
+    check_problem(await http.get("/v1/jobs/nothing/events?start=x", headers=ruth), 422, "bad_input")
+
+
+async def test_without_an_orchestrator_it_says_so_and_goes_on(
+    dial: Dial, start: Start, authorizer: None
+) -> None:
+    service = Gateway(
+        await dial("gateway-east", EntityKind.GATEWAY), GatewayConfig(cluster="east", http_port=0)
+    )
+    await start(service)
+    async with httpx.AsyncClient(base_url=service.url or "", trust_env=False) as http:
+        response = await http.get("/v1/jobs", headers=bearer("ruth"))
+        check_problem(response, 503, "no_responders")
+        assert response.headers["retry-after"] == "1"
+        assert (await http.get("/healthz")).status_code == 200
+
+
+# --- events -----------------------------------------------------------------------------------------------
+
+
+async def read_events(
+    http: httpx.AsyncClient, job: str, query: str = "", **headers: str
+) -> list[tuple[int, str]]:
+    """(id, state) of a job's event stream until it ends."""
+    found = []
+    headers = bearer("vera") | {key.replace("_", "-"): value for key, value in headers.items()}
+    async with http.stream("GET", f"/v1/jobs/{job}/events{query}", headers=headers) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        sequence = 0
+        async for line in response.aiter_lines():
+            if line.startswith("id: "):
+                sequence = int(line[4:])
+            elif line.startswith("data: "):
+                found.append((sequence, json.loads(line[6:])["state"]))
+    return found
+
+
+async def test_events_are_replayed_then_followed_until_the_end(
+    http: httpx.AsyncClient, smo: StandInOrchestrator
+) -> None:
+    job = await submit(http)
+    other = await submit(http)
+    await smo.tell(job, JobState.ANALYSING)
+    reading = asyncio.create_task(read_events(http, job))
+    await smo.tell(other, JobState.ANALYSING)
+    await smo.tell(job, JobState.FAILED)
+    found = await asyncio.wait_for(reading, 15)
+    assert [state for _, state in found] == ["queued", "analysing", "failed"]
+    sequences = [sequence for sequence, _ in found]
+    assert sequences == sorted(sequences)
+
+    assert await read_events(http, job) == found, "replayed in full after the end"
+    assert await read_events(http, job, last_event_id=str(sequences[0])) == found[1:]
+    assert await read_events(http, job, f"?start={sequences[2]}") == found[2:]
+    assert await read_events(http, job, last_event_id=str(sequences[2])) == [], (
+        "ends, though nothing is left to say"
+    )
+
+
+async def test_a_client_that_leaves_ends_its_stream(http: httpx.AsyncClient, gateway: Gateway) -> None:
+    job = await submit(http)
+    before = len(asyncio.all_tasks())
+    async with http.stream("GET", f"/v1/jobs/{job}/events", headers=bearer("vera")) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                break
+    await eventually(lambda: len(asyncio.all_tasks()) <= before)
+
+
+async def test_events_of_nothing_are_a_404(http: httpx.AsyncClient) -> None:
+    check_problem(await http.get("/v1/jobs/nothing/events", headers=bearer("vera")), 404, "not_found")
+
+
+# --- weights and datasets -------------------------------------------------------------------------------------
+
+
+async def test_weights_come_out_whole_and_in_ranges(
+    http: httpx.AsyncClient, smo: StandInOrchestrator
+) -> None:
+    job = await submit(http)
+    vera = bearer("vera")
+    body = check_problem(await http.get(f"/v1/jobs/{job}/weights", headers=vera), 404, "not_found")
+    assert "has no weights" in body["detail"]
+    await smo.finish(job)
+    manifest = (await http.get(f"/v1/jobs/{job}/weights", headers=vera)).json()
+    path = f"/v1/jobs/{job}/weights/{manifest['shards'][0]}"
+    whole = await http.get(path, headers=vera)
+    assert (whole.status_code, whole.content) == (200, SHARD)
+    assert whole.headers["accept-ranges"] == "bytes"
+    part = await http.get(path, headers=vera | {"Range": "bytes=256-511"})
+    assert (part.status_code, part.content) == (206, SHARD[256:512])
+    assert part.headers["content-range"] == f"bytes 256-511/{len(SHARD)}"
+    check_problem(
+        await http.get(path, headers=vera | {"Range": "bytes=99999999-"}), 416, "range_not_satisfiable"
+    )
+    for wrong in ("other.safetensors", "..%2f..%2fsecret"):
+        assert (await http.get(f"/v1/jobs/{job}/weights/{wrong}", headers=vera)).status_code == 404
+
+
+async def test_a_dataset_goes_in_and_comes_out(http: httpx.AsyncClient) -> None:
+    data = bytes(range(256)) * 1000
+    ruth = bearer("ruth")
+    stored = await http.put("/v1/datasets/corpus.txt", content=data, headers=ruth)
+    assert (stored.status_code, stored.json()["bytes"]) == (201, len(data))
+    assert stored.json()["source"] == "bus://datasets/corpus.txt"
+    assert (await http.get("/v1/datasets/corpus.txt", headers=ruth)).content == data
+    part = await http.get("/v1/datasets/corpus.txt", headers=ruth | {"Range": "bytes=-7"})
+    assert part.content == data[-7:]
+    check_problem(await http.put("/v1/datasets/x", content=b"1", headers=bearer("vera")), 403, "refused")
+    check_problem(await http.get("/v1/datasets/none", headers=ruth), 404, "not_found")
+    check_problem(await http.put("/v1/datasets/a%20b", content=b"1", headers=ruth), 422, "bad_input")
+
+
+async def test_a_dataset_above_the_limit_is_refused_and_not_kept(http: httpx.AsyncClient) -> None:
+    ruth = bearer("ruth")
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 50_000
+
+    with contextlib.suppress(httpx.NetworkError):  # it hangs up while we still send
+        async with asyncio.timeout(20):
+            check_problem(
+                await http.put("/v1/datasets/big", content=endless(), headers=ruth), 413, "too_large"
+            )
+    check_problem(await http.put("/v1/datasets/big", content=b"x" * 300_001, headers=ruth), 413, "too_large")
+    check_problem(await http.get("/v1/datasets/big", headers=ruth), 404, "not_found")
+
+
+# --- the server itself ------------------------------------------------------------------------------------------
+
+
+async def test_a_taken_port_is_one_line(dial: Dial) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        service = Gateway(
+            await dial("gateway-east", EntityKind.GATEWAY), GatewayConfig(cluster="east", http_port=port)
+        )
+        with pytest.raises(BadInput, match=f"HTTP port {port} on 127.0.0.1 is taken; choose another"):
+            await service.run()
+
+
+async def test_it_installs_no_signal_handlers_and_ends_with_open_streams(
+    dial: Dial, start: Start, authorizer: None, smo: StandInOrchestrator
+) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    service = Gateway(
+        await dial("gateway-east", EntityKind.GATEWAY), GatewayConfig(cluster="east", http_port=0)
+    )
+    task = await start(service)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    async with httpx.AsyncClient(base_url=service.url or "", trust_env=False, timeout=15) as http:
+        job = await submit(http)
+        async with http.stream("GET", f"/v1/jobs/{job}/events", headers=bearer("vera")) as response:
+            await anext(response.aiter_lines())
+            begun = asyncio.get_running_loop().time()
+            await end(task)
+            assert asyncio.get_running_loop().time() - begun < 10
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{service.url}/healthz", trust_env=False)
+
+
+async def test_each_request_is_one_line_in_the_log_without_secrets(http: httpx.AsyncClient) -> None:
+    with structlog.testing.capture_logs() as lines:
+        await http.get("/v1/jobs?token=ruth-in-query", headers=bearer("ruth"))
+    (line,) = [line for line in lines if line["event"] == "http request"]
+    assert (line["method"], line["path"], line["status"]) == ("GET", "/v1/jobs", 200)
+    assert "in-query" not in json.dumps(lines, default=str)
+
+
+# --- the NATS door ------------------------------------------------------------------------------------------------
+
+
+async def knock(bus: Bus, action: str, token: str = "ruth", **more: Any) -> Any:
+    request = DoorRequest(token=token, action=action, **more)
+    return await bus.command(subjects.DOOR, request, deadline_s=10, action=action.replace(".", "-"))
+
+
+async def test_the_nats_door_does_the_same(gateway: Gateway, dial: Dial, smo: StandInOrchestrator) -> None:
+    bus = await dial("client")
+    submitted = await knock(bus, "job.submit", spec=spec())
+    assert isinstance(submitted, JobList)
+    (record,) = submitted.jobs
+    assert smo.causes[0] is not None, "the client's own command, by which a repetition is recognised"
+    assert [r.job for r in (await knock(bus, "job.list", "vera")).jobs] == [record.job]
+    assert (await knock(bus, "job.read", "vera", job=record.job)).jobs == submitted.jobs
+    mesh = await knock(bus, "mesh.read", "vera")
+    assert isinstance(mesh, MeshStatus)
+    (cancelled,) = (await knock(bus, "job.cancel", job=record.job)).jobs
+    assert cancelled.state is JobState.CANCELLED
+
+
+async def test_the_nats_door_refuses_in_one_line(gateway: Gateway, dial: Dial) -> None:
+    bus = await dial("client")
+    with pytest.raises(Refused, match="unknown token"):
+        await knock(bus, "job.list", "wrong")
+    with pytest.raises(Refused, match="viewer vera may not job.submit"):
+        await knock(bus, "job.submit", "vera", spec=spec())
+    with pytest.raises(BadInput, match=r"mesh\.destroy: unknown action; there are job\.submit"):
+        await knock(bus, "mesh.destroy")
+    with pytest.raises(BadInput, match="spec: missing"):
+        await knock(bus, "job.submit")
+    with pytest.raises(BadInput, match="job: missing"):
+        await knock(bus, "job.read")
+    with pytest.raises(NotFound, match="there is no job nothing"):
+        await knock(bus, "job.read", job="nothing")
+
+
+async def test_a_gateway_without_a_port_has_only_the_nats_door(
+    dial: Dial, start: Start, authorizer: None, registry: ServiceRegistry, smo: StandInOrchestrator
+) -> None:
+    service = Gateway(await dial("gateway-west", EntityKind.GATEWAY), GatewayConfig(cluster="west"))
+    await start(service)
+    assert service.url is None
+    record = registry.core.record("gateway-west")
+    assert record is not None
+    assert (record.endpoint.address, record.state) == ("", InstanceState.ACTIVE)
+    assert isinstance(await knock(await dial("client"), "job.list"), JobList)

@@ -1,0 +1,258 @@
+"""SR against a real server: route tables follow registry, policy and faults (draft §4.3 Types 2, 4, 5; §4.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from entities.router import Router, RouterConfig
+from entities.service_registry import ServiceRegistry
+from schemas.data_plane import RouteTable
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack
+from schemas.fault import FaultReport, LinkFault
+from schemas.registry import InstanceState, ServiceRecord, StateChange
+from schemas.signals import CommunicationPolicy, NodeRegistration, Registration, StagePolicy
+from tests.entity_records import instance, policy, sample
+from tests.integration.entities.conftest import Dial, Heard, Start, end, eventually
+
+S = InstanceState
+
+
+class StandInOrchestrator:
+    """What a router needs of the SMO: takes registrations and faults, sends policies."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.faults: list[FaultReport] = []
+        self.nodes: list[NodeRegistration] = []
+
+    async def serve(self) -> None:
+        await self.bus.serve(subjects.FAULT_REPORT, self._fault)
+        await self.bus.serve(subjects.MESH_REGISTRATION, self._register)
+
+    async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
+        self.faults.append(message)
+        return Ack()
+
+    async def _register(self, message: NodeRegistration, envelope: Envelope) -> Ack:
+        self.nodes.append(message)
+        return Ack()
+
+    async def send(self, message: CommunicationPolicy, sid: str = "router-east") -> Ack:
+        answer = await self.bus.command(subjects.QOS_POLICY, message, deadline_s=10, sid=sid)
+        assert isinstance(answer, Ack)
+        return answer
+
+
+class Agent:
+    """Registers and moves instances, as a node agent does."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+
+    async def put(self, record: ServiceRecord) -> None:
+        await self.bus.command(
+            subjects.REGISTRATION, Registration(record=record), deadline_s=10, sid=record.sid
+        )
+
+    async def move(self, sid: str, state: S, reason: str = "") -> None:
+        change = StateChange(sid=sid, incarnation="i1", state=state, reason=reason)
+        await self.bus.command(subjects.STATE_CHANGE, change, deadline_s=10, sid=sid)
+
+
+@pytest.fixture
+async def smo(dial: Dial) -> StandInOrchestrator:
+    stand_in = StandInOrchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR))
+    await stand_in.serve()
+    return stand_in
+
+
+@pytest.fixture
+async def agent(dial: Dial, registry: ServiceRegistry) -> Agent:
+    return Agent(await dial("east-n1", EntityKind.CLUSTER))
+
+
+@pytest.fixture
+async def router(dial: Dial, start: Start, registry: ServiceRegistry, smo: StandInOrchestrator) -> Router:
+    service = Router(await dial("router-east", EntityKind.ROUTER), RouterConfig(cluster="east"))
+    await start(service)
+    return service
+
+
+async def table(bus: Bus, stage: int = 0, **wanted: Any) -> RouteTable:
+    """The cluster's table of a stage, once its entries' (SID → weight) are as wanted."""
+    bucket = bus.bucket(subjects.ROUTE_TABLE)
+
+    async def fitting() -> RouteTable | None:
+        entry = await bucket.get(job="j", cluster="east", stage=stage)
+        if entry is None:
+            return None
+        found = {e.sid: e.weight for e in entry.message.entries}
+        return entry.message if found == wanted["weights"] else None
+
+    found: RouteTable = await eventually(fitting)
+    return found
+
+
+async def test_it_registers_with_the_orchestrator_and_the_registry(
+    router: Router, registry: ServiceRegistry, smo: StandInOrchestrator
+) -> None:
+    """Draft §4.4(1), §5.3."""
+    await eventually(lambda: smo.nodes)
+    node = smo.nodes[0]
+    assert (node.sid, node.kind, node.endpoint.cluster) == ("router-east", "router", "east")
+    record = registry.core.record("router-east")
+    assert record is not None
+    assert (record.prefix, record.state) == ("entity/router/east", S.ACTIVE)
+
+
+async def test_the_table_follows_policy_and_faults(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    for sid, cluster in (("j-s0-r0", "east"), ("j-s0-r1", "west")):
+        await agent.put(instance(sid, cluster=cluster))
+    assert (await smo.send(policy())).note == "adopted"
+    first = await table(agent.bus, weights={"j-s0-r0": 1.0, "j-s0-r1": 1.0})
+    assert (first.router, first.entries[0].window) == ("router-east", 4)
+
+    weights = StagePolicy(stage=0, window=2, weights={"j-s0-r0": 0.2, "j-s0-r1": 0.8})
+    await smo.send(
+        policy(revision=2, stages=(weights, StagePolicy(stage=1, window=4)), reason="r1 is faster")
+    )
+    second = await table(agent.bus, weights={"j-s0-r0": 0.2, "j-s0-r1": 0.8})
+    assert second.revision == first.revision + 1
+    assert "r1 is faster" in second.reason
+
+    await agent.move("j-s0-r1", S.FAULTED, "signal 9")
+    third = await table(agent.bus, weights={"j-s0-r0": 0.2})
+    assert "j-s0-r1 faulted" in third.reason
+
+    await agent.put(instance("j-s0-r1", cluster="west", incarnation="i2", state=S.PENDING))
+    await agent.put(instance("j-s0-r1", cluster="west", incarnation="i2"))
+    fourth = await table(agent.bus, weights={"j-s0-r0": 0.2, "j-s0-r1": 0.8})
+    assert fourth.entries[1].incarnation == "i2"
+
+    await agent.move("j-s0-r0", S.DRAINING)
+    await table(agent.bus, weights={"j-s0-r0": 0.0, "j-s0-r1": 0.8})
+    await table(agent.bus, stage=1, weights={})
+
+
+async def test_a_table_is_not_rewritten_when_nothing_would_be_chosen_otherwise(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    await agent.put(instance("j-s0-r0"))
+    await smo.send(policy())
+    written = await table(agent.bus, weights={"j-s0-r0": 1.0})
+    await agent.put(instance("j-s0-r0", version="2"))
+    await smo.send(policy(revision=2))
+    await agent.put(instance("j-s0-r1", state=S.PENDING))
+    await agent.put(instance("k-s0-r0"))
+    await eventually(lambda: "k-s0-r0" in router.follower.view.records)
+    assert await table(agent.bus, weights={"j-s0-r0": 1.0}) == written
+
+
+async def test_a_restarted_router_goes_on_from_what_stands_in_the_bucket(
+    dial: Dial, start: Start, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    await agent.put(instance("j-s0-r0"))
+    first = await start(Router(await dial("router-east", EntityKind.ROUTER), RouterConfig(cluster="east")))
+    await smo.send(policy())
+    await table(agent.bus, weights={"j-s0-r0": 1.0})
+    await end(first)
+    assert await table(agent.bus, weights={"j-s0-r0": 1.0}), "senders go on while the router is away"
+    await start(Router(await dial("router-east", EntityKind.ROUTER), RouterConfig(cluster="east")))
+    await smo.send(policy())
+    await agent.put(instance("j-s0-r1"))
+    after = await table(agent.bus, weights={"j-s0-r0": 1.0, "j-s0-r1": 1.0})
+    assert after.revision >= 2
+
+
+async def test_samples_become_type_4_and_type_5(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    """Draft §4.3: load, heterogeneity and latency to the gateways; aggregates to the orchestrator."""
+    compute = await Heard.on(agent.bus, subjects.COMPUTE)
+    reports = await Heard.on(agent.bus, subjects.QOS_REPORT)
+    await agent.put(instance("j-s0-r0"))
+    await agent.put(instance("j-s0-r1", cluster="west"))
+    await smo.send(policy())
+    await eventually(lambda: router._feed.followed == {("j", "j-s0-r0")})
+    await agent.bus.publish(subjects.INSTANCE_SAMPLE, sample(queue=2), job="j", sid="j-s0-r0")
+    news = await compute.until(lambda message: any(e.service_ms > 0 for e in message.entries))
+    (entry,) = news.entries
+    assert (news.cluster, entry.sid, entry.queue, entry.service_ms, entry.latency_ms) == (
+        "east", "j-s0-r0", 2, 5.0, 2.0,
+    )  # fmt: skip
+    report = await reports.until(lambda message: message.throughput_tokens_per_s > 0)
+    assert (report.sid, report.cluster, report.job, report.instances) == ("router-east", "east", "j", 1)
+    assert (report.throughput_bytes_per_s, report.latency_ms) == (10_000, 2.0)
+
+
+async def test_faults_are_reported_once_per_incarnation(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    """Draft §4.4(5): "once a node or link fails, MG or SR will actively report the abnormal state to SMO"."""
+    for sid, cluster in (("j-s0-r0", "east"), ("j-s0-r1", "west"), ("j-data-r0", "east")):
+        await agent.put(instance(sid, cluster=cluster))
+    for sid in ("j-s0-r1", "j-data-r0", "j-s0-r0"):
+        await agent.move(sid, S.FAULTED, "signal 9")
+    for _ in range(3):
+        fault = LinkFault(
+            job="j", reporter="j-s0-r0", peer="j-s1-r0", peer_incarnation="i1", text="connection reset"
+        )
+        await agent.bus.publish(subjects.LINK_FAULT, fault, cluster="east")
+    await eventually(lambda: len(smo.faults) >= 2)
+    await agent.put(instance("j-s0-r0", incarnation="i2"))
+    await eventually(lambda: router.follower.view.records["j-s0-r0"].incarnation == "i2")
+    assert sorted((f.sid, f.kind, f.reporter) for f in smo.faults) == [
+        ("j-s0-r0", "instance", "router-east"),
+        ("j-s1-r0", "link", "router-east"),
+    ], "the west's is its own router's, the data instance's is the gateway's"
+    assert any("signal 9" in fault.evidence for fault in smo.faults)
+    assert any("connection reset" in fault.evidence for fault in smo.faults)
+
+
+async def test_a_fault_waits_for_an_absent_orchestrator(
+    dial: Dial, start: Start, registry: ServiceRegistry, agent: Agent
+) -> None:
+    await start(Router(await dial("router-east", EntityKind.ROUTER), RouterConfig(cluster="east")))
+    await agent.put(instance("j-s0-r0"))
+    await agent.move("j-s0-r0", S.FAULTED)
+    late = StandInOrchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR))
+    await late.serve()
+    await eventually(lambda: len(late.faults) == 1)
+
+
+async def test_the_end_of_a_job_removes_its_tables_and_is_reported(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    """Draft §4.4(6): "MG and SR will report the status to SMO and SRD"."""
+    reports = await Heard.on(agent.bus, subjects.TERMINATION)
+    bucket = agent.bus.bucket(subjects.ROUTE_TABLE)
+    await agent.put(instance("j-s0-r0"))
+    await smo.send(policy())
+    await table(agent.bus, weights={"j-s0-r0": 1.0})
+    assert (await smo.send(policy(revision=2, ended=True))).note == "ended"
+    report = await reports.until()
+    assert (report.sid, report.job) == ("router-east", "j")
+    assert await bucket.keys(job="j") == []
+    await agent.move("j-s0-r0", S.DRAINING)
+    assert (await smo.send(policy(revision=1))).note == "older"
+    assert await bucket.keys(job="j") == [], "a late policy brings nothing back"
+    reports.clear()
+    await smo.send(policy(revision=2, ended=True))
+    await reports.until()
+
+
+async def test_an_older_policy_changes_nothing(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    await agent.put(instance("j-s0-r0"))
+    await smo.send(policy(revision=5, stages=(StagePolicy(stage=0, window=1, weights={"j-s0-r0": 0.5}),)))
+    await table(agent.bus, weights={"j-s0-r0": 0.5})
+    assert (await smo.send(policy(revision=4))).note == "older"
+    await table(agent.bus, weights={"j-s0-r0": 0.5})

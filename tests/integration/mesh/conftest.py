@@ -1,0 +1,137 @@
+"""A whole mesh, as `dmsc up` starts it: nats-server, entities, two clusters, real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmsc.client import Client
+from schemas.job import JobSpec
+
+READY_S = 60.0
+STOP_S = 30.0
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A running mesh: its state folder, its bus, and a client at its door."""
+
+    state: Path
+    servers: list[str]
+    bus_token: str | None
+    client: Client
+    process: subprocess.Popen[bytes]
+
+
+def start_mesh(state: Path, *options: str) -> Mesh:
+    """`dmsc up` with free ports; returns once it is ready."""
+    command = [sys.executable, "-m", "dmsc", "up", "--state", str(state), "--nats-port", "0", "--http-port", "0"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + READY_S
+    found: dict[str, Any] = {}
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            assert process.stderr is not None
+            pytest.fail(f"dmsc up ended with {process.returncode}: {process.stderr.read().decode()[-2000:]}")
+        file = state / "mesh.json"
+        if file.exists():
+            found = json.loads(file.read_text() or "{}")
+            if found.get("ready_at"):
+                break
+        time.sleep(0.05)
+    else:
+        process.kill()
+        pytest.fail(f"the mesh was not ready after {READY_S:.0f} s")
+    token_file = state / "bus_token"
+    return Mesh(
+        state=state,
+        servers=found["servers"],
+        bus_token=token_file.read_text().strip() if token_file.exists() else None,
+        client=Client(state=state),
+        process=process,
+    )
+
+
+def stop_mesh(mesh: Mesh) -> int:
+    """Ctrl-C; returns the exit code."""
+    mesh.client.close()
+    mesh.process.send_signal(signal.SIGINT)
+    try:
+        return mesh.process.wait(STOP_S)
+    finally:
+        if mesh.process.poll() is None:
+            mesh.process.kill()
+
+
+@pytest.fixture(scope="session")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """One mesh for all tests that leave it as they found it: clusters a and b, six slots each."""
+    running = start_mesh(tmp_path_factory.mktemp("mesh") / "state", "--slots", "6")
+    try:
+        yield running
+    finally:
+        stop_mesh(running)
+
+
+def tiny_job(name: str = "tiny", **sections: dict[str, Any]) -> JobSpec:
+    """A job of milliseconds per step: three blocks of width 32, dropout on, six microbatches."""
+    job: dict[str, Any] = {
+        "name": name,
+        "model": {
+            "factory": "workers.models.gpt:byte_gpt",
+            "args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1},
+        },
+        "data": {"source": "stdlib:", "sample_tokens": 32, "validation_fraction": 0.05},
+        "training": {
+            "steps": 20,
+            "microbatches": 6,
+            "microbatch_samples": 2,
+            "seed": 7,
+            "schedule": {"warmup_steps": 3},
+            "checkpoint_every": 0,
+            "validation_microbatches": 2,
+        },
+        "parallel": {"stages": 1, "replicas": 1},
+    }
+    for section, values in sections.items():
+        job[section] = {**job[section], **values} if isinstance(job.get(section), dict) else values
+    return JobSpec.model_validate(job)
+
+
+def losses(client: Client, job: str) -> list[float]:
+    """The committed loss of every step, in order; a step that was rolled back counts as run last."""
+    found: dict[int, float] = {}
+    for event in client.events(job):
+        if event.kind == "step" and event.result is not None:
+            found[event.result.step] = event.result.loss
+    return [found[step] for step in sorted(found)]
+
+
+def children_of(pid: int) -> list[int]:
+    """All descendants of a process, by /proc."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            parents[int(entry)] = int(fields[1])
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        parent = pending.pop()
+        mine = [child for child, its in parents.items() if its == parent]
+        found += mine
+        pending += mine
+    return found

@@ -1,0 +1,45 @@
+"""Correct means: the loss of every step equals that of a plain single-process PyTorch loop.
+
+And with exact accumulation the weights are bit-identical whatever the stages, replicas and routing.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from schemas.job import JobState
+from tests import reference_loop
+from tests.integration.mesh.conftest import Mesh, losses, tiny_job
+
+SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2)]
+"""Stages × replicas."""
+
+hashes: dict[tuple[int, int], str] = {}
+
+
+@functools.cache
+def reference() -> reference_loop.ReferenceRun:
+    return reference_loop.run(tiny_job())
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("stages", "replicas"), SHAPES)
+def test_every_loss_equals_the_plain_loop(mesh: Mesh, stages: int, replicas: int) -> None:
+    spec = tiny_job(f"equal-{stages}x{replicas}", parallel={"stages": stages, "replicas": replicas})
+    record = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=100)
+    assert record.state is JobState.DONE, record.reason
+    found = losses(mesh.client, record.job)
+    expected = reference().losses
+    assert len(found) == len(expected) == 20
+    worst = max(abs(mine - plain) / abs(plain) for mine, plain in zip(found, expected, strict=True))
+    assert worst <= 1e-6, f"{stages}×{replicas}: {worst:.2e}"
+    assert record.weights is not None
+    hashes[stages, replicas] = record.weights.sha256
+
+
+def test_the_weights_are_bit_identical_for_every_shape() -> None:
+    if len(hashes) < 2:
+        pytest.skip("needs the runs above")
+    assert len(set(hashes.values())) == 1, hashes

@@ -1,0 +1,94 @@
+"""Child processes that speak in JSON lines, and counts of what a process holds."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Child:
+    """A process that prints one JSON object per line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    async def event(self, name: str, timeout_s: float = 20.0) -> dict[str, Any]:
+        """The next event of that name."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(timeout_s):
+            while True:
+                line = await self.process.stdout.readline()
+                assert line, f"the child ended before it said {name!r}"
+                said: dict[str, Any] = json.loads(line)
+                if said["event"] == name:
+                    return said
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+Spawn = Callable[..., Awaitable[Child]]
+
+
+@pytest_asyncio.fixture
+async def spawn() -> AsyncIterator[Spawn]:
+    """`child = await spawn("link_peer.py", url, …)`; killed at the end of the test."""
+    children: list[Child] = []
+
+    async def start(script: str, *args: object) -> Child:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(Path(__file__).parent / script),
+            *(str(arg) for arg in args),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        children.append(Child(process))
+        return children[-1]
+
+    yield start
+    for child in children:
+        await child.kill()
+
+
+class Held:
+    """Threads and file descriptors of this process, now and when this was made."""
+
+    def __init__(self) -> None:
+        self.before = self.now()
+
+    @staticmethod
+    def now() -> tuple[int, int]:
+        gc.collect()
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    async def nothing_more(self, timeout_s: float = 5.0) -> None:
+        """Fails unless everything since has been given back: joined threads may take a moment to vanish."""
+        async with asyncio.timeout(timeout_s):
+            while not all(now <= then for now, then in zip(self.now(), self.before, strict=True)):
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def held() -> type[Held]:
+    return Held

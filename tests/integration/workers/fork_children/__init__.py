@@ -1,0 +1,1 @@
+"""Modules that the tests let a fork server run."""

@@ -1,0 +1,62 @@
+"""An instance for the link tests, in a process of its own: it takes hops, or offers one big one.
+
+    python link_peer.py URL JOB SID INCARNATION take
+    python link_peer.py URL JOB SID INCARNATION offer SID INCARNATION MEGABYTES
+
+Prints one JSON line per event: ready, decide, received (with a digest of the bytes), sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bus.connection import Bus
+from schemas.data_plane import MicrobatchNotice
+from schemas.envelope import EntityKind
+from schemas.step import Member
+from workers.links import HopExchange
+
+
+def say(event: str, **fields: object) -> None:
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def decide(notice: MicrobatchNotice) -> str:
+    say("decide", microbatch=notice.microbatch)
+    return "accepted"
+
+
+def received(notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+    digest = hashlib.blake2b()
+    for tensor in tensors:
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    say("received", microbatch=notice.microbatch, digest=digest.hexdigest())
+
+
+async def main(url: str, job: str, sid: str, incarnation: str, task: str, *rest: str) -> None:
+    torch.set_num_threads(1)
+    me = Member(sid=sid, incarnation=incarnation)
+    async with (
+        Bus.connect(url, name=sid, kind=EntityKind.INSTANCE, incarnation=incarnation) as bus,
+        HopExchange(bus, member=me, job=job, epoch=1, decide=decide, received=received) as exchange,
+    ):
+        say("ready")
+        if task == "offer":
+            to = Member(sid=rest[0], incarnation=rest[1])
+            tensor = torch.ones(int(rest[2]) << 18)
+            await exchange.send(
+                direction="forward", receiver=to, stage=1, step=0, attempt=0, microbatch=7, tensors=[tensor]
+            )
+            say("sent")
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""Datasets, weights and checkpoints through the bus's own object store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bus.artifacts import open_artifacts
+from schemas.errors import BadData
+from schemas.job import DataSpec, JobSpec, ModelSpec, OptimizerSpec
+from tests.conftest import Connect
+from workers import analysis, sample
+from workers.data import open_dataset
+from workers.model import build, slice_stage
+from workers.optimizer import build_optimizer, state_tensors
+from workers.weights import export, load_initial, restore_checkpoint, save_checkpoint
+
+SPEC = ModelSpec(
+    factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
+)
+
+
+async def test_a_dataset_uploaded_to_the_bus(connect: Connect) -> None:
+    bus = await connect("uploader")
+    await open_artifacts("bus://datasets", bus).put_bytes("corpus", bytes(range(100)))
+    spec = DataSpec(source="bus://datasets/corpus", sample_tokens=8, validation_fraction=0.1)
+    dataset = await open_dataset(spec, bus)
+    assert dataset.tokens("train").tolist() == list(range(90))
+    assert dataset.tokens("validation").tolist() == list(range(90, 100))
+    with pytest.raises(BadData, match="bus://datasets/absent is not on the bus"):
+        await open_dataset(spec.model_copy(update={"source": "bus://datasets/absent"}), bus)
+
+
+async def test_weights_and_checkpoints_on_the_bus(connect: Connect) -> None:
+    bus = await connect("instance")
+    stage, other = (slice_stage(build(SPEC, seed), 0, 4) for seed in (0, 1))
+    optimizer, other_optimizer = (build_optimizer(each, OptimizerSpec()) for each in (stage, other))
+    weights = open_artifacts("bus://artifacts/job/weights", bus)
+    await export(stage, weights, "model-00001-of-00001.safetensors")
+    await load_initial(other, weights, weights.url)
+    assert all(torch.equal(one, two) for one, two in zip(stage.parameters(), other.parameters(), strict=True))
+    for weight in stage.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    checkpoint = open_artifacts("bus://artifacts/job/checkpoints/1", bus)
+    await save_checkpoint(stage, optimizer, checkpoint, stage=0, version=1)
+    assert await restore_checkpoint(other, other_optimizer, checkpoint, checkpoint.url) == 1
+    pairs = zip(state_tensors(stage, optimizer), state_tensors(other, other_optimizer), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs)
+
+
+async def test_the_short_lived_workers_connect_by_themselves(
+    connect: Connect, nats_url: str, tmp_path: Path
+) -> None:
+    bus = await connect("uploader")
+    await open_artifacts("bus://datasets", bus).put_bytes("small", b"def f(): pass\n" * 20)
+    stage = slice_stage(build(SPEC, 0), 0, 4)
+    await export(stage, open_artifacts("bus://artifacts/short/weights", bus), "model.safetensors")
+    spec = JobSpec.model_validate(
+        {
+            "name": "short",
+            "model": SPEC.model_dump(),
+            "data": {"source": "bus://datasets/small", "sample_tokens": 8},
+            "training": {"steps": 1},
+            "sample": {"tokens": 5},
+        }
+    )
+    payload = {
+        "job": "short",
+        "spec": spec.model_dump(mode="json"),
+        "cluster": "a",
+        "node": "n",
+        "device": "cpu",
+        "servers": [nats_url],
+        "token": None,
+        "weights_url": "bus://artifacts/short/weights",
+    }
+    topology = (await asked(analysis.main, payload, tmp_path))["topology"]
+    assert topology["data_tokens"] == 280
+    written = await asked(sample.main, payload, tmp_path)
+    assert written["text"].startswith("def ")
+    absent = payload | {"spec": payload["spec"] | {"data": {"source": "bus://datasets/absent"}}}
+    assert (await asked(analysis.main, absent, tmp_path))["failed"]["code"] == "bad_data"
+
+
+async def asked(
+    main: Callable[[dict[str, Any], Path], int], payload: dict[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Runs a short-lived worker's entry point, which has an event loop of its own, on a thread."""
+    result = folder / "result.json"
+    assert await asyncio.to_thread(main, payload, result) == 0
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found

@@ -1,0 +1,87 @@
+"""The state folder: one owner, private secrets, nothing left."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dmsc.state_folder import MeshFile, StateFolder
+from schemas.errors import BadInput
+
+
+def test_one_owner_at_a_time_and_nothing_left(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "with space")
+    assert folder.owner() is None
+    with folder.hold():
+        folder.write_mesh(
+            MeshFile(servers=("nats://x:1",), gateways={"a": "http://x"}, pid=1, started_at=1.0)
+        )
+        assert folder.owner() == os.getpid()
+        with (
+            pytest.raises(BadInput, match=rf"a mesh already runs on .* \(pid {os.getpid()}\).*dmsc down"),
+            folder.hold(),
+        ):
+            raise AssertionError
+        mesh = folder.mesh()
+        assert mesh is not None
+        assert mesh.servers == ("nats://x:1",)
+    assert folder.owner() is None
+    assert folder.mesh() is None
+    assert list(folder.path.iterdir()) == []
+
+
+def test_what_a_killed_owner_left_is_not_believed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from dmsc.state_folder import *\n"
+        "folder = StateFolder(Path(sys.argv[1]))\n"
+        "with folder.hold():\n"
+        "    folder.write_mesh(MeshFile(servers=('nats://x:1',), pid=os.getpid(), started_at=1.0))\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=30, check=False)
+    assert done.returncode == -9
+    folder = StateFolder(tmp_path)
+    assert folder.mesh_file.exists()
+    assert folder.mesh() is None
+    with folder.hold():
+        assert folder.owner() == os.getpid()
+
+
+def test_tokens_are_private_and_stay(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.write_tokens()
+    first = (folder.token(), folder.bus_token())
+    assert all(first)
+    assert first[0] != first[1]
+    for name in ("token", "bus_token", "tokens.yaml"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    folder.write_tokens()
+    assert (folder.token(), folder.bus_token()) == first
+    (user,) = yaml.safe_load(folder.tokens_file.read_text())["users"]
+    assert (user["name"], user["role"]) == ("admin", "admin")
+    assert str(first[0]) not in folder.tokens_file.read_text()
+
+
+def test_users_that_were_added_stay_when_the_admin_token_is_new(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.write_tokens()
+    with folder.tokens_file.open("a") as file:
+        file.write("  - {name: eve, role: viewer, token_sha256: " + "0" * 64 + "}\n")
+    (tmp_path / "token").unlink()
+    folder.write_tokens()
+    assert [user["name"] for user in yaml.safe_load(folder.tokens_file.read_text())["users"]] == [
+        "eve",
+        "admin",
+    ]
+
+
+def test_a_folder_that_can_not_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="can't use"), StateFolder(tmp_path / "file" / "below").hold():
+        raise AssertionError

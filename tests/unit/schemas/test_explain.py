@@ -1,0 +1,97 @@
+"""What is wrong with a job file, in one line: place, matter, remedy."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from schemas.explain import explain
+from schemas.job import JobSpec
+
+GOOD: dict[str, Any] = {"name": "j", "model": {"factory": "a.b:c"}, "training": {"steps": 3}}
+
+
+def lines(document: Any) -> list[str]:
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate(document)
+    return explain(caught.value, JobSpec)
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    document = copy.deepcopy(GOOD)
+    *parents, key = path.split(".")
+    inside = document
+    for parent in parents:
+        inside = inside.setdefault(parent, {})
+    inside[key] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("training.stepz", 3, "training.stepz: unknown key; did you mean training.steps?"),
+        ("steps", 3, "steps: unknown key; did you mean training.steps?"),
+        ("stages", 2, "stages: unknown key; did you mean parallel.stages?"),
+        ("colour", 2, "colour: unknown key; the document has name, model, data, training, parallel, "
+         "initial_weights, artifacts, sample"),
+        ("training.steps", "many", "training.steps: 'many' does not fit; give a whole number ≥ 1"),
+        ("training.steps", 0, "training.steps: 0 does not fit; give a whole number ≥ 1"),
+        ("training.clip_norm", 0, "training.clip_norm: 0 does not fit; give a number > 0 or null"),
+        ("training.precision", "bf61", "training.precision: 'bf61' is not one of fp32, bf16; did you mean bf16?"),
+        ("model.factory", "gpt", "model.factory: 'gpt' does not fit; give module:callable, "
+         "for example my_models.gpt:build"),
+        ("model.args", 3, "model.args: 3 does not fit; give a mapping"),
+        ("model.loss", "mse", "model.loss: must be cross_entropy or module:callable"),
+        ("name", "my job", "name: 'my job' does not fit; give 1 to 120 letters, digits, _ or -"),
+        ("parallel.replicas", "two", "parallel.replicas: 'two' does not fit; "
+         "give a whole number or a list of whole numbers"),
+        ("parallel", {"stages": 3, "replicas": [1, 2]}, "parallel: replicas names 2 stages, but stages is 3"),
+        ("parallel.clusters", ["a b"], "parallel.clusters[0]: 'a b' does not fit; "
+         "give 1 to 120 letters, digits, _ or -"),
+        ("training.schedule.warmup_steps", 9, "training.schedule.warmup_steps exceeds training.steps"),
+        ("training.exact_accumulation", "perhaps", "training.exact_accumulation: 'perhaps' does not fit; "
+         "give true or false"),
+    ],
+)  # fmt: skip
+def test_one_line_with_place_and_remedy(path: str, value: Any, line: str) -> None:
+    assert lines(changed(path, value)) == [line]
+
+
+def test_one_line_for_each_wrong_place() -> None:
+    document = changed("training.stepz", 1)
+    document["nam"] = "x"
+    assert lines(document) == [
+        "training.stepz: unknown key; did you mean training.steps?",
+        "nam: unknown key; did you mean name?",
+    ]
+
+
+def test_missing_keys_say_what_to_give() -> None:
+    assert lines({"name": "j", "model": {}, "training": {}}) == [
+        "model.factory: missing; give module:callable, for example my_models.gpt:build",
+        "training.steps: missing; give a whole number ≥ 1",
+    ]
+
+
+@pytest.mark.parametrize("document", [3, "text", [], None])
+def test_what_is_no_mapping_at_all(document: Any) -> None:
+    (line,) = lines(document)
+    assert line.startswith("the document: ")
+    assert "give a mapping with name, model" in line
+
+
+def test_broken_json_is_named_with_its_place() -> None:
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate_json(b'{"name": ')
+    (line,) = explain(caught.value, JobSpec)
+    assert line.startswith("not valid JSON: ")
+    assert "line 1" in line
+
+
+def test_a_huge_value_is_not_repeated_in_full() -> None:
+    (line,) = lines(changed("training.steps", "x" * 10_000))
+    assert len(line) < 200

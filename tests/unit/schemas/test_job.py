@@ -1,0 +1,53 @@
+"""What a job file may say, and the learning rate that follows from it."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from schemas.job import JOB_TRANSITIONS, JobSpec, JobState, TrainingSpec
+from schemas.learning_rate import learning_rate
+
+
+def spec(**changes: object) -> dict[str, object]:
+    return {"name": "x", "model": {"factory": "a.b:c"}, "training": {"steps": 3}, **changes}
+
+
+def test_defaults_make_a_whole_job() -> None:
+    job = JobSpec.model_validate(spec())
+    assert job.parallel.replicas_per_stage() == (1,)
+    assert job.training.exact_accumulation
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parallel": {"stages": 2, "replicas": [1]}}, "replicas names 1 stages"),
+        ({"parallel": {"stages": 1, "replicas": 0}}, "at least 1 replica"),
+        ({"model": {"factory": "not a factory"}}, "pattern"),
+        ({"model": {"factory": "a:b", "loss": "hinge"}}, "cross_entropy or module:callable"),
+        ({"training": {"steps": 2, "schedule": {"warmup_steps": 3}}}, "exceeds training.steps"),
+        ({"name": "no.dots"}, "pattern"),
+        ({"surprise": 1}, "Extra inputs"),
+    ],
+)
+def test_impossible_jobs_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        JobSpec.model_validate(spec(**changes))
+
+
+def test_the_rate_warms_up_peaks_and_ends_at_its_floor() -> None:
+    training = TrainingSpec.model_validate(
+        {"steps": 10, "optimizer": {"lr": 1.0}, "schedule": {"warmup_steps": 4, "final_fraction": 0.1}}
+    )
+    rates = [learning_rate(step, training) for step in range(10)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[-1] == pytest.approx(0.1)
+    assert all(earlier >= later for earlier, later in zip(rates[4:], rates[5:], strict=False))
+
+
+def test_every_state_has_a_row_and_ends_are_final() -> None:
+    assert set(JOB_TRANSITIONS) == set(JobState)
+    for state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED):
+        assert not JOB_TRANSITIONS[state]

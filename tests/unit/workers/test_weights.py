@@ -1,0 +1,162 @@
+"""Weights and checkpoints: in and out under full names, whatever the segmentation, checked before use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bus.artifacts import open_artifacts
+from schemas.errors import BadInput, BadModel, Conflict, NotFound
+from schemas.job import ModelSpec, OptimizerSpec
+from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
+from workers.model import StageModule, build, slice_stage
+from workers.optimizer import build_optimizer, named_state
+from workers.weights import export, load_initial, restore_checkpoint, save_checkpoint
+
+SPEC = ModelSpec(
+    factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
+)
+Stage = tuple[StageModule, torch.optim.AdamW]
+
+
+def stages(cuts: list[int], seed: int = 0, trained: bool = False) -> list[Stage]:
+    layers = build(SPEC, seed)
+    built = []
+    for first, last in zip(cuts, cuts[1:], strict=False):  # noqa: RUF007  # read as (first, last)
+        stage = slice_stage(layers, first, last)
+        optimizer = build_optimizer(stage, OptimizerSpec())
+        built.append((stage, optimizer))
+        if trained:
+            for _ in range(3):
+                for name, weight in stage.trainable():
+                    weight.grad = torch.full_like(weight, len(name) / 10)
+                optimizer.step()
+    return built
+
+
+async def exported(url: str, cuts: list[int]) -> tuple[dict[str, str], dict[str, str]]:
+    """Tensor lines and the shard of each tensor, of the model written in stages."""
+    artifacts = open_artifacts(url, None)
+    lines: dict[str, str] = {}
+    shard_of: dict[str, str] = {}
+    for index, (stage, _) in enumerate(stages(cuts)):
+        shard = f"model-{index + 1:05d}-of-{len(cuts) - 1:05d}.safetensors"
+        size, tensors = await export(stage, artifacts, shard)
+        assert size == sum(weight.numel() * 4 for weight in stage.parameters())
+        lines |= tensors
+        shard_of |= dict.fromkeys(tensors, shard)
+    return lines, shard_of
+
+
+async def test_the_hash_does_not_depend_on_the_segmentation(tmp_path: Path) -> None:
+    hashes = set()
+    for number, cuts in enumerate(([0, 4], [0, 1, 4], [0, 2, 3, 4])):
+        lines, _ = await exported(str(tmp_path / str(number)), cuts)
+        hashes.add(weights_sha256(lines))
+    assert len(hashes) == 1
+    assert hashes != {weights_sha256(lines | {"head.norm.bias": tensor_line("float32", [16], "0" * 64)})}
+
+
+async def test_exported_weights_are_plain_safetensors_and_start_a_run_of_another_segmentation(
+    tmp_path: Path,
+) -> None:
+    url = str(tmp_path / "weights")
+    _, shard_of = await exported(url, [0, 2, 4])
+    plain = load_file(tmp_path / "weights" / "model-00001-of-00002.safetensors")
+    assert "block_0.mlp_up.weight" in plain
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    for with_index in (False, True):
+        if with_index:
+            (tmp_path / "weights" / INDEX_NAME).write_text(json.dumps(weights_index(shard_of, 1)))
+        expected = dict(stages([0, 4])[0][0].named_parameters())
+        for stage, _ in stages([0, 1, 3, 4], seed=5):
+            await load_initial(stage, open_artifacts(url, None), url)
+            for name, weight in stage.named_parameters():
+                assert torch.equal(weight, expected[name])
+
+
+async def test_initial_weights_that_do_not_fit_are_named_and_change_nothing(tmp_path: Path) -> None:
+    async def refused(content: dict[str, torch.Tensor] | None, text: str, url: Path = tmp_path) -> None:
+        if content is not None:
+            save_file(content, tmp_path / "model.safetensors")
+        ((stage, _),) = stages([0, 4])
+        before = [weight.clone() for weight in stage.parameters()]
+        with pytest.raises(BadModel) as caught:
+            await load_initial(stage, open_artifacts(str(url), None), str(url))
+        assert text in caught.value.text
+        assert all(torch.equal(one, other) for one, other in zip(before, stage.parameters(), strict=True))
+
+    whole = {name: weight.detach().clone() + 1 for name, weight in stages([0, 4])[0][0].named_parameters()}
+    await refused(None, "there are no .safetensors files")
+    await refused(None, "there are no .safetensors files", tmp_path / "absent")
+    await refused(None, "is a file; name the folder", tmp_path / "model.safetensors")
+    await refused(
+        {"other": torch.ones(2)}, f"lacks {len(whole)} of the {len(whole)} tensors of layers 0 to 3"
+    )
+    await refused(
+        whole | {"head.norm.bias": torch.ones(3)}, "head.norm.bias is torch.float32 (3,), but the model has"
+    )
+    (tmp_path / INDEX_NAME).write_text("{}")
+    await refused(whole, "is not an index")
+    (tmp_path / INDEX_NAME).write_text(json.dumps(weights_index(dict.fromkeys(whole, "gone.safetensors"), 1)))
+    await refused(whole, "the index names gone.safetensors, which is not there")
+
+
+async def test_a_checkpoint_comes_back_under_another_segmentation(tmp_path: Path) -> None:
+    url = str(tmp_path / "step-3")
+    artifacts = open_artifacts(url, None)
+    before: dict[str, torch.Tensor] = {}
+    for index, (stage, optimizer) in enumerate(stages([0, 2, 4], trained=True)):
+        size = await save_checkpoint(stage, optimizer, artifacts, stage=index, version=3)
+        assert size > 3 * sum(weight.numel() * 4 for weight in stage.parameters())
+        before |= {name: tensor.clone() for name, tensor in named_state(stage, optimizer)[:-1]}
+    for stage, optimizer in stages([0, 1, 4], seed=9):
+        assert await restore_checkpoint(stage, optimizer, artifacts, url) == 3
+        *state, (_, steps) = named_state(stage, optimizer)
+        assert steps.tolist() == [3.0] * len(stage.trainable())
+        assert all(torch.equal(tensor, before[name]) for name, tensor in state)
+
+
+async def test_a_checkpoint_that_is_incomplete_damaged_or_mixed_is_refused_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    url = str(tmp_path / "step-3")
+    artifacts = open_artifacts(url, None)
+    (first, first_optimizer), (second, second_optimizer) = stages([0, 2, 4], trained=True)
+    ((stage, optimizer),) = stages([0, 4], seed=9)
+    before = [weight.clone() for weight in stage.parameters()]
+
+    async def refused(error: type[Exception], text: str) -> None:
+        with pytest.raises(error, match=text):
+            await restore_checkpoint(stage, optimizer, artifacts, url)
+        assert all(torch.equal(one, other) for one, other in zip(before, stage.parameters(), strict=True))
+
+    await refused(NotFound, "there is no checkpoint")
+    await save_checkpoint(first, first_optimizer, artifacts, stage=0, version=3)
+    await refused(NotFound, "lacks .* tensors of this stage")
+    await save_checkpoint(second, second_optimizer, artifacts, stage=1, version=4)
+    await refused(Conflict, r"mixes versions \[3, 4\]")
+    await save_checkpoint(second, second_optimizer, artifacts, stage=1, version=3)
+    shard = tmp_path / "step-3" / "layers-00002-00004.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    await refused(BadInput, "is damaged")
+    (tmp_path / "step-3" / "layers-00002-00004.manifest.json").write_text("[]")
+    await refused(BadInput, "not the manifest of a checkpoint")
+
+
+async def test_a_shard_without_its_manifest_does_not_count(tmp_path: Path) -> None:
+    ((stage, optimizer),) = stages([0, 4], trained=True)
+    artifacts = open_artifacts(str(tmp_path), None)
+    await save_checkpoint(stage, optimizer, artifacts, stage=0, version=1)
+    (tmp_path / "layers-00000-00004.manifest.json").unlink()  # killed between the two writes
+    with pytest.raises(NotFound, match="there is no checkpoint"):
+        await restore_checkpoint(stage, optimizer, artifacts, str(tmp_path))

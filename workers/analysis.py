@@ -1,0 +1,81 @@
+"""The analysis of a job's model and data, in a short-lived worker of the MIC (draft §5.3).
+
+The control plane has no torch: this worker builds the model, measures its layers, looks at the data, and
+reports. What can't be trained ends here, in one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bus.artifacts import SCHEME
+from schemas.job import JobSpec
+from schemas.task_graph import ModelTopology
+from workers.data import Dataset, batch, open_dataset
+from workers.layer_profile import Profiler
+from workers.model import build, loss_function, tied_layers
+from workers.short_lived import answer, connect
+from workers.user_code import code_digest
+
+
+def main(payload: dict[str, Any], result: Path | None = None) -> int:
+    """Entry point under the fork server: writes {"topology": …} or {"failed": {"code", "text"}}.
+
+    Args:
+        payload: job, spec, cluster, node, device, servers, token.
+        result: the file to write.
+    """
+    return answer(lambda: {"topology": asyncio.run(_main(payload)).model_dump(mode="json")}, result)
+
+
+async def _main(payload: dict[str, Any]) -> ModelTopology:
+    spec = JobSpec.model_validate(payload["spec"])
+    dataset = await _open(payload, spec)
+    return analyse(
+        payload["job"], spec, dataset, payload["cluster"], payload["node"], payload.get("device", "cpu")
+    )
+
+
+async def _open(payload: dict[str, Any], spec: JobSpec) -> Dataset:
+    """Opens the data; connects to the bus only where it is needed."""
+    if not spec.data.source.startswith(SCHEME):
+        return await open_dataset(spec.data, None)
+    async with connect(payload, "analysis") as bus:
+        return await open_dataset(spec.data, bus)
+
+
+def analyse(
+    job: str, spec: JobSpec, dataset: Dataset, cluster: str, node: str, device: str = "cpu"
+) -> ModelTopology:
+    """The job's layer graph with measured costs.
+
+    Raises:
+        BadModel: the factory fails, the layers don't fit together, or the loss does not fit them.
+        BadData: see `open_dataset`.
+    """
+    training = spec.training
+    torch.set_num_threads(training.compute_threads)
+    layers = build(spec.model, training.seed)
+    loss = loss_function(spec.model)
+    sample = batch(
+        dataset, "train", training.seed, 0, 0, training.microbatch_samples, spec.data.sample_tokens
+    )
+    profiles = Profiler(spec, layers, loss, device).run(sample)
+    factories = [spec.model.factory, *([spec.model.loss] if ":" in spec.model.loss else [])]
+    unique = {id(weight): weight.numel() for _, layer in layers for weight in layer.parameters()}
+    return ModelTopology(
+        job=job,
+        cluster=cluster,
+        node=node,
+        layers=tuple(profiles),
+        parameters=sum(unique.values()),
+        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in sample),
+        data_tokens=dataset.bytes.numel(),
+        code_digest=code_digest(*factories),
+        device=device,
+        tied=tied_layers(layers),
+    )

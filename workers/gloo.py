@@ -1,0 +1,245 @@
+"""Raw gloo process groups: one shared device, built over the bus, freed on purpose.
+
+What gloo does and does not do, as measured (torch 2.13), and what follows from it:
+
+- A group built eagerly takes 1–64 ms for 2–8 ranks; built lazily it fails later with connect timeouts.
+- `abort()`, `shutdown()` and dropping the group free neither a thread that waits in `recv` nor one that
+  waits in `all_reduce`. A wait that times out closes every pair of its group, and that frees them within
+  milliseconds: `release` lets one fail on purpose.
+- A transfer under way when the pair closes is not told (only operations that are still queued are): its
+  `wait` sits out the whole timeout, and on the sending side may even report success. Whoever needs to
+  know waits for something *queued behind* the data (see `workers.tensor_link`).
+- The listening port is the kernel's choice; `open_device` asks until it likes one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+import stat
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-exports it at run time only
+
+from bus.connection import Bus
+from bus.rendezvous import Rendezvous
+from schemas.errors import BadInput, DmscError, PeerUnreachable
+from workers.bus_store import BusStore
+
+PORT_TRIES = 4096
+RELEASE_TAG = 2**31 - 2
+"""A tag on which nothing is ever sent: to wait for it is to fail."""
+
+Device = Any  # dist.ProcessGroupGloo.Device, which torch's stubs and its runtime name differently
+Address = tuple[str, tuple[int, int] | None]
+_T = TypeVar("_T")
+_lock = threading.Lock()
+_devices: weakref.WeakValueDictionary[Address, Device] = weakref.WeakValueDictionary()
+
+
+class Group(Protocol):
+    """What we use of `dist.ProcessGroupGloo`; torch's stubs leave most of it out."""
+
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int) -> dist.Work: ...
+    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int) -> dist.Work: ...
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work: ...
+
+
+def open_device(address: str, ports: tuple[int, int] | None = None) -> Device:
+    """The process's gloo device for `address`: one listening socket and one thread for all groups on it.
+
+    Shared by all who hold it, closed when the last lets go. Blocks (it may resolve a name).
+
+    Args:
+        address: what other instances connect to; a name or number of one of this machine's interfaces.
+        ports: inclusive range for the listening port, for firewalls. Gloo cannot be told a port: it takes
+            the kernel's choice, so the range must lie within `net.ipv4.ip_local_port_range`, and sockets
+            are opened until one falls into it (0.3 ms a try: hundreds of ports are found at once, a
+            single one may take seconds).
+
+    Raises:
+        BadInput: the address is not this machine's, or no port of the range could be had.
+    """
+    with _lock:
+        device = _devices.get((address, ports))
+        if device is None:
+            device = _new_device(address) if ports is None else _device_in(address, ports)
+            _devices[address, ports] = device
+        return device
+
+
+def _new_device(address: str) -> Device:
+    try:
+        return dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+    except RuntimeError as error:
+        raise BadInput(
+            f"tensor links cannot listen on {address!r}: it is not an address of this machine; "
+            "give the address by which other machines reach it",
+            address=address,
+        ) from error
+
+
+def _device_in(address: str, ports: tuple[int, int]) -> Device:
+    low, high = ports
+    for _ in range(PORT_TRIES):
+        before = _listening()
+        device = _new_device(address)
+        opened = _listening() - before
+        if any(low <= port <= high for port in opened):
+            return device
+    raise BadInput(
+        f"no port between {low} and {high} could be had for tensor links; the range must lie within the "
+        "system's (sysctl net.ipv4.ip_local_port_range)",
+        ports=f"{low}-{high}",
+    )
+
+
+def _listening() -> set[int]:
+    """Ports on which this process listens."""
+    found: set[int] = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.add(int(sock.getsockname()[1]))
+        except (OSError, IndexError, TypeError):
+            continue  # closed meanwhile, or a Unix socket
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    """Whether other machines cannot reach `address`."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+async def in_thread(name: str, work: Callable[[], _T]) -> _T:
+    """Runs blocking work on a thread of its own. Cancelled, it leaves the thread to end by itself."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)  # type: ignore[arg-type]
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:  # handed to whoever awaits
+            error = caught
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            return  # the loop has ended; nobody waits any more
+        finally:
+            del result, error  # an error's traceback holds this frame: a cycle that would keep groups alive
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await done
+
+
+class GroupBuild:
+    """One attempt to build a raw gloo group with the ranks that use the same `name`.
+
+    Args:
+        name: unique to these members and this attempt.
+        rank, size: this process's place.
+        operation_timeout_s: of collectives, once built.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        namespace: str,
+        name: str,
+        rank: int,
+        size: int,
+        address: str,
+        ports: tuple[int, int] | None = None,
+        build_timeout_s: float = 5.0,
+        operation_timeout_s: float = 5.0,
+    ) -> None:
+        self.name = name
+        self._rank = rank
+        self._size = size
+        self._address = address
+        self._ports = ports
+        self._build_timeout = timedelta(seconds=build_timeout_s)
+        self._operation_timeout = timedelta(seconds=operation_timeout_s)
+        self._store = BusStore(Rendezvous(bus, namespace), asyncio.get_running_loop(), self._build_timeout)
+
+    async def run(self) -> tuple[Group, Device]:
+        """The connected group and the device to hold on to; on a thread, never on the event loop.
+
+        Raises:
+            PeerUnreachable: the others did not come, or could not be reached, in time.
+            BadInput: the address is not this machine's.
+        """
+        try:
+            return await in_thread("gloo-build", self._build)
+        except DmscError:
+            raise
+        except (RuntimeError, ValueError) as error:  # DistStoreError and gloo's own are RuntimeErrors
+            raise PeerUnreachable(
+                f"group {self.name} was not built: {first_line(error)}",
+                name=self.name,
+            ) from error
+
+    def cancel(self) -> None:
+        """Gives up: a build that waits for the others ends now, one that connects at its timeout."""
+        self._store.release()
+
+    def _build(self) -> tuple[Group, Device]:
+        device = open_device(self._address, self._ports)
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = self._build_timeout
+        options._devices = [device]
+        options._threads = 1
+        store = PrefixStore(self.name, self._store)
+        group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
+        group._set_default_timeout(self._operation_timeout)
+        return cast(Group, group), device
+
+
+def release(group: Group) -> None:
+    """Closes all of the group's connections: every thread that waits in it gets an error now.
+
+    Takes a few milliseconds. Sockets are closed when the last reference goes.
+    """
+    for peer in range(group.size()):
+        if peer == group.rank():
+            continue
+        # One timeout closes all pairs. But a pair that is closed already fails without a timeout, and
+        # leaves the others open: hence each in turn.
+        with contextlib.suppress(RuntimeError):
+            group.recv([torch.empty(1, dtype=torch.uint8)], peer, RELEASE_TAG).wait(timedelta(milliseconds=1))
+
+
+def first_line(error: BaseException) -> str:
+    """Gloo's errors are long, name its source files, and tell jokes; what matters is the first sentence."""
+    text = str(error).strip().split("\n")[0]
+    if text.startswith("[") and "]" in text:
+        text = text[text.index("]") + 1 :].strip()
+    return text.split(". This error")[0].split(" This is typically")[0][:200]

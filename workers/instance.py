@@ -1,0 +1,305 @@
+"""A microservice instance's life (draft §3 MI, §4.4): register, build, serve its commands, leave.
+
+Started by a fork server on the order of a node agent; `main` is what the child runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from bus.buckets import Change
+from bus.connection import Bus
+from bus.logs import configure_logging, get_logger, ship_logs
+from bus.presence import Presence
+from bus.subjects import (
+    CHECKPOINT,
+    EXPORT,
+    GROUP_FORM,
+    INSTANCE_SAMPLE,
+    ROUTE_TABLE,
+    STATE_RESTORE,
+    STATE_SEND,
+    STATE_WAIT,
+    STEP_ABORT,
+    STEP_COMMIT,
+    STEP_DISPATCH,
+    STEP_PREPARE,
+    STEP_STATUS,
+)
+from schemas.cluster import InstanceStart
+from schemas.envelope import EntityKind
+from schemas.errors import BadModel, DmscError, PeerUnreachable
+from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
+from schemas.step import Member
+from schemas.task_graph import UnitKind
+from schemas.telemetry import InstanceSample
+from workers.compute import ComputeThread
+from workers.data_runtime import DataRuntime
+from workers.links import HopExchange
+from workers.stage_runtime import StageRuntime
+from workers.telemetry import device_sample, resident_bytes
+from workers.user_code import code_digest
+
+log = get_logger("instance")
+
+SAMPLE_S = 1.0
+"""Seconds between telemetry samples."""
+
+FAILED_EXIT = 3
+"""Exit code of an instance that fenced itself; its reason stands in the registry and in its log."""
+
+
+class InstancePayload(BaseModel):
+    """What a fork server hands to `main` (see `workers.fork_server`)."""
+
+    start: InstanceStart
+    servers: list[str]
+    token: str | None = None
+    cluster: str
+    node: str
+    agent: str
+    address: str = "127.0.0.1"
+    ports: tuple[int, int] | None = None
+    device: str = "cpu"
+
+
+def main(payload: dict[str, Any], result: Path | None = None) -> int:
+    """Entry point of an instance's process; returns its exit code."""
+    given = InstancePayload.model_validate(payload)
+    deterministic(given.start.spec.training.compute_threads, given.start.spec.training.seed)
+    configure_logging()
+    return asyncio.run(Instance(given).run())
+
+
+def deterministic(compute_threads: int, seed: int) -> None:
+    """What DESIGN §5 asks for bits that do not depend on the machine's mood."""
+    torch.set_num_threads(compute_threads)
+    torch.manual_seed(seed)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+class Instance:
+    """One incarnation of one unit."""
+
+    def __init__(self, given: InstancePayload) -> None:
+        self.given = given
+        self.start = given.start
+        self.unit = given.start.unit
+        self.job = given.start.job
+        self.member = Member(sid=self.unit.sid, incarnation=self.start.incarnation)
+        self._stop = asyncio.Event()
+        self._failure: DmscError | None = None
+        self._reports: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, self._stop.set)
+        async with (
+            Bus.connect(
+                self.given.servers,
+                name=self.unit.sid,
+                kind=EntityKind.INSTANCE,
+                token=self.given.token,
+                incarnation=self.start.incarnation,
+            ) as bus,
+            AsyncExitStack() as stack,
+        ):
+            shipping = asyncio.create_task(ship_logs(bus))
+            stack.callback(shipping.cancel)
+            presence = await stack.enter_async_context(Presence(bus, self._record()))
+            try:
+                self._check_code()
+                await self._serve(bus, presence, stack)
+            except DmscError as error:
+                self._fail(error)
+            if self._failure is None:
+                await presence.change(InstanceState.DRAINING, "stopping")
+            else:
+                log.error("instance failed", sid=self.unit.sid, reason=self._failure.text)
+                await presence.change(InstanceState.FAULTED, self._failure.text)
+        return 0 if self._failure is None else FAILED_EXIT
+
+    async def _serve(self, bus: Bus, presence: Presence, stack: AsyncExitStack) -> None:
+        device = torch.device(self.given.device)
+        runtime: StageRuntime | DataRuntime
+        if self.unit.kind is UnitKind.STAGE:
+            compute = await stack.enter_async_context(ComputeThread(f"compute-{self.unit.sid}"))
+            runtime = StageRuntime(
+                bus=bus,
+                start=self.start,
+                member=self.member,
+                cluster=self.given.cluster,
+                device=device,
+                compute=compute,
+                failed=self._fail,
+                address=self.given.address,
+                ports=self.given.ports,
+            )
+        else:
+            runtime = DataRuntime(
+                bus=bus, start=self.start, member=self.member, cluster=self.given.cluster, failed=self._fail
+            )
+        await runtime.build()
+        stack.push_async_callback(runtime.close)
+        exchange = HopExchange(
+            bus,
+            member=self.member,
+            job=self.job,
+            epoch=self.start.epoch,
+            decide=runtime.decide,
+            received=runtime.received,
+            broken=lambda peer, error: self._link_broke(runtime, peer, error),
+            address=self.given.address,
+            ports=self.given.ports,
+            device=device,
+        )
+        runtime.exchange = await stack.enter_async_context(exchange)
+        await self._subscribe(bus, runtime, stack)
+
+        async def table_changed(change: Change) -> None:
+            if change.message is not None:
+                runtime.binder.update(change.message)
+                runtime.routes_changed()
+
+        watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.given.cluster)
+        stack.push_async_callback(watch.stop)
+        await presence.change(InstanceState.ACTIVE, "ready")
+        async with asyncio.TaskGroup() as tasks:
+            beside = [tasks.create_task(self._telemetry(bus, runtime))]
+            if isinstance(runtime, DataRuntime):
+                beside.append(tasks.create_task(runtime.pump()))
+            await self._stop.wait()
+            for task in beside:
+                task.cancel()
+
+    async def _subscribe(self, bus: Bus, runtime: StageRuntime | DataRuntime, stack: AsyncExitStack) -> None:
+        mine = {"job": self.job, "sid": self.unit.sid}
+        if isinstance(runtime, DataRuntime):
+            served = [(STEP_DISPATCH, runtime.dispatch), (STEP_ABORT, runtime.abort)]
+        else:
+            served = [
+                (GROUP_FORM, runtime.form_group),
+                (STEP_PREPARE, runtime.prepare),
+                (STEP_COMMIT, runtime.commit),
+                (STEP_ABORT, runtime.abort),
+                (STEP_STATUS, runtime.status),
+                (STATE_SEND, runtime.send_state),
+                (STATE_WAIT, runtime.wait_state),
+                (STATE_RESTORE, runtime.restore),
+                (CHECKPOINT, runtime.checkpoint),
+                (EXPORT, runtime.export_weights),
+            ]
+        for row, handle in served:
+
+            async def handler(message: Any, envelope: Any, handle: Any = handle) -> Any:
+                return await handle(message)
+
+            subscription = await bus.serve(row, handler, **mine)
+            stack.push_async_callback(subscription.stop, False)
+
+    async def _telemetry(self, bus: Bus, runtime: StageRuntime | DataRuntime) -> None:
+        """One sample a second, and one soon after each step, so that a short run has figures too."""
+        before, busy_before, tokens_before, reported = time.monotonic(), 0.0, 0, -1
+        while True:
+            now = time.monotonic()
+            elapsed = max(1e-6, now - before)
+            sample = InstanceSample(
+                job=self.job,
+                sid=self.unit.sid,
+                incarnation=self.member.incarnation,
+                cluster=self.given.cluster,
+                node=self.given.node,
+                stage=self.unit.stage,
+                step=0,
+                in_flight=runtime.in_flight,
+                links=runtime.exchange.samples() if runtime.exchange else (),
+                device=device_sample(self.given.device),
+                resident_bytes=resident_bytes(),
+            )
+            if isinstance(runtime, StageRuntime):
+                load = runtime.load
+                sample = sample.model_copy(
+                    update={
+                        "step": runtime.version,
+                        "queue": runtime.compute.waiting,
+                        "microbatches": load.microbatches,
+                        "service_ms": load.forward_ms + load.backward_ms,
+                        "forward_ms": load.forward_ms,
+                        "backward_ms": load.backward_ms,
+                        "busy": min(1.0, (runtime.compute.busy_s - busy_before) / elapsed),
+                        "tokens_per_s": (load.tokens - tokens_before) / elapsed,
+                        "reduce_ms": load.reduce_ms,
+                        "retained_bytes": runtime.retained_bytes,
+                    }
+                )
+                busy_before, tokens_before = runtime.compute.busy_s, load.tokens
+            else:
+                sample = sample.model_copy(update={"step": runtime.step, "microbatches": runtime.sent})
+            before = now
+            await bus.publish(INSTANCE_SAMPLE, sample, job=self.job, sid=self.unit.sid)
+            reported = sample.step
+            deadline = now + SAMPLE_S
+            while time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+                if isinstance(runtime, StageRuntime) and runtime.version > reported and elapsed > 0.2:
+                    break
+
+    def _link_broke(self, runtime: StageRuntime | DataRuntime, peer: Member, error: PeerUnreachable) -> None:
+        """Perhaps the first sign of a death: tell the router, who asks nobody twice."""
+        report = asyncio.create_task(runtime.link_broke(peer, error.text))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
+
+    def _fail(self, error: DmscError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._stop.set()
+
+    def _check_code(self) -> None:
+        """User code must be the same on every node; a mismatch is refused with one line."""
+        spec = self.start.spec.model
+        found = code_digest(spec.factory, *([spec.loss] if ":" in spec.loss else []))
+        if found != self.start.code_digest:
+            raise BadModel(
+                f"{spec.factory} on node {self.given.node} differs from the one that was analysed "
+                f"({found[:12]} ≠ {self.start.code_digest[:12]}): install the same code on every node"
+            )
+
+    def _record(self) -> ServiceRecord:
+        content = (
+            f"train/{self.job}/data"
+            if self.unit.kind is UnitKind.DATA
+            else f"train/{self.job}/stage/{self.unit.stage}"
+        )
+        return ServiceRecord(
+            sid=self.unit.sid,
+            prefix=content,
+            kind=EntityKind.INSTANCE,
+            incarnation=self.start.incarnation,
+            state=InstanceState.PENDING,
+            endpoint=Endpoint(
+                cluster=self.given.cluster, node=self.given.node, pid=os.getpid(), address=self.given.address
+            ),
+            capability=Capability(
+                device=self.given.device, compute_threads=self.start.spec.training.compute_threads
+            ),
+            input_schema=self.unit.input_schema,
+            output_schema=self.unit.output_schema,
+            tags=self.unit.tags,
+            job=self.job,
+            stage=self.unit.stage,
+        )

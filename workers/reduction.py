@@ -1,0 +1,180 @@
+"""All-reduce among the replicas of a stage: a raw gloo group per (job, stage, generation); DESIGN §5, rule 8.
+
+Any error ends the group for good; a new generation builds a new one. On an error, or at the
+orchestrator's word, every member must release its own at once: a member that waits for one which is not
+the dead one's neighbour in gloo's ring would sit there until the timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bus.connection import Bus
+from schemas.errors import BadInput, PeerUnreachable
+from schemas.step import Member
+from workers import gloo
+
+TIMEOUT_S = 5.0
+"""Default for an all-reduce. Longer tolerates replicas that come late, shorter frees the others sooner
+when one has died unnoticed (`release` frees them at once)."""
+REDUCIBLE = (torch.int64, torch.int32, torch.float32, torch.float64)
+
+
+class ReductionGroup:
+    """The replicas of one stage in one generation; the order of `members` is the order of ranks.
+
+    Made by `build`. A group of one has no connections: its all-reduce changes nothing.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        rank: int,
+        name: str,
+        timeout_s: float,
+        built: tuple[gloo.Group, gloo.Device] | None,
+    ) -> None:
+        self.members = tuple(members)
+        self.rank = rank
+        self.name = name
+        self._timeout_s = timeout_s
+        self._built = built
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._threads: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def build(
+        cls,
+        bus: Bus,
+        *,
+        job: str,
+        stage: int,
+        generation: int,
+        members: Sequence[Member],
+        me: Member,
+        address: str = "127.0.0.1",
+        ports: tuple[int, int] | None = None,
+        epoch: int = 0,
+        build_timeout_s: float = 5.0,
+        timeout_s: float = TIMEOUT_S,
+    ) -> ReductionGroup:
+        """Meets the other members over the bus and connects to all of them, off the event loop.
+
+        Args:
+            generation: with `epoch`, job, stage and the members' incarnations it names the meeting, so that
+                nobody ever meets a member of another generation.
+            address, ports: where this process listens (`workers.gloo.open_device`).
+            timeout_s: of each all-reduce that names none.
+
+        Raises:
+            PeerUnreachable: not everyone came in time.
+            BadInput: `me` is not among the members.
+        """
+        if me not in members:
+            raise BadInput(f"{me.sid} ({me.incarnation}) is not a member of generation {generation}")
+        rank = list(members).index(me)
+        crew = ",".join(f"{member.sid}.{member.incarnation}" for member in members)
+        digest = hashlib.blake2b(crew.encode(), digest_size=8).hexdigest()
+        name = f"{job}/{stage}/{epoch}/{generation}/{digest}"
+        if len(members) == 1:
+            return cls(members, rank, name, timeout_s, None)
+        build = gloo.GroupBuild(
+            bus,
+            namespace=f"reduction/{job}",
+            name=name,
+            rank=rank,
+            size=len(members),
+            address=address,
+            ports=ports,
+            build_timeout_s=build_timeout_s,
+            operation_timeout_s=timeout_s,
+        )
+        try:
+            return cls(members, rank, name, timeout_s, await build.run())
+        except asyncio.CancelledError:
+            build.cancel()
+            raise
+
+    @property
+    def released(self) -> bool:
+        return self._over.done()
+
+    async def all_reduce(self, tensor: Tensor, *, timeout_s: float | None = None) -> Tensor:
+        """Sums `tensor` over all members, in place, on a thread; returns it.
+
+        Args:
+            tensor: contiguous, any shape, int64 (exact and free of order) or float32; on the host, or on a
+                GPU (then it passes through pinned host memory). Int64 sums wrap silently: bound what goes in.
+            timeout_s: from now until everyone must have come; by default the group's.
+
+        Raises:
+            PeerUnreachable: a member is gone or late, or the group was released. The tensor's contents
+                are then undefined, and the group is over.
+        """
+        if tensor.dtype not in REDUCIBLE:
+            raise BadInput(f"an all-reduce takes int64 or float32, not {tensor.dtype}")
+        if self.released:
+            raise self._gone("it was released")
+        if self._built is None or not tensor.numel():
+            return tensor
+        limit = timedelta(seconds=self._timeout_s if timeout_s is None else timeout_s)
+        work = partial(_reduce, self._built[0], tensor, limit)
+        reducing = asyncio.create_task(gloo.in_thread("all-reduce", work), name=f"reduce {self.name}")
+        self._threads.add(reducing)
+        reducing.add_done_callback(self._threads.discard)
+        try:
+            await asyncio.wait({reducing, self._over}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self.release()
+            raise
+        # Gloo does not tell an operation under way that its connection closed; its thread then sits out the
+        # timeout, but whoever waits for the sum need not.
+        failed = reducing.result() if reducing.done() else "it was released"
+        if failed is not None:
+            self.release()
+            raise self._gone(failed)
+        return tensor
+
+    def release(self) -> None:
+        """Ends the group: whoever waits in it, here, gets its error at once. Twice is fine."""
+        if not self._over.done():
+            self._over.set_result(None)
+        built, self._built = self._built, None
+        if built is not None:
+            work = partial(gloo.release, built[0])
+            freeing = asyncio.create_task(gloo.in_thread("release-group", work), name=f"release {self.name}")
+            self._threads.add(freeing)
+            freeing.add_done_callback(self._threads.discard)
+
+    async def released_fully(self) -> None:
+        """Returns once no thread works in the group any more."""
+        while self._threads:
+            await asyncio.wait(self._threads)
+
+    def _gone(self, text: str) -> PeerUnreachable:
+        return PeerUnreachable(f"reduction group {self.name}: {text}", group=self.name)
+
+
+def _reduce(group: gloo.Group, tensor: Tensor, limit: timedelta) -> str | None:
+    """Returns what went wrong as text: a traceback would keep the group, and its sockets, alive."""
+    host = tensor if tensor.device.type == "cpu" else tensor.to("cpu").pin_memory()
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.SUM
+    options.timeout = limit
+    try:
+        work = group.allreduce([host], options)
+        work.wait(limit)
+    except RuntimeError as error:
+        return gloo.first_line(error)
+    if host is not tensor:
+        tensor.copy_(host)
+    return None

@@ -1,0 +1,619 @@
+"""A stage of the model at one instance: microbatches in, gradients summed, the step's transaction kept.
+
+Threads: the event loop owns all state here; the compute thread owns the module, the optimizer and the
+gradient sum; links have their own. The set of summed microbatches is kept by the thread that sums
+(DESIGN §5 rule 5), so that a vote can't name what is not in the sum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bus.artifacts import open_artifacts
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import LINK_FAULT, STEP_CLAIM
+from schemas.cluster import InstanceStart
+from schemas.data_plane import MicrobatchNotice
+from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
+from schemas.fault import LinkFault
+from schemas.learning_rate import learning_rate
+from schemas.step import (
+    CheckpointOrder,
+    Exported,
+    ExportOrder,
+    GroupForm,
+    GroupFormed,
+    Member,
+    MicrobatchClaim,
+    StateReady,
+    StateRestore,
+    StateSend,
+    StateWait,
+    StepAbort,
+    StepAborted,
+    StepApplied,
+    StepCommit,
+    StepPrepare,
+    StepStatus,
+    StepStatusReply,
+    StepVote,
+)
+from workers.compute import ComputeThread, Priority
+from workers.gradient_sum import GradientSum
+from workers.links import Direction, HopExchange
+from workers.microbatch import Hop, HopKey, MicrobatchState
+from workers.model import build, loss_function, slice_stage
+from workers.next_hop import Binder
+from workers.optimizer import build_optimizer, load_state_tensors, state_tensors
+from workers.reduction import ReductionGroup
+from workers.weights import export, load_initial, restore_checkpoint, save_checkpoint
+
+log = get_logger("stage")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A reduced gradient waiting for the decision."""
+
+    step: int
+    attempt: int
+    generation: int
+    gradients: list[Tensor]
+    vote: StepVote
+
+
+@dataclass(slots=True)
+class Load:
+    """Moving figures for telemetry; milliseconds per microbatch."""
+
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    reduce_ms: float = 0.0
+    microbatches: int = 0
+    tokens: int = 0
+
+    def measured(self, forward_ms: float, backward_ms: float) -> None:
+        keep = 0.8 if self.microbatches else 0.0
+        self.forward_ms = keep * self.forward_ms + (1 - keep) * forward_ms
+        self.backward_ms = keep * self.backward_ms + (1 - keep) * backward_ms
+        self.microbatches += 1
+
+
+@dataclass(kw_only=True)
+class StageRuntime:
+    """Holds layers `unit.first_layer`..`unit.last_layer` of the job's model.
+
+    `failed` is called once with a reason when this instance can't go on (user code raised, a gradient
+    that can't be summed): a failure while adding fences oneself (DESIGN §5 rule 4).
+    """
+
+    bus: Bus
+    start: InstanceStart
+    member: Member
+    cluster: str
+    device: torch.device
+    compute: ComputeThread
+    failed: Callable[[DmscError], None]
+    address: str = "127.0.0.1"
+    ports: tuple[int, int] | None = None
+    load: Load = field(default_factory=Load)
+    version: int = 0
+    attempt: int = 0
+    waiting_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.job = self.start.job
+        self.epoch = self.start.epoch
+        self.stage = self.start.unit.stage
+        self.last = self.stage == self.start.stages - 1
+        self.training = self.start.spec.training
+        self.binder = Binder(self.cluster)
+        self.exchange: HopExchange | None = None
+        self.group: ReductionGroup | None = None
+        self.generation = -1
+        self._hops: dict[HopKey, Hop] = {}
+        self._unbound: deque[Hop] = deque()
+        self._early: list[tuple[MicrobatchNotice, tuple[Tensor, ...]]] = []
+        self._prepared: Prepared | None = None
+        self._preparing: asyncio.Task[StepVote] | None = None
+        self._moved = asyncio.Condition()
+        self._sends: set[asyncio.Task[None]] = set()
+
+    # --- building -------------------------------------------------------------------------------------
+    async def build(self) -> None:
+        """Builds the module and the optimizer; takes the job's initial weights where it names some."""
+        await self.compute.submit(Priority.ORDER, self._build)
+        if self.start.spec.initial_weights:
+            artifacts = open_artifacts(self.start.spec.initial_weights, self.bus)
+            await load_initial(self.module, artifacts, self.start.spec.initial_weights)
+
+    def _build(self) -> None:
+        unit, spec = self.start.unit, self.start.spec
+        layers = build(spec.model, spec.training.seed)
+        self.module = slice_stage(
+            layers,
+            unit.first_layer,
+            unit.last_layer,
+            job_seed=spec.training.seed,
+            precision=spec.training.precision,
+        )
+        self.module.to(self.device)
+        self.loss = loss_function(spec.model) if self.last else None
+        self.parameters = [weight for _, weight in self.module.trainable()]
+        self.optimizer = build_optimizer(self.module, spec.training.optimizer)
+        self.sum = GradientSum(
+            self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
+        )
+
+    # --- hops -----------------------------------------------------------------------------------------
+    def decide(self, notice: MicrobatchNotice) -> str:
+        """The answer to an offer: `accepted`, `held`, `stale` or `later` (see `NoticeAnswer`)."""
+        if notice.epoch < self.epoch or notice.receiver != self.member:
+            return "stale"
+        if notice.direction == "state":
+            return "accepted"
+        if notice.epoch > self.epoch or notice.attempt > self.attempt:
+            return "later"
+        if notice.attempt < self.attempt or notice.step < self.version:
+            return "stale"
+        if notice.step > self.version + 1:
+            return "later"
+        hop = self._hops.get((notice.step, notice.microbatch, notice.evaluate))
+        if notice.direction == "forward":
+            early = any(_same(notice, other) for other, _ in self._early)
+            return "held" if hop is not None or early else "accepted"
+        if hop is None:
+            return "stale"
+        waits = hop.state is MicrobatchState.FORWARD_DONE and hop.downstream == notice.sender
+        return "accepted" if waits else "held"
+
+    def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        """Tensors of an accepted offer are here."""
+        if notice.direction == "state":
+            self._track(self._take_state(notice, list(tensors)))
+            return
+        if notice.attempt != self.attempt or notice.step < self.version or notice.epoch != self.epoch:
+            return
+        if notice.direction == "forward":
+            if notice.step > self.version:
+                self._early.append((notice, tuple(tensors)))
+            else:
+                self._arrive(notice, tuple(tensors))
+            return
+        hop = self._hops.get((notice.step, notice.microbatch, notice.evaluate))
+        if hop is None or hop.state is not MicrobatchState.FORWARD_DONE or hop.downstream != notice.sender:
+            return
+        self.binder.returned(notice.sender.sid)
+        self._bind_waiting()
+        hop.advance(MicrobatchState.BACKWARD_QUEUED)
+        self._track(self._backward(hop, tuple(tensors)))
+
+    def _arrive(self, notice: MicrobatchNotice, tensors: tuple[Tensor, ...]) -> None:
+        key = (notice.step, notice.microbatch, notice.evaluate)
+        if key in self._hops:
+            return
+        hop = Hop(
+            notice.step, notice.microbatch, notice.attempt, notice.evaluate, notice.sender, inputs=tensors
+        )
+        self._hops[key] = hop
+        hop.advance(MicrobatchState.FORWARD_QUEUED)
+        self._track(self._forward(hop))
+
+    async def _forward(self, hop: Hop) -> None:
+        await self.compute.submit(Priority.FORWARD, lambda: self._compute_forward(hop))
+        if not self._current(hop):
+            return
+        if self.last:
+            hop.advance(MicrobatchState.ACCUMULATED)
+            self._finish(hop)
+            return
+        hop.advance(MicrobatchState.FORWARD_DONE)
+        self._unbound.append(hop)
+        self._bind_waiting()
+
+    def _compute_forward(self, hop: Hop) -> None:
+        if not self._current(hop):
+            return
+        began = time.perf_counter()
+        *activations, targets = (tensor.to(self.device, non_blocking=True) for tensor in hop.inputs)
+        if self.stage and not hop.evaluate:
+            activations = [item.requires_grad_(item.is_floating_point()) for item in activations]
+        hop.inputs = (*activations, targets)
+        with torch.set_grad_enabled(not hop.evaluate):
+            self.module.train(not hop.evaluate)
+            outputs = self.module(*activations, step=hop.step, microbatch=hop.microbatch)
+            if self.loss is not None:
+                loss = self.loss(outputs[0], targets)
+                hop.loss = float(loss.detach())
+                outputs = (loss,)
+        hop.outputs = outputs
+        hop.forward_ms = (time.perf_counter() - began) * 1e3
+        if self.last:
+            self._compute_backward(hop, ())
+        else:
+            hop.sent_forward = (*(item.detach().contiguous() for item in outputs), targets)
+
+    async def _backward(self, hop: Hop, gradients: tuple[Tensor, ...]) -> None:
+        await self.compute.submit(Priority.BACKWARD, lambda: self._compute_backward(hop, gradients))
+        if not self._current(hop):
+            return
+        hop.advance(MicrobatchState.ACCUMULATED)
+        self._finish(hop)
+
+    def _compute_backward(self, hop: Hop, gradients: tuple[Tensor, ...]) -> None:
+        """Gradients of one microbatch, apart from all others, then added in one go (rule 4)."""
+        if not self._current(hop):
+            return
+        if hop.evaluate:
+            hop.outputs = hop.inputs = ()
+            return
+        began = time.perf_counter()
+        carried = [item for item in hop.inputs[:-1] if item.requires_grad] if self.stage else []
+        found = torch.autograd.grad(
+            hop.outputs,
+            [*self.parameters, *carried],
+            [item.to(self.device) for item in gradients] if gradients else None,
+            allow_unused=True,
+        )
+        self.sum.add(hop.microbatch, found[: len(self.parameters)])
+        # an input that the stage leaves unused has a zero gradient, not none: the shapes were promised
+        hop.sent_backward = tuple(
+            torch.zeros_like(item) if grad is None else grad.contiguous()
+            for item, grad in zip(carried, found[len(self.parameters) :], strict=True)
+        )
+        hop.outputs = hop.inputs = ()
+        hop.backward_ms = (time.perf_counter() - began) * 1e3
+
+    def _finish(self, hop: Hop) -> None:
+        """The hop is in the sum (or scored): give the gradient back upstream and claim it."""
+        self._offer(hop, hop.upstream, "backward", self.stage - 1, hop.sent_backward)
+        if not hop.evaluate:
+            self.load.measured(hop.forward_ms, hop.backward_ms)
+            self.load.tokens += self.training.microbatch_samples * self.start.spec.data.sample_tokens
+        if not hop.evaluate or self.last:
+            self._track(self._publish_claim(self._claim(hop)))
+
+    async def _publish_claim(self, claim: MicrobatchClaim) -> None:
+        await self.bus.publish(STEP_CLAIM, claim, job=self.job, sid=self.member.sid)
+
+    def _claim(self, hop: Hop) -> MicrobatchClaim:
+        return MicrobatchClaim(
+            job=self.job,
+            epoch=self.epoch,
+            step=hop.step,
+            attempt=hop.attempt,
+            microbatch=hop.microbatch,
+            stage=self.stage,
+            owner=self.member,
+            upstream=hop.upstream.sid,
+            evaluate=hop.evaluate,
+            loss=hop.loss,
+            forward_ms=hop.forward_ms,
+            backward_ms=hop.backward_ms,
+        )
+
+    def routes_changed(self) -> None:
+        """A new route table may open a way for what waits."""
+        self._bind_waiting()
+
+    def _bind_waiting(self) -> None:
+        while self._unbound:
+            target = self.binder.bind(self.stage + 1)
+            if target is None:
+                return
+            hop = self._unbound.popleft()
+            hop.downstream = target
+            self._offer(hop, target, "forward", self.stage + 1, hop.sent_forward)
+
+    def _offer(
+        self, hop: Hop, to: Member, direction: Direction, stage: int, tensors: tuple[Tensor, ...]
+    ) -> None:
+        self._track(self._send(hop, to, direction, stage, tensors))
+
+    async def _send(
+        self, hop: Hop, to: Member, direction: Direction, stage: int, tensors: tuple[Tensor, ...]
+    ) -> None:
+        assert self.exchange is not None
+        try:
+            await self.exchange.send(
+                direction=direction,
+                receiver=to,
+                stage=stage,
+                step=hop.step,
+                attempt=hop.attempt,
+                microbatch=hop.microbatch,
+                evaluate=hop.evaluate,
+                tensors=tensors,
+            )
+        except PeerUnreachable as error:
+            if self._current(hop) or hop.evaluate:
+                await self.link_broke(to, error.text)
+
+    async def link_broke(self, peer: Member, text: str) -> None:
+        """Tells the cluster's router; what follows is the orchestrator's to decide."""
+        fault = LinkFault(
+            job=self.job,
+            reporter=self.member.sid,
+            peer=peer.sid,
+            peer_incarnation=peer.incarnation,
+            text=text,
+        )
+        await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster)
+
+    def _current(self, hop: Hop) -> bool:
+        return hop.attempt == self.attempt and hop.step == self.version and self._hops.get(hop.key) is hop
+
+    def _track(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._sends.add(task)
+        task.add_done_callback(self._tracked)
+
+    def _tracked(self, task: asyncio.Task[None]) -> None:
+        self._sends.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        if not isinstance(error, DmscError):
+            log.error("stage failed", sid=self.member.sid, exc_info=error)
+            error = DmscError(f"{type(error).__name__} in stage {self.stage}: {error}")
+        self.failed(error)
+
+    # --- the step transaction ---------------------------------------------------------------------------
+    async def form_group(self, order: GroupForm) -> GroupFormed:
+        """Builds the reduction group of a generation; the one before is dropped first."""
+        self._check_epoch(order.epoch)
+        if self.generation != order.generation or (self.group is None):
+            if order.generation < self.generation:
+                raise Fenced(f"generation {order.generation} is older than {self.generation}")
+            self._release_group()
+            self.generation = order.generation
+            self.group = await ReductionGroup.build(
+                self.bus,
+                job=self.job,
+                stage=self.stage,
+                generation=order.generation,
+                members=order.members,
+                me=self.member,
+                epoch=self.epoch,
+                address=self.address,
+                ports=self.ports,
+            )
+        return GroupFormed(member=self.member, generation=self.generation)
+
+    async def prepare(self, order: StepPrepare) -> StepVote:
+        """All-reduces a copy of the sum and votes with what the sum holds. Idempotent."""
+        self._check_epoch(order.epoch)
+        if (order.step, order.attempt) != (self.version, self.attempt):
+            raise Fenced(
+                f"prepare of step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
+            )
+        if order.generation != self.generation or self.group is None:
+            raise Conflict(f"prepare in generation {order.generation}, but my group is {self.generation}")
+        if (
+            self._prepared
+            and self._prepared.generation == order.generation
+            and self._prepared.step == order.step
+        ):
+            return self._prepared.vote
+        began = time.perf_counter()
+        microbatches, flat = await self.compute.submit(Priority.ORDER, self._copy_sum)
+        reduced = await self.group.all_reduce(flat)
+        reduce_ms = (time.perf_counter() - began) * 1e3
+        if (order.step, order.attempt) != (self.version, self.attempt):
+            raise Fenced("aborted while reducing")
+        gradients, checksum, norms = await self.compute.submit(
+            Priority.ORDER, lambda: self._finish_sum(reduced)
+        )
+        self.load.reduce_ms = reduce_ms
+        vote = StepVote(
+            member=self.member,
+            step=order.step,
+            attempt=order.attempt,
+            generation=order.generation,
+            microbatches=tuple(sorted(microbatches)),
+            checksum=checksum,
+            squared_norms=norms,
+            reduce_ms=reduce_ms,
+        )
+        if (order.step, order.attempt) == (self.version, self.attempt):
+            self._prepared = Prepared(order.step, order.attempt, order.generation, gradients, vote)
+        return vote
+
+    def _copy_sum(self) -> tuple[frozenset[int], Tensor]:
+        return self.sum.microbatches, self.sum.copy_for_reduce()
+
+    def _finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
+        gradients = self.sum.to_gradients(reduced)
+        return gradients, self.sum.checksum(reduced), self.sum.squared_norms(gradients)
+
+    async def commit(self, order: StepCommit) -> StepApplied:
+        """Applies the decision. Idempotent; must match what was prepared (rule 6)."""
+        self._check_epoch(order.epoch)
+        if order.step + 1 == self.version:
+            return StepApplied(member=self.member, version=self.version)
+        prepared = self._prepared
+        if prepared is None or (order.step, order.attempt) != (prepared.step, prepared.attempt):
+            raise Conflict(f"commit of step {order.step}/{order.attempt}, which I have not prepared")
+        if order.generation != prepared.generation or order.checksum != prepared.vote.checksum:
+            raise Conflict(f"commit of step {order.step} names another gradient than the one prepared here")
+        self._prepared = None
+        await self.compute.submit(Priority.ORDER, lambda: self._apply(order, prepared.gradients))
+        self.version = order.step + 1
+        self._hops = {key: hop for key, hop in self._hops.items() if hop.step >= self.version}
+        self.binder.next_step()
+        early, self._early = self._early, []
+        for notice, tensors in early:
+            if notice.step == self.version and notice.attempt == self.attempt:
+                self._arrive(notice, tensors)
+        await self._at_version(self.version)
+        return StepApplied(member=self.member, version=self.version)
+
+    def _apply(self, order: StepCommit, gradients: list[Tensor]) -> None:
+        if order.action == "apply":
+            rate = learning_rate(order.step, self.training)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient.mul_(order.clip) if order.clip != 1.0 else gradient
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            for parameter in self.parameters:
+                parameter.grad = None
+        self.sum.clear()
+
+    async def abort(self, order: StepAbort) -> StepAborted:
+        """Forgets the open step below `order.attempt`: queues, sums, offers, group. Idempotent."""
+        self._check_epoch(order.epoch)
+        for member in order.fenced:
+            self.binder.fence(member)
+            if self.exchange is not None:
+                self.exchange.fence(member)
+        if order.attempt > self.attempt:
+            self.attempt = order.attempt
+            self.compute.purge()
+            self._hops.clear()
+            self._unbound.clear()
+            self._early.clear()
+            self._prepared = None
+            self.binder.reset()
+            for task in list(self._sends):
+                task.cancel()
+            if self.exchange is not None:
+                self.exchange.cancel_sends()
+            self._release_group()
+            # behind whatever computes now, so that nothing of the old attempt lands after it
+            await self.compute.submit(Priority.ORDER, self.sum.clear)
+            if self.exchange is not None:
+                self.exchange.reconsider()
+        return StepAborted(member=self.member, version=self.version)
+
+    async def status(self, query: StepStatus) -> StepStatusReply:
+        """What this instance holds of the asked step (repairs lost claims)."""
+        claims = tuple(
+            self._claim(hop)
+            for hop in self._hops.values()
+            if hop.step == query.step
+            and hop.attempt == query.attempt
+            and hop.state is MicrobatchState.ACCUMULATED
+            and not hop.evaluate
+        )
+        waiting = tuple(f"microbatch {hop.microbatch}: {hop.state}" for hop in self._hops.values())
+        return StepStatusReply(
+            member=self.member,
+            version=self.version,
+            attempt=self.attempt,
+            claims=claims,
+            waiting=waiting[:32],
+        )
+
+    # --- state ------------------------------------------------------------------------------------------
+    async def send_state(self, order: StateSend) -> StateReady:
+        """Streams parameters and optimizer state to a newcomer (between steps: weights do not change)."""
+        self._check_epoch(order.epoch)
+        if order.version != self.version:
+            raise Conflict(f"state of version {order.version} was asked, but I am at {self.version}")
+        assert self.exchange is not None
+        tensors = await self.compute.submit(
+            Priority.ORDER, lambda: state_tensors(self.module, self.optimizer)
+        )
+        await self.exchange.send(
+            direction="state",
+            receiver=order.to,
+            stage=self.stage,
+            step=self.version,
+            attempt=self.attempt,
+            microbatch=0,
+            evaluate=False,
+            tensors=tuple(tensors),
+        )
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return StateReady(member=self.member, version=self.version, bytes=size)
+
+    async def _take_state(self, notice: MicrobatchNotice, tensors: list[Tensor]) -> None:
+        await self.compute.submit(
+            Priority.ORDER, lambda: load_state_tensors(self.module, self.optimizer, tensors)
+        )
+        await self._at_version(notice.step)
+
+    async def wait_state(self, order: StateWait) -> StateReady:
+        """Answers once this instance holds the state of `order.version`."""
+        self._check_epoch(order.epoch)
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.version == order.version)
+        return StateReady(member=self.member, version=self.version)
+
+    async def restore(self, order: StateRestore) -> StateReady:
+        """Takes the state of a checkpoint, or builds it again from the seed."""
+        self._check_epoch(order.epoch)
+        if order.checkpoint is None:
+            await self.build()
+        else:
+            artifacts = open_artifacts(order.checkpoint, self.bus)
+            await restore_checkpoint(self.module, self.optimizer, artifacts, order.checkpoint)
+        await self.compute.submit(Priority.ORDER, self.sum.clear)
+        await self._at_version(order.version)
+        return StateReady(member=self.member, version=self.version)
+
+    async def _at_version(self, version: int) -> None:
+        async with self._moved:
+            self.version = version
+            self._moved.notify_all()
+        if self.exchange is not None:
+            self.exchange.reconsider()
+
+    async def checkpoint(self, order: CheckpointOrder) -> Exported:
+        """Writes parameters and optimizer state at `order.version` to the artifact store."""
+        self._check_version(order.epoch, order.version)
+        artifacts = open_artifacts(order.url, self.bus)
+        size = await save_checkpoint(
+            self.module, self.optimizer, artifacts, stage=self.stage, version=order.version
+        )
+        return Exported(member=self.member, version=self.version, url=order.url, bytes=size)
+
+    async def export_weights(self, order: ExportOrder) -> Exported:
+        """Writes the weights as one safetensors shard to the artifact store."""
+        self._check_version(order.epoch, order.version)
+        artifacts = open_artifacts(order.url, self.bus)
+        size, tensors = await export(self.module, artifacts, order.shard)
+        return Exported(member=self.member, version=self.version, url=order.url, bytes=size, tensors=tensors)
+
+    def _check_version(self, epoch: int, version: int) -> None:
+        self._check_epoch(epoch)
+        if version != self.version:
+            raise Conflict(f"asked for version {version}, but I am at {self.version}")
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            raise Fenced(f"epoch {epoch} speaks to an instance of epoch {self.epoch}")
+
+    def _release_group(self) -> None:
+        if self.group is not None:
+            self.group.release()
+            self.group = None
+
+    # --- figures ----------------------------------------------------------------------------------------
+    @property
+    def in_flight(self) -> int:
+        return sum(hop.state is not MicrobatchState.ACCUMULATED for hop in self._hops.values())
+
+    @property
+    def retained_bytes(self) -> int:
+        return sum(hop.retained_bytes for hop in self._hops.values())
+
+    async def close(self) -> None:
+        for task in list(self._sends):
+            task.cancel()
+        self._release_group()
+
+
+def _same(one: MicrobatchNotice, other: MicrobatchNotice) -> bool:
+    return (one.step, one.microbatch, one.evaluate) == (other.step, other.microbatch, other.evaluate)
