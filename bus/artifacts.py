@@ -214,7 +214,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     Raises:
         BadInput: no such scheme, or its driver is not installed.
     """
-    import fsspec  # costs 30 ms, and most processes open no files
+    import fsspec  # most processes of the mesh open no files
 
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)

@@ -19,7 +19,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def any_free(host: str, count: int = 1) -> list[int]:
-    """`count` different ports that are free now; the system gives them out in turn: they stay free a while."""
+    """`count` different ports that are free now; given out in turn, so they stay free a while."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     probes = [socket.socket(family, socket.SOCK_STREAM) for _ in range(count)]
     try:

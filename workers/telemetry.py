@@ -26,7 +26,7 @@ class DeviceProbe(Protocol):
 
 
 def device_sample(device: str) -> DeviceSample:
-    """One device now. Cheap: 0.1 ms on a CPU, some ms through NVML. The probe is made once per device.
+    """One device now. The probe is made once per device and process.
 
     Args:
         device: `cpu`, or `cuda:N` as torch numbers them.

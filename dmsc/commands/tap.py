@@ -142,13 +142,16 @@ async def _follow(address: BusAddress, text: str, json: bool, count: int | None)
         Bus.connect(address.servers, name="tap", kind=EntityKind.TAP, token=address.token) as bus,
         Tap(bus, microbatch.patterns()) as tapping,
     ):
-        for hop in trail.add_all(await recorded(bus, microbatch))[:count]:
+        past = await recorded(bus, microbatch)
+        for hop in trail.add_all(past)[:count]:
             show(hop)
+        known = {tapped.envelope.id for tapped in past if tapped.envelope is not None}
         if trail.complete or (count is not None and len(trail.hops) >= count):
             return
         async with aclosing(aiter(tapping)) as items:  # type: ignore[type-var]
             async for tapped in items:
-                found = trail.add(tapped)
+                twice = tapped.envelope is not None and tapped.envelope.id in known
+                found = None if twice else trail.add(tapped)
                 if found is not None and (show(found) or trail.complete):
                     return
 

@@ -53,7 +53,8 @@ def up(
 ) -> None:
     """Start a mesh on this machine: server, all entities, one node agent per cluster.
 
-    Stays in the foreground; Ctrl-C stops everything in order. State and logs are in .dmsc (--state).
+    Stays in the foreground; Ctrl-C stops everything in order (exit code 0 once it was ready). State and
+    logs are in .dmsc (--state).
 
     Example: dmsc up --cluster a --cluster b --slots 2
     """
@@ -136,10 +137,16 @@ async def _up(options: MeshOptions, json: bool) -> None:
             say("stopping the mesh")
             task.cancel()
 
+    ready = False
     with interrupts(stop):
-        async with running_mesh(options, say) as mesh:
-            _show(mesh.folder, mesh.file, json, detached=False)
-            await mesh.failed()
+        try:
+            async with running_mesh(options, say) as mesh:
+                _show(mesh.folder, mesh.file, json, detached=False)
+                ready = True
+                await mesh.failed()
+        except asyncio.CancelledError:
+            if not (ready and stopping):
+                raise  # stopped before it was ready: that is not success
 
 
 def _detached(options: MeshOptions, json: bool) -> None:

@@ -87,7 +87,7 @@ async def test_weights_arrive_whole_with_their_index(tmp_path: Path) -> None:
 def test_waiting_has_a_deadline() -> None:
     stand_in = StandIn(whole_run()[:-1], hold_open=True)
     with stand_in.serving() as url, Client(url, token=TOKEN) as client:
-        with pytest.raises(DeadlineExceeded, match="not finished within 0.3 s"):
+        with pytest.raises(DeadlineExceeded, match=r"not finished within 0\.3 s"):
             client.wait("j1", timeout_s=0.3)
         client.cancel("j1")
         assert client.wait("j1", timeout_s=20).state is JobState.CANCELLED

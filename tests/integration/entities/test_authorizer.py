@@ -34,6 +34,14 @@ def write_users(path: Path, *users: tuple[str, str, str]) -> Path:
     return path
 
 
+def break_file(path: Path) -> None:
+    path.write_text("users: [{name: x, role: viewer, token: secret}]")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
 @pytest.fixture
 def tokens(tmp_path: Path) -> Path:
     return write_users(
@@ -110,10 +118,10 @@ async def test_a_broken_edit_keeps_the_users_from_before(
 ) -> None:
     bus = await dial("gateway-east", EntityKind.GATEWAY)
     before = authorizer.file._seen
-    tokens.write_text("users: [{name: x, role: viewer, token: secret}]")
+    break_file(tokens)
     await eventually(lambda: authorizer.file._seen != before)
     assert (await ask(bus, "r-token", "job.submit")).allow
-    tokens.unlink()
+    remove(tokens)
     assert (await ask(bus, "r-token", "job.submit")).allow
     write_users(tokens, ("nina", "admin", "n-token"))
 

@@ -1,4 +1,4 @@
-"""SR against a real server: route tables follow registry, policy and faults (draft §4.3 Types 2, 4, 5; §4.4)."""
+"""SR against a real server: tables follow registry, policy and faults (draft §4.3 Types 2, 4, 5; §4.4)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ ALLOWED = {
     Role.VIEWER: {"mesh.read", "job.read", "job.list"},
     Role.RESEARCHER: {"mesh.read", "job.read", "job.list", "job.submit", "dataset.read", "dataset.write"},
     Role.OPERATOR: {
-        "mesh.read", "job.read", "job.list", "job.submit", "dataset.read", "dataset.write", "job.cancel", "policy.write",
+        "mesh.read", "job.read", "job.list", "job.submit", "job.cancel",
+        "dataset.read", "dataset.write", "policy.write",
     },
 }  # fmt: skip
 ACTIONS = ALLOWED[Role.OPERATOR] | {"anything.else"}

@@ -41,7 +41,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("training.steps", "many", "training.steps: 'many' does not fit; give a whole number ≥ 1"),
         ("training.steps", 0, "training.steps: 0 does not fit; give a whole number ≥ 1"),
         ("training.clip_norm", 0, "training.clip_norm: 0 does not fit; give a number > 0 or null"),
-        ("training.precision", "bf61", "training.precision: 'bf61' is not one of fp32, bf16; did you mean bf16?"),
+        ("training.precision", "bf61", "training.precision: 'bf61' is not one of fp32, bf16; "
+         "did you mean bf16?"),
         ("model.factory", "gpt", "model.factory: 'gpt' does not fit; give module:callable, "
          "for example my_models.gpt:build"),
         ("model.args", 3, "model.args: 3 does not fit; give a mapping"),

@@ -1,0 +1,141 @@
+"""The command line without a mesh: help, exit codes, one line for everything that is not there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from dmsc.ports import any_free
+from tests.integration.dmsc.command_line import dmsc
+
+COMMANDS = (
+    *("up", "down", "train", "attach", "jobs", "status", "logs", "cancel", "tap", "join", "run", "doctor"),
+    *("demo", "version", "policy run", "policy list"),
+)
+
+
+def test_help_is_quick(tmp_path: Path) -> None:
+    took_s = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = dmsc("--help", cwd=tmp_path)
+        took_s.append(time.monotonic() - began)
+        assert done.returncode == 0
+    assert "Exit codes: 0 done" in done.stdout
+    assert min(took_s) < 1.0, (
+        took_s
+    )  # 0.25 s on an idle machine; importing nats, httpx or FastAPI would double it
+
+
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    from tests.integration.dmsc.command_line import environment
+
+    code = "import dmsc.cli, sys; print([m for m in ('nats', 'httpx', 'fastapi', 'pydantic', 'torch', 'yaml') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_shows_an_example(command: str, tmp_path: Path) -> None:
+    from typer.main import get_command
+
+    from dmsc.cli import app
+
+    found = get_command(app)
+    for name in command.split():
+        found = found.commands[name]  # type: ignore[attr-defined]
+    assert f"dmsc {command}" in str(found.help).partition("Example:")[2]
+
+
+def test_completion_can_be_shown(tmp_path: Path) -> None:
+    done = dmsc("--show-completion", "bash", cwd=tmp_path)
+    assert "complete" in done.stdout + done.stderr
+
+
+def test_usage_is_exit_code_2(tmp_path: Path) -> None:
+    assert dmsc("trian", cwd=tmp_path).returncode == 2
+    assert dmsc("train", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "jobs", "cancel j1", "attach j1", "tap", "logs", "policy list", "down"]
+)
+def test_no_mesh_is_one_line_and_exit_code_3(command: str, tmp_path: Path) -> None:
+    done = dmsc(*command.split(), cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.startswith("dmsc: no mesh runs on ")
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    (port,) = any_free("127.0.0.1")
+    for arguments in (
+        ("tap", "--bus", f"nats://127.0.0.1:{port}"),
+        ("join", f"nats://127.0.0.1:{port}", "--wait", "0.5"),
+        ("status", "--gateway", f"http://127.0.0.1:{port}"),
+    ):
+        done = dmsc(*arguments, cwd=tmp_path)
+        assert done.returncode == 3, done.stderr
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("dmsc: ")]
+        assert str(port) in line
+        assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        for option in ("--nats-port", "--http-port"):
+            other = "--http-port" if option == "--nats-port" else "--nats-port"
+            done = dmsc("up", option, str(port), other, "0", cwd=tmp_path)
+            assert done.returncode == 2
+            assert done.stderr.startswith(f"dmsc: {option} {port}: port {port} is taken on 127.0.0.1; ")
+            assert len(done.stderr.splitlines()) == 1
+            assert not (tmp_path / ".dmsc" / "lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("train", "none.yaml"), "dmsc: none.yaml: No such file or directory"),
+        (("run", "gatway", "--bus", "nats://127.0.0.1:1"), "dmsc: gatway: neither an entity or policy"),
+        (("run", "gateway", "--bus", "nats://127.0.0.1:1"), "dmsc: gateway serves a cluster: say which"),
+        (("run", "authorizer", "--bus", "nats://127.0.0.1:1"), "dmsc: authorizer needs the users' file"),
+        (("join", "nats://127.0.0.1:1", "--ports", "9-x"), "dmsc: --ports 9-x: write it as LO-HI"),
+        (("join", "nats://127.0.0.1:1", "--cluster", "a.b"), "dmsc: cluster 'a.b': use only"),
+        (("up", "--cluster", "a b"), "dmsc: --cluster 'a b': use letters"),
+        (("up", "--cluster", "a", "--cluster", "a"), "dmsc: --cluster: the same name twice"),
+        (("logs", "--grep", "(", "--bus", "nats://127.0.0.1:1"), "dmsc: --grep (: "),
+        (("policy", "run", "none.py", "--bus", "nats://127.0.0.1:1"), "dmsc: none.py: no such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    done = dmsc(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(expected)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_doctor_without_a_mesh_says_what_to_do(tmp_path: Path) -> None:
+    done = dmsc("doctor", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "✗ mesh: no mesh runs on" in done.stdout
+    assert "→ start one with `dmsc up`" in done.stdout
+    assert "✓ torch: " in done.stdout

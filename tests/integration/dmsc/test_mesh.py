@@ -1,0 +1,251 @@
+"""`dmsc up` and everything that one does with a running mesh; real server, real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dmsc.state_folder import MeshFile, StateFolder
+from tests.integration.dmsc.command_line import (
+    REPOSITORY,
+    dmsc,
+    processes_mentioning,
+    running,
+    wait_for,
+)
+
+PORTS = ("--nats-port", "0", "--http-port", "0")
+pytestmark = pytest.mark.timeout(180)
+
+
+def read(folder: Path) -> MeshFile:
+    mesh = StateFolder(folder / ".dmsc").mesh()
+    assert mesh is not None
+    return mesh
+
+
+def assert_nothing_left(folder: Path, mesh: MeshFile) -> None:
+    """No process, no port, no lock. Orphans get the time that their last resort takes."""
+    wait_for(
+        lambda: not processes_mentioning(str(folder)),
+        25,
+        lambda: "\n".join(processes_mentioning(str(folder))),
+    )
+    for url in (*mesh.servers, *mesh.gateways.values()):
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0, f"{url} still listens"
+    assert StateFolder(folder / ".dmsc").owner() is None
+
+
+@pytest.fixture(scope="module")
+def mesh_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder (with a space) on which a mesh runs for this module."""
+    folder = tmp_path_factory.mktemp("a mesh")
+    done = dmsc("up", "--detach", "--slots", "1", *PORTS, cwd=folder, timeout_s=90)
+    assert done.returncode == 0, done.stderr
+    mesh = read(folder)
+    try:
+        yield folder
+    finally:
+        done = dmsc("down", cwd=folder, timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        assert not (folder / ".dmsc" / "mesh.json").exists()
+        assert_nothing_left(folder, mesh)
+
+
+def test_status_knows_every_entity(mesh_folder: Path) -> None:
+    done = dmsc("status", "--json", cwd=mesh_folder)
+    status = json.loads(done.stdout)
+    kinds = sorted(service["kind"] for service in status["services"] if service["state"] == "active")
+    assert kinds == sorted(
+        ["service-registry", "authorizer", "orchestrator", *["gateway", "router", "cluster"] * 2]
+    )
+    assert sorted(node["cluster"] for node in status["nodes"]) == ["a", "b"]
+    assert [len(node["slots"]) for node in status["nodes"]] == [1, 1]
+    words = dmsc("status", cwd=mesh_folder).stdout
+    assert "router-b" in words
+
+
+def test_secrets_are_private_and_on_no_command_line(mesh_folder: Path) -> None:
+    for name in ("token", "bus_token", "tokens.yaml"):
+        path = mesh_folder / ".dmsc" / name
+        assert path.stat().st_mode & 0o077 == 0
+    for name in ("token", "bus_token"):
+        assert processes_mentioning((mesh_folder / ".dmsc" / name).read_text().strip()) == []
+
+
+def test_a_second_up_names_the_first(mesh_folder: Path) -> None:
+    for arguments in (("up",), ("up", "--detach")):
+        done = dmsc(*arguments, cwd=mesh_folder)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(
+            f"dmsc: a mesh already runs on {mesh_folder}/.dmsc (pid {read(mesh_folder).pid})"
+        )
+
+
+def test_a_wrong_token_is_refused(mesh_folder: Path) -> None:
+    done = dmsc("jobs", "--token", "wrong", cwd=mesh_folder)
+    assert (done.returncode, done.stderr) == (4, "dmsc: unknown token; ask the operator for one\n")
+    done = dmsc("tap", "--bus-token", "wrong", cwd=mesh_folder)
+    assert done.returncode == 4
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_no_jobs_and_no_such_job(mesh_folder: Path) -> None:
+    assert json.loads(dmsc("jobs", "--json", cwd=mesh_folder).stdout) == []
+    done = dmsc("cancel", "none", cwd=mesh_folder)
+    assert done.returncode == 2
+    assert "none" in done.stderr
+
+
+def test_a_job_that_can_not_be_trained_fails_with_one_line(mesh_folder: Path) -> None:
+    (mesh_folder / "bad.yaml").write_text(
+        "name: bad\nmodel: {factory: 'no_such_module:build'}\ntraining: {steps: 1}\n"
+    )
+    done = dmsc("train", "bad.yaml", cwd=mesh_folder)
+    assert done.returncode == 1
+    assert "no_such_module" in done.stdout
+    (job,) = json.loads(dmsc("jobs", "--json", cwd=mesh_folder).stdout)
+    assert job["state"] == "failed"
+    again = dmsc("attach", job["job"], cwd=mesh_folder)
+    assert again.returncode == 1
+    assert "no_such_module" in again.stdout
+
+
+def test_tap_decodes_filters_and_counts(mesh_folder: Path) -> None:
+    arguments = ("tap", "registry.heartbeat.>", "--filter", "sender.name=router-*", "--count", "2")
+    done = dmsc(*arguments, "--json", cwd=mesh_folder)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    assert all('"router-' in line for line in done.stdout.splitlines())
+    assert "router-" in dmsc(*arguments, cwd=mesh_folder).stdout
+    assert "bytes" in dmsc(*arguments, "--raw", cwd=mesh_folder).stdout
+    rates = dmsc("tap", "registry.heartbeat.>", "--rate", "--count", "3", cwd=mesh_folder)
+    assert "heartbeat" in rates.stdout
+
+
+def test_tap_refuses_what_matches_nothing(mesh_folder: Path) -> None:
+    for arguments in (("signl.>",), (">", "--filter", "nonsense"), ("--microbatch", "x")):
+        done = dmsc("tap", *arguments, cwd=mesh_folder)
+        assert done.returncode == 2, done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_logs(mesh_folder: Path) -> None:
+    done = dmsc("logs", "--grep", "registered", "--json", cwd=mesh_folder)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert any(line["fields"].get("sid") == "router-a" for line in lines)
+    assert len(dmsc("logs", "--last", "3", cwd=mesh_folder).stdout.splitlines()) == 3
+    assert dmsc("logs", "--sid", "nobody", cwd=mesh_folder).stdout == ""
+
+
+def test_doctor_finds_all_well(mesh_folder: Path) -> None:
+    done = dmsc("doctor", "--json", cwd=mesh_folder)
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    wrong = [finding for finding in findings.values() if not finding["ok"]]
+    assert not wrong
+    assert done.returncode == 0
+    assert {"torch", "disk", "server", "jetstream", "clocks", "gateway", "versions"} <= set(findings)
+
+
+def test_a_policy_of_ones_own_is_added_and_retired(mesh_folder: Path) -> None:
+    (mesh_folder / "mine.py").write_text(
+        "from dmsc import Policy\nclass Mine(Policy):\n    name = 'mine'\n    def decide(self, view, now): ...\n"
+    )
+
+    def states() -> dict[str, str]:
+        listed = json.loads(dmsc("policy", "list", "--json", cwd=mesh_folder).stdout)
+        return {row["name"]: row["state"] for row in listed}
+
+    with running("policy", "run", "mine.py", cwd=mesh_folder) as policy:
+        wait_for(lambda: states().get("mine") == "active", 30, lambda: policy.output)
+        assert states()["service-time-weights"] == "not running"
+        policy.interrupt()
+        assert policy.wait() == 0
+        assert "Traceback" not in policy.output
+
+
+def test_another_node_joins_and_leaves(mesh_folder: Path) -> None:
+    def nodes() -> list[str]:
+        return [
+            node["node"] for node in json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)["nodes"]
+        ]
+
+    mesh = read(mesh_folder)
+    token = (mesh_folder / ".dmsc" / "bus_token").read_text().strip()
+    arguments = ("join", mesh.servers[0], "--cluster", "b", "--node", "extra", "--slots", "1")
+    with running(*arguments, cwd=mesh_folder, DMSC_BUS_TOKEN=token) as node:
+        wait_for(lambda: "extra" in nodes(), 60, lambda: node.output)
+        node.interrupt()
+        assert node.wait() == 0
+        assert "Traceback" not in node.output
+
+
+def test_a_killed_child_is_started_again(mesh_folder: Path) -> None:
+    pid = read(mesh_folder).children["control-plane"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(
+        lambda: "control-plane died (SIGKILL" in (mesh_folder / ".dmsc" / "logs" / "up.log").read_text(), 20
+    )
+    wait_for(lambda: dmsc("status", cwd=mesh_folder).returncode == 0, 60)
+
+
+def test_ctrl_c_leaves_nothing_and_taken_ports_are_avoided(tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    with ExitStack() as stack:
+        for port in (4222, 8080):
+            holder = stack.enter_context(socket.socket())
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                holder.bind(("127.0.0.1", port))
+                holder.listen()
+            except OSError:
+                pass  # something else has it: as good
+        up = stack.enter_context(running("up", "--separate", "--cluster", "a", cwd=folder))
+        up.until("mesh ready in", 90)
+        assert "port 4222 is taken" in up.output
+        assert "port 8080 is taken, using" in up.output
+        mesh = read(folder)
+        assert set(mesh.children) == {
+            *("service-registry", "authorizer", "orchestrator", "router-a", "gateway-a", "agent-a")
+        }
+        up.interrupt()
+        assert up.wait(40) == 0
+        assert "stopping the mesh" in up.output
+        assert "Traceback" not in up.output
+    assert_nothing_left(folder, mesh)
+    assert not (folder / ".dmsc" / "lock").exists()
+    assert not (folder / ".dmsc" / "mesh.json").exists()
+
+
+def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
+    with running("up", *PORTS, "--cluster", "a", cwd=tmp_path) as up:
+        wait_for((tmp_path / ".dmsc" / "mesh.json").exists, 30, lambda: up.output)
+        mesh = read(tmp_path)
+        up.interrupt()
+        assert up.wait(40) == 130
+        assert "Traceback" not in up.output
+    assert_nothing_left(tmp_path, mesh)
+
+
+def test_sigkill_of_the_supervisor_orphans_nothing(tmp_path: Path) -> None:
+    done = dmsc("up", "--detach", *PORTS, "--cluster", "a", cwd=tmp_path, timeout_s=90)
+    assert done.returncode == 0, done.stderr
+    mesh = read(tmp_path)
+    assert len(processes_mentioning(str(tmp_path))) >= 3
+    os.kill(mesh.pid, signal.SIGKILL)
+    assert_nothing_left(tmp_path, mesh)
+    assert dmsc("down", cwd=tmp_path).returncode == 3
+
+
+def test_the_repository_is_where_we_think() -> None:
+    assert (REPOSITORY / "dmsc" / "cli.py").exists()

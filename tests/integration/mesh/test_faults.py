@@ -1,0 +1,85 @@
+"""Draft §4.4(5), §5.5: an instance is killed; MG or SR reports, the SMO locates and replaces, the job completes.
+
+With exact accumulation the weights are then the same, bit for bit, as without the fault.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+
+import pytest
+
+from schemas.envelope import EntityKind
+from schemas.job import JobEvent, JobRecord, JobSpec, JobState
+from tests.integration.mesh.conftest import Mesh, tiny_job
+
+
+def shape(name: str, stages: int = 2, replicas: int = 2) -> JobSpec:
+    return tiny_job(
+        name,
+        training={"steps": 12, "microbatches": 6, "microbatch_samples": 2, "seed": 11, "checkpoint_every": 4},
+        parallel={"stages": stages, "replicas": replicas},
+    )
+
+
+@functools.cache
+def undisturbed(client: object) -> str:
+    record = client.wait(client.submit(shape("undisturbed")).job, timeout_s=60)  # type: ignore[attr-defined]
+    assert record.state is JobState.DONE, record.reason
+    return str(record.weights.sha256)
+
+
+def pid_of(mesh: Mesh, sid: str) -> int:
+    found = [one for one in mesh.client.mesh().services if one.sid == sid and one.kind is EntityKind.INSTANCE]
+    assert found, f"{sid} is not registered"
+    return found[0].endpoint.pid
+
+
+def run_and_kill(
+    mesh: Mesh, spec: JobSpec, victims: list[str], at_step: int, how: signal.Signals = signal.SIGKILL
+) -> tuple[JobRecord, list[JobEvent]]:
+    """Submits, kills the named instances once `at_step` is committed, waits for the end."""
+    job = mesh.client.submit(spec).job
+    seen: list[JobEvent] = []
+    killed: list[int] = []
+    for event in mesh.client.events(job):
+        seen.append(event)
+        if event.result is not None and event.result.step == at_step and not killed:
+            killed = [pid_of(mesh, f"{job}-{victim}") for victim in victims]
+            for pid in killed:
+                os.kill(pid, how)
+    assert len(killed) == len(victims), "the fault never fired"
+    return mesh.client.wait(job, timeout_s=60), seen
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("victim", ["s0-r0", "s1-r1", "data-r0"])
+def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh, victim: str) -> None:
+    record, seen = run_and_kill(mesh, shape(f"killed-{victim}"), [victim], at_step=5)
+    assert record.state is JobState.DONE, record.reason
+    assert record.recoveries >= 1
+    faults = [event.text for event in seen if event.kind == "fault"]
+    assert any(victim in text for text in faults), faults
+    assert record.weights is not None
+    assert record.weights.sha256 == undisturbed(mesh.client)
+    assert [event.result.step for event in seen if event.result is not None] == list(range(12))
+
+
+@pytest.mark.timeout(120)
+def test_a_whole_stage_is_lost_and_everyone_goes_back_to_the_checkpoint(mesh: Mesh) -> None:
+    record, seen = run_and_kill(mesh, shape("stage-lost"), ["s1-r0", "s1-r1"], at_step=5)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    assert record.weights.sha256 == undisturbed(mesh.client)
+    back = [event.text for event in seen if event.kind == "recovery"]
+    assert any("all back to step 4" in text for text in back), back
+
+
+@pytest.mark.timeout(120)
+def test_a_frozen_instance_is_fenced_and_replaced(mesh: Mesh) -> None:
+    record, _ = run_and_kill(mesh, shape("frozen"), ["s0-r1"], at_step=5, how=signal.SIGSTOP)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    assert record.weights.sha256 == undisturbed(mesh.client)

@@ -1,0 +1,521 @@
+"""Hops between instances (DESIGN §5 rule 11, §6): every tensor arrives bit for bit, once, or there is one clear
+error soon; no fault leaves anybody hanging, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from bus.subjects import NOTICE, NOTICE_ANSWER
+from schemas.data_plane import MicrobatchNotice
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, PeerUnreachable
+from schemas.step import Member
+from workers import gloo, links
+from workers.link_table import LinkConfig
+from workers.links import HopExchange
+
+Connect = Callable[..., Awaitable[Bus]]
+Arrival = tuple[MicrobatchNotice, Sequence[Tensor]]
+
+
+class Instance:
+    """A member with an exchange, an inbox, and a decision that a test may change."""
+
+    def __init__(self, bus: Bus, sid: str, incarnation: str = "1", **options: Any) -> None:
+        self.member = Member(sid=sid, incarnation=incarnation)
+        self.inbox: asyncio.Queue[Arrival] = asyncio.Queue()
+        self.asked: list[MicrobatchNotice] = []
+        self.lost: asyncio.Queue[MicrobatchNotice] = asyncio.Queue()
+        self.broken: asyncio.Queue[Member] = asyncio.Queue()
+        self.answer = "accepted"
+        self.exchange = HopExchange(
+            bus,
+            member=self.member,
+            job="job",
+            epoch=3,
+            decide=self.decide,
+            received=lambda notice, tensors: self.inbox.put_nowait((notice, tensors)),
+            lost=lambda notice, error: self.lost.put_nowait(notice),
+            broken=lambda peer, error: self.broken.put_nowait(peer),
+            **options,
+        )
+
+    def decide(self, notice: MicrobatchNotice) -> str:
+        self.asked.append(notice)
+        return self.answer
+
+    async def send(self, to: Instance | Member, microbatch: int, *tensors: Tensor, **options: Any) -> str:
+        given: dict[str, Any] = {"direction": "forward", "stage": 1, "step": 5, "attempt": 0, **options}
+        receiver = to.member if isinstance(to, Instance) else to
+        return await self.exchange.send(receiver=receiver, microbatch=microbatch, tensors=tensors, **given)
+
+    async def arrival(self, timeout_s: float = 10.0) -> Arrival:
+        return await asyncio.wait_for(self.inbox.get(), timeout_s)
+
+
+Make = Callable[..., Awaitable[Instance]]
+
+
+@pytest.fixture
+async def make(connect: Connect) -> Any:
+    """`instance = await make("name")`: all on one connection; closed at the end."""
+    bus = await connect("instances", EntityKind.INSTANCE)
+    async with AsyncExitStack() as stack:
+
+        async def start(sid: str, incarnation: str = "1", **options: Any) -> Instance:
+            instance = Instance(options.pop("bus", bus), sid, incarnation, **options)
+            await stack.enter_async_context(instance.exchange)
+            return instance
+
+        yield start
+
+
+class Interceptor:
+    """Stands before a bus's `publish` and may swallow what a test names. Counts what it swallowed."""
+
+    def __init__(self, bus: Bus, monkeypatch: pytest.MonkeyPatch, swallow: Callable[[Any, Any], bool]) -> None:
+        self.swallowed: list[Any] = []
+        self.passed: list[Any] = []
+        publish = bus.publish
+
+        async def intercepted(row: Any, message: Any, **options: Any) -> str:
+            if swallow(row, message):
+                self.swallowed.append(message)
+                return "swallowed"
+            self.passed.append(message)
+            return await publish(row, message, **options)
+
+        monkeypatch.setattr(bus, "publish", intercepted)
+
+
+def same_bits(sent: Tensor, received: Tensor) -> bool:
+    if sent.shape != received.shape or sent.dtype != received.dtype:
+        return False
+    if not sent.numel():
+        return True
+    return torch.equal(
+        sent.contiguous().reshape(-1).view(torch.uint8), received.reshape(-1).view(torch.uint8)
+    )
+
+
+def numbered(microbatch: int, size: int = 64) -> Tensor:
+    return torch.full((size,), float(microbatch))
+
+
+# --- what arrives ------------------------------------------------------------------------------------------
+def every_kind() -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    raw = torch.randint(0, 256, (4, 6, 16), dtype=torch.uint8, generator=generator)
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    ):  # fmt: skip
+        yield raw.view(dtype)  # any bits, NaNs with payloads among them
+    yield raw > 127
+    yield torch.tensor(3.25)
+    yield torch.tensor(9, dtype=torch.int64)
+    yield torch.empty(0, 5, dtype=torch.bfloat16)
+    yield torch.arange(24.0).reshape(4, 6).t()  # not contiguous
+    yield torch.ones(3, requires_grad=True)
+
+
+async def test_any_dtype_and_shape_arrives_bit_for_bit(make: Make) -> None:
+    one, two = await make("one"), await make("two")
+    tensors = list(every_kind())
+    assert await one.send(two, 0, *tensors) == "delivered"
+    notice, received = await two.arrival()
+    assert len(received) == len(tensors)
+    assert all(same_bits(sent.detach(), got) for sent, got in zip(tensors, received, strict=True))
+    assert notice.sender == one.member
+    assert (notice.epoch, notice.step, notice.direction) == (3, 5, "forward")
+    assert [meta.dtype for meta in notice.tensors][:2] == ["float64", "float32"]
+
+
+async def test_a_hop_without_tensors_is_a_hop(make: Make) -> None:
+    one, two = await make("one"), await make("two")
+    assert await one.send(two, 0, direction="backward", evaluate=True) == "delivered"
+    notice, received = await two.arrival()
+    assert list(received) == []
+    assert notice.evaluate
+
+
+async def test_two_hundred_hops_in_both_directions_at_once_use_one_link(make: Make) -> None:
+    one, two = await make("one"), await make("two")
+
+    async def stream(source: Instance, target: Instance, direction: str) -> None:
+        hops = (
+            source.send(target, number, numbered(number), torch.tensor([number]), direction=direction)
+            for number in range(100)
+        )
+        assert set(await asyncio.gather(*hops)) == {"delivered"}
+
+    await asyncio.gather(stream(one, two, "forward"), stream(two, one, "backward"))
+    for instance in (one, two):
+        seen = set()
+        for _ in range(100):
+            notice, (body, target) = await instance.arrival()
+            assert torch.equal(body, numbered(notice.microbatch))
+            assert int(target) == notice.microbatch
+            seen.add(notice.microbatch)
+        assert seen == set(range(100))
+        assert instance.inbox.empty()
+        assert {notice.link for notice in instance.asked} == {"one.1+two.1+1"}
+    sample = one.exchange.samples()[0]
+    assert (sample.peer, sample.transfers, sample.errors) == ("two", 100, 0)
+    assert sample.sent_bytes == sample.received_bytes == 100 * (64 * 4 + 8)
+    assert sample.transfer_ms > 0
+    assert one.exchange.samples()[0].transfers == 0
+
+
+async def test_state_of_many_tensors(make: Make) -> None:
+    one, two = await make("one"), await make("two")
+    state = [torch.randn(random.randrange(1, 2000)) for _ in range(300)]
+    assert await one.send(two, 0, *state, direction="state") == "delivered"
+    _, received = await two.arrival()
+    assert all(same_bits(sent, got) for sent, got in zip(state, received, strict=True))
+
+
+# --- the bus loses, repeats and reorders ---------------------------------------------------------------------
+async def test_a_lost_notice_is_repeated_and_holds_up_nobody(
+    make: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect("sender", EntityKind.INSTANCE)
+    one, two = await make("one", bus=bus), await make("two")
+    assert await one.send(two, 99, numbered(99)) == "delivered"
+    await two.arrival()
+    lost: list[int] = []
+
+    def first_of_microbatch_0(row: Any, message: Any) -> bool:
+        swallow = row is NOTICE and message.microbatch == 0 and not lost
+        lost.extend([0] if swallow else [])
+        return swallow
+
+    interceptor = Interceptor(bus, monkeypatch, first_of_microbatch_0)
+    sends = asyncio.gather(*(one.send(two, number, numbered(number)) for number in range(4)))
+    order = [(await two.arrival())[0].microbatch for _ in range(4)]
+    assert set(await sends) == {"delivered"}
+    assert len(interceptor.swallowed) == 1
+    assert set(order) == {0, 1, 2, 3}
+    assert order[-1] == 0  # the others did not wait for it
+
+
+async def test_lost_answers_do_not_matter(
+    make: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect("receiver", EntityKind.INSTANCE)
+    one, two = await make("one"), await make("two", bus=bus)
+    interceptor = Interceptor(bus, monkeypatch, lambda row, message: row is NOTICE_ANSWER)
+    assert await one.send(two, 0, numbered(0)) == "delivered"
+    assert interceptor.swallowed
+    await two.arrival()
+    assert two.inbox.empty()
+
+
+async def test_duplicate_and_reordered_notices(
+    make: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, raw = await connect("sender", EntityKind.INSTANCE), await connect("bare", EntityKind.INSTANCE)
+    one, two = await make("one", bus=bus), await make("two")
+    interceptor = Interceptor(bus, monkeypatch, lambda row, message: row is NOTICE)
+    sends = [asyncio.create_task(one.send(two, number, numbered(number))) for number in range(5)]
+    while len({notice.microbatch for notice in interceptor.swallowed}) < 5:
+        await asyncio.sleep(0)
+    notices = {notice.microbatch: notice for notice in interceptor.swallowed}
+    for number in (3, 1, 4, 0, 2, 3, 3, 0):  # by another hand, in another order, some of them twice
+        await raw.publish(NOTICE, notices[number], job="job", sid="two")
+    arrived = [(await two.arrival()) for _ in range(5)]
+    assert [notice.microbatch for notice, _ in arrived] == [3, 1, 4, 0, 2]
+    assert all(torch.equal(tensors[0], numbered(notice.microbatch)) for notice, tensors in arrived)
+    assert set(await asyncio.gather(*sends)) == {"delivered"}
+    for notice in notices.values():  # and once more when all is over
+        await raw.publish(NOTICE, notice, job="job", sid="two")
+    assert await two.send(one, 0) == "delivered"
+    assert len(two.asked) == 5
+    assert two.inbox.empty()
+
+
+async def test_an_offer_made_while_the_bus_is_away_arrives_when_it_is_back(own_server: EmbeddedServer) -> None:
+    async with (
+        Bus.connect(own_server.url, name="one", kind=EntityKind.INSTANCE) as here,
+        Bus.connect(own_server.url, name="two", kind=EntityKind.INSTANCE) as there,
+    ):
+        await here.provision()
+        one, two = Instance(here, "one"), Instance(there, "two")
+        async with one.exchange, two.exchange:
+            await one.send(two, 0, numbered(0))
+            await two.arrival()
+            await own_server.stop()
+            sending = asyncio.create_task(one.send(two, 1, numbered(1)))
+            done, _ = await asyncio.wait({sending}, timeout=0.3)
+            assert not done
+            await own_server.start()
+            assert await asyncio.wait_for(sending, 10) == "delivered"
+            assert torch.equal((await two.arrival())[1][0], numbered(1))
+
+
+# --- answers ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("answer", ["held", "stale"])
+async def test_declined_offers_leave_the_link_clean(make: Make, answer: str) -> None:
+    one, two = await make("one"), await make("two")
+    two.answer = answer
+    for number in range(3):
+        assert await one.send(two, number, torch.randn(100_000)) == answer
+    two.answer = "accepted"
+    assert await one.send(two, 3, numbered(3)) == "delivered"
+    assert (await two.arrival())[0].microbatch == 3
+    assert {notice.link for notice in two.asked} == {"one.1+two.1+1"}
+
+
+async def test_an_offer_put_off_arrives_when_reconsidered(make: Make) -> None:
+    one, two = await make("one"), await make("two")
+    two.answer = "later"
+    sending = asyncio.create_task(one.send(two, 0, numbered(0)))
+    while not two.asked:
+        await asyncio.sleep(0)
+    done, _ = await asyncio.wait({sending}, timeout=0.1)
+    assert not done
+    two.answer = "accepted"
+    two.exchange.reconsider()
+    assert await asyncio.wait_for(sending, 5) == "delivered"
+    await two.arrival()
+
+
+async def test_notices_for_another_incarnation_are_not_taken(make: Make) -> None:
+    one, two = await make("one"), await make("two", "new")
+    old = Member(sid="two", incarnation="old")
+    sending = asyncio.create_task(one.send(old, 0, numbered(0)))
+    done, _ = await asyncio.wait({sending}, timeout=0.3)
+    assert not done
+    assert two.asked == []
+    one.exchange.fence(old)
+    with pytest.raises(PeerUnreachable, match="fenced"):
+        await sending
+
+
+# --- links come and go -----------------------------------------------------------------------------------------
+async def test_both_sides_opening_at_once_open_the_same_link(make: Make) -> None:
+    for number in range(5):
+        one, two = await make(f"one-{number}"), await make(f"two-{number}")
+        await asyncio.gather(one.send(two, 0, numbered(0)), two.send(one, 0, numbered(0)))
+        names = {notice.link for notice in (*one.asked, *two.asked)}
+        assert len(names) == 1
+        assert names.pop().endswith("+1")
+
+
+async def test_least_recently_used_links_are_dropped_and_opened_again(make: Make, held: Any) -> None:
+    config = LinkConfig(most=2)
+    hub = await make("hub", config=config)
+    peers = [await make(f"peer-{number}") for number in range(4)]
+    for peer in peers:
+        await hub.send(peer, 0, numbered(0))
+        await peer.arrival()
+    assert len(hub.exchange._table) == 2
+    assert hub.broken.empty()
+    await hub.send(peers[3], 1, numbered(1))  # still there
+    assert peers[3].asked[-1].link.endswith("+1")
+    await hub.send(peers[0], 1, numbered(1))  # dropped: the pair's next one
+    assert peers[0].asked[-1].link.endswith("+2")
+    await peers[1].send(hub, 2, numbered(2))  # from the other side
+    assert hub.asked[-1].link.endswith("+2")
+    assert torch.equal((await hub.arrival())[1][0], numbered(2))
+    assert len(hub.exchange._table) == 2
+    for peer in peers:
+        assert peer.broken.empty()  # a goodbye is no fault
+
+
+async def test_close_leaves_no_thread_and_no_socket(connect: Connect, held: Any) -> None:
+    bus = await connect("instances", EntityKind.INSTANCE)
+    before = held()
+    instances = [Instance(bus, f"i{number}") for number in range(4)]
+    for instance in instances:
+        await instance.exchange.__aenter__()
+    hops = [
+        source.send(target, 0, numbered(0)) for source in instances for target in instances if source != target
+    ]
+    assert set(await asyncio.gather(*hops)) == {"delivered"}
+    assert before.now()[0] > before.before[0]
+    instances[1].answer = "later"
+    open_send = asyncio.create_task(instances[0].send(instances[1], 1, torch.ones(1 << 20)))
+    await asyncio.sleep(0)
+    for instance in instances:
+        await instance.exchange.close()
+        await instance.exchange.close()
+    with pytest.raises(PeerUnreachable):
+        await open_send
+    with pytest.raises(PeerUnreachable, match="closed"):
+        await instances[0].send(instances[1], 2)
+    del instances, instance, hops, open_send
+    await before.nothing_more()
+
+
+async def test_withdrawn_offers_go_and_the_next_ones_arrive(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "WITHDRAWN_S", 0.3)
+    one, two = await make("one"), await make("two")
+    two.answer = "later"
+    cancelled = asyncio.create_task(one.send(two, 0, numbered(0)))
+    withdrawn = asyncio.create_task(one.send(two, 1, numbered(1)))
+    while len(two.asked) < 2:
+        await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    one.exchange.cancel_sends()
+    assert await asyncio.wait_for(withdrawn, 5) == "withdrawn"
+    two.answer = "accepted"
+    assert await one.send(two, 2, numbered(2)) == "delivered"
+    assert (await two.arrival())[0].microbatch == 2
+    assert two.inbox.empty()
+
+
+# --- deaths ----------------------------------------------------------------------------------------------------
+async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
+    make: Make, server: EmbeddedServer, spawn: Any, held: Any
+) -> None:
+    """The error comes at once, the new incarnation takes the same hop again, and nothing stays behind."""
+    one = await make("one", config=LinkConfig(build_timeout_s=1.0))
+    before = held()
+    child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
+    await child.event("ready")
+    big = torch.arange(64 << 20, dtype=torch.float32)  # 256 MB: some 200 ms on loopback
+    old, new = Member(sid="two", incarnation="1"), Member(sid="two", incarnation="2")
+    sending = asyncio.create_task(one.send(old, 0, big))
+    await child.event("decide")
+    await asyncio.sleep(0.02)
+    assert not sending.done()  # in the middle
+    killed = time.monotonic()
+    child.process.send_signal(signal.SIGKILL)
+    assert await asyncio.wait_for(one.broken.get(), 5) == old
+    noticed_s = time.monotonic() - killed
+    assert noticed_s < 3
+    one.exchange.fence(old)
+    with pytest.raises(PeerUnreachable):
+        await asyncio.wait_for(sending, 1)
+    second = await spawn("link_peer.py", server.url, "job", "two", "2", "take")
+    await second.event("ready")
+    assert await asyncio.wait_for(one.send(new, 0, big, attempt=1), 30) == "delivered"
+    said = await second.event("received")
+    assert said["digest"] == hashlib.blake2b(big.numpy().tobytes()).hexdigest()
+    one.exchange.fence(new)
+    await second.kill()
+    await child.kill()
+    del sending
+    await before.nothing_more()
+
+
+async def test_a_dead_receiver_is_unreachable_after_a_few_links(
+    make: Make, server: EmbeddedServer, spawn: Any
+) -> None:
+    """Nobody fences: the sender gives up by itself, in one line that names the peer."""
+    one = await make("one", config=LinkConfig(build_timeout_s=0.5))
+    child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
+    await child.event("ready")
+    peer = Member(sid="two", incarnation="1")
+    await one.send(peer, 0, numbered(0))
+    await child.kill()
+    with pytest.raises(PeerUnreachable, match=r"two \(1\) cannot be reached from one") as caught:
+        await asyncio.wait_for(one.send(peer, 1, numbered(1)), 15)
+    assert caught.value.fields["peer"] == "two"
+    assert "\n" not in caught.value.text
+
+
+async def test_the_sender_is_killed_in_the_middle_of_a_big_transfer(
+    make: Make, server: EmbeddedServer, spawn: Any, held: Any
+) -> None:
+    two = await make("two")
+    before = held()
+    child = await spawn("link_peer.py", server.url, "job", "one", "1", "offer", "two", "1", 256)
+    while not two.asked:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.03)
+    assert two.inbox.empty()  # in the middle
+    child.process.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    lost = await asyncio.wait_for(two.lost.get(), 5)
+    assert lost.microbatch == 7
+    assert time.monotonic() - killed < 3
+    assert two.inbox.empty()
+    two.exchange.fence(lost.sender)
+    await child.kill()
+    await before.nothing_more()
+
+
+async def test_a_fence_frees_what_waits_for_a_stopped_process(
+    make: Make, server: EmbeddedServer, spawn: Any, held: Any
+) -> None:
+    """Stopped (`T`), not dead: no connection closes, only the fence ends it."""
+    one = await make("one")
+    before = held()
+    child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
+    await child.event("ready")
+    peer = Member(sid="two", incarnation="1")
+    await one.send(peer, 0, numbered(0))
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        sends = [asyncio.create_task(one.send(peer, number, torch.ones(8 << 20))) for number in (1, 2)]
+        done, _ = await asyncio.wait(sends, timeout=0.5)
+        assert not done
+        began = time.monotonic()
+        one.exchange.fence(peer)
+        results = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 2)
+        assert all(isinstance(result, PeerUnreachable) for result in results)
+        assert time.monotonic() - began < 2
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+    await child.kill()
+    del sends, results, done, _
+    await before.nothing_more()
+
+
+async def test_accepted_and_never_taken_is_an_error(make: Make, server: EmbeddedServer, spawn: Any) -> None:
+    """A peer that stops in the middle of an accepted transfer, and nobody who says so."""
+    config = LinkConfig(transfer_timeout_s=0.5, build_timeout_s=0.5)
+    one = await make("one", config=config)
+    child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
+    await child.event("ready")
+    peer = Member(sid="two", incarnation="1")
+    await one.send(peer, 0, numbered(0))
+    sending = asyncio.create_task(one.send(peer, 1, torch.ones(2 << 20)))
+    while not one.exchange._offers:
+        await asyncio.sleep(0)
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        if not sending.done():
+            one.exchange._offers[next(iter(one.exchange._offers))].answer = "accepted"
+        with pytest.raises(PeerUnreachable, match="cannot be reached"):
+            await asyncio.wait_for(sending, 20)
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+
+
+# --- addresses -------------------------------------------------------------------------------------------------
+async def test_the_listening_port_falls_into_the_range_asked_for(make: Make) -> None:
+    low = int(open("/proc/sys/net/ipv4/ip_local_port_range").read().split()[0]) + 1000
+    before = gloo._listening()
+    one, two = await make("one", ports=(low, low + 2000)), await make("two", ports=(low, low + 2000))
+    assert await one.send(two, 0, numbered(0)) == "delivered"
+    opened = gloo._listening() - before
+    assert len(opened) == 1  # one for all links of the process
+    assert low <= opened.pop() <= low + 2000
+
+
+async def test_an_address_that_is_not_ours_is_one_clear_line() -> None:
+    with pytest.raises(BadInput, match=r"cannot listen on '192\.0\.2\.1': it is not an address of this machine"):
+        await gloo.in_thread("test", lambda: gloo.open_device("192.0.2.1"))
+    with pytest.raises(BadInput, match="no port between 1 and 2"):
+        await gloo.in_thread("test", lambda: gloo.open_device("127.0.0.1", (1, 2)))
