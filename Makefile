@@ -53,7 +53,7 @@ format: setup-dev ## ruff: mend what can be mended
 
 .PHONY: docs
 docs: setup ## rewrite the part of docs/ that is derived from the table of subjects
-	@$(VENV)/python scripts/protocol_tables.py
+	@$(VENV)/python scripts/generate_protocol.py
 
 .PHONY: bench
 bench: setup ## bus against raw nats-py, training against torch's own pipeline and DDP

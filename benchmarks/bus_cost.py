@@ -1,6 +1,6 @@
 """What the typed bus costs: raw nats-py against `Bus`, in turns, on one embedded server.
 
-    python benchmarks/bus.py [--rounds 7] [--messages 20000] [--requests 2000] [--json]
+    python benchmarks/bus_cost.py [--rounds 7] [--messages 20000] [--requests 2000] [--json]
 
 Each round measures both sides one after the other (in alternating order), so that whatever else the
 machine does hits both; the ratio of each round is taken, and the median and the range are printed.

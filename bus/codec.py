@@ -18,14 +18,44 @@ from schemas.errors import BadMessage
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest message that is sent or read: the server's `max_payload` (tensors never travel on the bus)."""
+KNOWN_SENDERS = 4_096
+"""Senders whose identity is not checked again at each of their messages."""
+
+_senders: dict[Any, Sender] = {}
 
 
-def sender_map(sender: Sender) -> dict[str, str]:
+class SenderMap:
+    """A sender as it stands in envelopes, with the beginning of each type's envelope packed once.
+
+    Type, version and sender are the same in all messages of a type from one sender: packing them again
+    would take as long as all the rest.
+    """
+
+    __slots__ = ("_heads", "fields")
+
+    def __init__(self, sender: Sender) -> None:
+        self.fields = {"name": sender.name, "kind": str(sender.kind), "incarnation": sender.incarnation}
+        self._heads: dict[type[Message], bytes] = {}
+
+    def head(self, cls: type[Message]) -> bytes:
+        """A msgpack map of seven entries, of which the first three are there."""
+        found = self._heads.get(cls)
+        if found is None:
+            fixed = {"type": cls.wire_type, "version": cls.wire_version, "sender": self.fields}
+            found = self._heads[cls] = _MAP_OF_SEVEN + msgpack.packb(fixed)[1:]
+        return found
+
+
+_MAP_OF_SEVEN = b"\x87"
+_packer = msgpack.Packer()
+
+
+def sender_map(sender: Sender) -> SenderMap:
     """What `encode` writes as the sender; made once per connection."""
-    return {"name": sender.name, "kind": str(sender.kind), "incarnation": sender.incarnation}
+    return SenderMap(sender)
 
 
-def encode(message: Message, sender: dict[str, str], envelope_id: str, causation: str | None = None) -> bytes:
+def encode(message: Message, sender: SenderMap, envelope_id: str, causation: str | None = None) -> bytes:
     """The wire form of `message` under a new envelope.
 
     Raises:
@@ -33,19 +63,17 @@ def encode(message: Message, sender: dict[str, str], envelope_id: str, causation
     """
     cls = type(message)
     try:
-        data: bytes = msgpack.packb(
+        rest: bytes = _packer.pack(
             {
-                "type": cls.wire_type,
-                "version": cls.wire_version,
                 "id": envelope_id,
                 "causation": causation,
-                "sender": sender,
                 "sent_at": time.time(),
                 "body": cls.__pydantic_serializer__.to_python(message),
             }
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise BadMessage(f"{cls.wire_type}: cannot be encoded: {error}", reason="unencodable") from error
+    data = sender.head(cls) + rest[1:]  # the first byte says "map of four"
     if len(data) > MAX_MESSAGE_BYTES:
         raise too_large(cls.wire_type, len(data))
     return data
@@ -65,33 +93,82 @@ def decode(data: bytes, expected: type[Message] | None = None) -> tuple[Message,
         BadMessage: with field `reason`: oversized, malformed, envelope, unknown type, wrong type,
             wrong version, or invalid body.
     """
+    raw = _unpack(data)
+    envelope = _envelope(raw)
+    cls = _class_of(envelope.type, envelope.version)
+    if expected is not None and cls is not expected:
+        raise BadMessage(f"{cls.wire_type} where {expected.wire_type} belongs", reason="wrong type")
+    return _body(cls, envelope.version, envelope.body), envelope
+
+
+def decode_answer(data: bytes) -> Message:
+    """The message alone: of an answer, everything else is known to whoever asked.
+
+    Raises:
+        BadMessage: as `decode`.
+    """
+    raw = _unpack(data)
+    try:
+        wire_type, (major, minor), body = raw["type"], raw["version"], raw["body"]
+        return _body(_class_of(wire_type, (major, minor)), (major, minor), body)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadMessage("envelope: type, version or body is missing or wrong", reason="envelope") from error
+
+
+def _unpack(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_MESSAGE_BYTES:
         raise too_large("message", len(data))
     try:
         raw = msgpack.unpackb(data, strict_map_key=False)
     except Exception as error:  # msgpack raises many kinds, all of them mean the same here
         raise BadMessage(f"not msgpack: {type(error).__name__}", reason="malformed") from error
+    if not isinstance(raw, dict):
+        raise BadMessage(f"envelope: a {type(raw).__name__}, not a map", reason="envelope")
+    return raw
+
+
+def _envelope(raw: dict[str, Any]) -> Envelope:
+    """Unknown fields are ignored, so that envelopes can grow. A sender that is known is not checked again:
+    it is a third of the cost of every message that arrives."""
+    given = raw.get("sender")
+    key: Any = None
+    if type(given) is dict:
+        key = (given.get("name"), given.get("kind"), given.get("incarnation"))
+        try:
+            raw["sender"] = _senders.get(key, given)
+        except TypeError:
+            key = None  # a list for a name, say: the check below tells
     try:
-        envelope = Envelope.model_validate(raw, extra="ignore")
+        envelope: Envelope = Envelope.__pydantic_validator__.validate_python(raw, extra="ignore")
     except ValidationError as error:
         raise BadMessage(f"envelope: {explain(error)}", reason="envelope") from error
-    cls = MESSAGE_TYPES.get(envelope.type)
+    if raw["sender"] is given and key is not None:
+        if len(_senders) >= KNOWN_SENDERS:
+            _senders.clear()
+        _senders[key] = envelope.sender
+    return envelope
+
+
+def _class_of(wire_type: str, version: tuple[int, int]) -> type[Message]:
+    cls = MESSAGE_TYPES.get(wire_type)
     if cls is None:
-        raise BadMessage(f"unknown type {envelope.type[:80]!r}", reason="unknown type")
-    if expected is not None and cls is not expected:
-        raise BadMessage(f"{cls.wire_type} where {expected.wire_type} belongs", reason="wrong type")
-    (major, minor), (our_major, our_minor) = envelope.version, cls.wire_version
-    if major != our_major:
+        raise BadMessage(f"unknown type {wire_type[:80]!r}", reason="unknown type")
+    if version[0] != cls.wire_version[0]:
         raise BadMessage(
-            f"{cls.wire_type} {major}.{minor}: this service reads {our_major}.x; update the older side",
+            f"{wire_type} {version[0]}.{version[1]}: this service reads {cls.wire_version[0]}.x; "
+            "update the older side",
             reason="wrong version",
         )
+    return cls
+
+
+def _body(cls: type[Message], version: tuple[int, int], body: object) -> Message:
+    newer = version[1] > cls.wire_version[1]
     try:
-        if minor > our_minor:
-            return cls.model_validate(envelope.body, extra="ignore"), envelope
-        return cls.model_validate(envelope.body), envelope
+        message: Message = cls.__pydantic_validator__.validate_python(body, extra="ignore" if newer else None)
     except ValidationError as error:
         raise BadMessage(f"{cls.wire_type}: {explain(error)}", reason="invalid body") from error
+    return message
 
 
 def too_large(what: str, size: int) -> BadMessage:

@@ -26,6 +26,8 @@ from schemas.errors import BadInput, BusUnreachable, DeadlineExceeded, ErrorRepl
 
 YIELD_EVERY = 64
 """Publishing never blocks by itself: a tight loop would starve heartbeats, so it yields this often."""
+KNOWN_SUBJECTS = 4_096
+"""Concrete subjects that are not put together again at each publish."""
 REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
 """Pause before a command is repeated: doubling between these; at once after a reconnect."""
 
@@ -66,6 +68,7 @@ class Bus:
         self._ids = itertools.count(1)
         self._published = 0
         self._subscriptions: set[Subscription] = set()
+        self._known_subjects: dict[tuple[Any, ...], str] = {}
         self._objects: ObjectStore | None = None
         self._provisioned: int | None = None
 
@@ -132,6 +135,16 @@ class Bus:
         """Unique per incarnation, and the incarnation is in it."""
         return f"{self.sender.incarnation}-{next(self._ids)}"
 
+    def _subject(self, row: Subject, tokens: dict[str, Any]) -> str:
+        """The concrete subject; services use few of them, again and again."""
+        key = (row.name, *tokens.items())
+        known = self._known_subjects.get(key)
+        if known is None:
+            if len(self._known_subjects) >= KNOWN_SUBJECTS:
+                self._known_subjects.clear()
+            known = self._known_subjects[key] = row(**tokens)
+        return known
+
     @staticmethod
     def cause_id(cause: Envelope | str | None) -> str | None:
         return cause.id if isinstance(cause, Envelope) else cause
@@ -147,7 +160,7 @@ class Bus:
         """
         envelope_id = self.next_id()
         data = codec.encode(message, self.sender_map, envelope_id, self.cause_id(cause))
-        await self.link.send(row(**tokens), data)
+        await self.link.send(self._subject(row, tokens), data)
         self._published += 1
         if self._published % YIELD_EVERY == 0:
             await asyncio.sleep(0)
@@ -169,7 +182,7 @@ class Bus:
             NoResponders, DeadlineExceeded, BusUnreachable, Refused: see `Link.ask`.
         """
         data = codec.encode(message, self.sender_map, self.next_id(), self.cause_id(cause))
-        reply = await self.link.ask(row(**tokens), data, timeout_s=timeout_s)
+        reply = await self.link.ask(self._subject(row, tokens), data, timeout_s=timeout_s)
         return _answer(reply.data)
 
     async def command(
@@ -338,7 +351,7 @@ class Bus:
 
 
 def _answer(data: bytes) -> Message:
-    message, _ = codec.decode(data)
+    message = codec.decode_answer(data)
     if isinstance(message, ErrorReply):
         raise message.to_exception()
     return message

@@ -110,7 +110,7 @@ class Subscription:
         self._handler = handler
         self._server = server
         self._concurrency = max(1, concurrency)
-        self._slots = asyncio.Semaphore(self._concurrency)
+        self._slot_free = asyncio.Event()
         self._queue_group = queue_group or ""
         self._pending_limit = pending_limit
         self._memory = Memory()
@@ -186,14 +186,16 @@ class Subscription:
             self._inline = asyncio.current_task()
             await work(message, envelope)
             return
-        await self._slots.acquire()
+        while len(self._tasks) >= self._concurrency:
+            self._slot_free.clear()
+            await self._slot_free.wait()
         task = asyncio.create_task(work(message, envelope))
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._slots.release()
         self._tasks.discard(task)
+        self._slot_free.set()
 
     async def _handle(self, message: Message, envelope: Envelope) -> None:
         assert self._handler is not None

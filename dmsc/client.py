@@ -24,6 +24,7 @@ from dmsc import door
 from dmsc.loop_thread import LoopThread
 from dmsc.settings import find_gateway
 from dmsc.sse import EventParser
+from dmsc.weights_check import check_weights
 from schemas.door import MeshStatus
 from schemas.errors import Unavailable
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
@@ -136,9 +137,12 @@ class AsyncClient:
         return await self.job(job)
 
     async def download_weights(self, job: str, folder: Path) -> WeightsManifest:
-        """Fetch the safetensors shards and their index (Hugging Face layout) into `folder`."""
+        """Fetch the safetensors shards and their index (Hugging Face layout) into `folder`.
+
+        Raises `DmscError` if what arrived does not have the job's SHA-256.
+        """
         manifest = await self.weights(job)
-        for shard in manifest.shards:
+        for shard in door.shards(manifest):
             target = door.shard_path(folder, shard)
             with door.partial_file(target) as partial:
                 try:
@@ -146,6 +150,7 @@ class AsyncClient:
                 except httpx.TransportError as error:
                     raise door.unreachable(self._urls, error) from error
         door.write_index(folder, manifest)
+        await asyncio.to_thread(check_weights, folder, manifest)
         return manifest
 
     async def _fetch(self, path: str, file: BinaryIO) -> None:

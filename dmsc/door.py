@@ -14,6 +14,7 @@ import httpx
 from dmsc.sse import EventParser
 from schemas.errors import BadInput, BadMessage, DmscError, ErrorReply, NotFound, Refused, Unavailable
 from schemas.job import JobEvent, JobRecord, JobSpec, WeightsManifest
+from schemas.weights_digest import INDEX_NAME, weights_index
 
 STREAM_TIMEOUT = httpx.Timeout(10.0, read=40.0)
 """Streams: a gateway sends a comment at least every 15 s, so 40 s of silence is a dead connection."""
@@ -127,6 +128,11 @@ def next_event(parser: EventParser, line: str, last: int) -> tuple[int, JobEvent
     return (sequence, event) if sequence > last else None
 
 
+def shards(manifest: WeightsManifest) -> list[str]:
+    """The files with tensors; the index is written here."""
+    return [shard for shard in manifest.shards if shard != INDEX_NAME]
+
+
 def shard_path(folder: Path, shard: str) -> Path:
     """Where a shard goes; a name that would leave the folder is refused."""
     if Path(shard).name != shard or shard in ("", ".", ".."):
@@ -149,11 +155,8 @@ def partial_file(target: Path) -> Iterator[BinaryIO]:
 
 def write_index(folder: Path, manifest: WeightsManifest) -> Path:
     """`model.safetensors.index.json` as Hugging Face loaders expect it."""
-    index = {
-        "metadata": {"total_size": manifest.bytes, "sha256": manifest.sha256},
-        "weight_map": manifest.tensors,
-    }
+    index = weights_index(manifest.tensors, manifest.bytes)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "model.safetensors.index.json"
+    path = folder / INDEX_NAME
     path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     return path

@@ -119,7 +119,7 @@ def summary(record: JobRecord, run: RunState, out: Path) -> list[str]:
     if record.validation_loss is not None:
         lines.append(f"validation  {record.validation_loss:.4f}")
     seconds = sum(result.step_s for result in run.results)
-    rate = record.tokens_per_s or (sum(result.tokens for result in run.results) / seconds if seconds else 0.0)
+    rate = sum(result.tokens for result in run.results) / seconds if seconds else record.tokens_per_s
     lines.append(f"speed       {quantity(rate)} tokens/s, {duration(seconds)} of steps")
     if record.recoveries:
         lines.append(f"recoveries  {record.recoveries}")

@@ -10,10 +10,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from bus.connection import Bus
+from bus.logs import get_logger
 from bus.services import Subscription
 from bus.subjects import Subject
 from schemas.envelope import Envelope
+from schemas.errors import DmscError
 from schemas.registry import ServiceRecord
+
+log = get_logger("instance-feed")
+
+RETRY_S = 0.3
+"""Pause before subscriptions that could not be made are tried again."""
 
 Handler = Callable[[Any, Envelope], Awaitable[None]]
 
@@ -27,6 +34,25 @@ class InstanceFeed:
         self._handler = handler
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._lock = asyncio.Lock()
+        self._due = asyncio.Event()
+
+    async def run(self, wanted: Callable[[], Iterable[ServiceRecord]]) -> None:
+        """Follow what is wanted, asking again after each `refresh`; until cancelled."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                await self.follow(wanted())
+            except DmscError as error:  # the bus is away: subscriptions that stand come back by themselves
+                log.info(
+                    "subscriptions not complete yet", row=self._row.name, code=error.code, error=error.text
+                )
+                await asyncio.sleep(RETRY_S)
+                self._due.set()
+
+    def refresh(self) -> None:
+        """The wanted instances may have changed."""
+        self._due.set()
 
     @property
     def followed(self) -> frozenset[tuple[str, str]]:

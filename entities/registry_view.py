@@ -102,6 +102,8 @@ class RegistryFollower:
         self.current = asyncio.Event()
         self.gaps = 0
         self.snapshots = 0
+        self.informed = False
+        """Whether the view was ever complete: before that, an empty view says nothing."""
         self._bus = bus
         self._on_change = on_change
         self._config = config or FollowConfig()
@@ -144,6 +146,7 @@ class RegistryFollower:
             self._fall_behind()
             return
         if message.full:
+            self.informed = True
             self._caught_up()
         await self._tell(touched)
 
@@ -157,8 +160,11 @@ class RegistryFollower:
             await asyncio.sleep(self._config.retry_s)
             return
         assert isinstance(answer, Resolved)
+        if not self._behind.is_set() and answer.revision <= self.view.revision:
+            return  # a full state overtook the answer
         touched = set(self.view.snapshot(answer))
         self.snapshots += 1
+        self.informed = True
         self._behind.clear()
         early, self._early = list(self._early), deque(maxlen=self._config.buffered)
         for advertisement in early:

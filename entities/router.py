@@ -25,7 +25,7 @@ from entities.registry_view import FollowConfig, RegistryFollower
 from entities.router_core import TableDecision, compute_entries, decide_table
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, DmscError, Unavailable
+from schemas.errors import Ack, DmscError
 from schemas.fault import FaultReport, LinkFault
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.signals import (
@@ -80,7 +80,6 @@ class Router:
         self._dirty = asyncio.Event()
         self._samples: dict[str, InstanceSample] = {}
         self._feed = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
-        self._feed_due = asyncio.Event()
         self._compute_news = asyncio.Event()
         self._qos = QosWindow()
         self._faults = FaultReporter(bus, config.faults)
@@ -99,7 +98,7 @@ class Router:
                     self.follower.follow(),
                     self._faults.run(),
                     self._keep_tables(),
-                    self._keep_feed(),
+                    self._feed.run(lambda: self.follower.view.instances(cluster=config.cluster)),
                     self._notify_compute(),
                     self._report_quality(),
                     keep_registered(self._bus, self._registration()),
@@ -162,7 +161,7 @@ class Router:
             if record.state is InstanceState.FAULTED and self._is_ours(record):
                 self._report_faulted(record)
         self._dirty.set()
-        self._feed_due.set()
+        self._feed.refresh()
         self._compute_news.set()
 
     async def _keep_tables(self) -> None:
@@ -177,8 +176,8 @@ class Router:
                 self._dirty.set()
 
     async def _write_tables(self, job: str) -> None:
-        if not self.follower.snapshots:
-            return  # knowing nothing is no reason to empty a table; the first snapshot brings us back
+        if not self.follower.informed:
+            return  # knowing nothing is no reason to empty a table; the first full state brings us back
         async with self._table_lock:
             policy = self.book.active.get(job)
             if policy is None:
@@ -188,7 +187,7 @@ class Router:
                 for stage in policy.stages:
                     if stage.stage >= 0:
                         await self._write_table(policy, stage, decide_table(policy, stage, instances))
-            except Unavailable as error:
+            except DmscError as error:
                 log.warning("route table not written yet", job=job, code=error.code, error=error.text)
                 self._dirty_jobs.add(job)
                 self._dirty.set()
@@ -220,12 +219,6 @@ class Router:
         )
 
     # --- samples → Types 4 and 5 up ------------------------------------------------------------------------
-    async def _keep_feed(self) -> None:
-        while True:
-            await self._feed_due.wait()
-            self._feed_due.clear()
-            await self._feed.follow(self.follower.view.instances(cluster=self.config.cluster))
-
     async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
         self._samples[message.sid] = message
         if message.job in self.book.active:

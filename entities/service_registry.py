@@ -17,7 +17,7 @@ from bus.logs import get_logger
 from bus.services import Subscription
 from entities.registry_core import LeaseConfig, RegistryCore
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, BadMessage, DmscError, Unavailable
+from schemas.errors import Ack, BadMessage, DmscError
 from schemas.registry import (
     Endpoint,
     Heartbeat,
@@ -182,7 +182,7 @@ class ServiceRegistry:
                     else:
                         await self._bucket.put(record, sid=sid)
                     break
-                except Unavailable as error:
+                except DmscError as error:
                     log.warning("registry record not written yet", sid=sid, code=error.code, error=error.text)
                     await asyncio.sleep(self.config.write_retry_s)
         if record is None and not lock.locked():

@@ -58,6 +58,9 @@ class ModuleConfig:
     answer_s: float = 2.0
     """Seconds to wait for the orchestrator's acknowledgement of a state before going on without."""
 
+    drain_s: float = 1.0
+    """Seconds that leaving may take, with or without the orchestrator's acknowledgement."""
+
     cluster: str = "mesh"
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -271,7 +274,7 @@ class FunctionalModule:
 
     async def _drain(self, subscriptions: list[Subscription], presence: Presence) -> None:
         with contextlib.suppress(TimeoutError, DmscError):
-            async with asyncio.timeout(2 * self.config.answer_s):
+            async with asyncio.timeout(self.config.drain_s):
                 self._lifecycle.move(ModuleState.DRAINING)
                 await asyncio.gather(*(subscription.stop(drain=False) for subscription in subscriptions))
                 self._lifecycle.move(ModuleState.RETIRED)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes what documents derive from the code: tables of `docs/protocol.md`, and `docs/asyncapi.json`.
+"""Writes what documents derive from the code: the tables of `docs/protocol.md`.
 
-    python scripts/generate_protocol.py            rewrite them
-    python scripts/generate_protocol.py --check    exit code 1 if they are not current
+    python scripts/generate_protocol.py             rewrite them
+    python scripts/generate_protocol.py --check     exit code 1 if they are not current
+    python scripts/generate_protocol.py --asyncapi  print an AsyncAPI document with all JSON schemas
 
 The prose between the generated parts is written by hand and left alone. A part stands between
 `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from schemas.policy import MODULE_TRANSITIONS  # noqa: E402
 from schemas.registry import INSTANCE_TRANSITIONS  # noqa: E402
 
 PROTOCOL = ROOT / "docs" / "protocol.md"
-ASYNCAPI = ROOT / "docs" / "asyncapi.json"
 
 ACRONYMS = {
     EntityKind.SERVICE_REGISTRY: "SRD",
@@ -122,7 +122,7 @@ def state_table(transitions: Mapping[Any, frozenset[Any]]) -> str:
     return "\n".join([*lines, "", *diagram, "```"])
 
 
-PARTS = {
+PARTS: dict[str, Callable[[], str]] = {
     "subjects": subject_tables,
     "streams": stream_table,
     "messages": message_table,
@@ -207,15 +207,18 @@ def _operation(row: Subject) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Rewrite, or with `--check` compare."""
-    wanted = {PROTOCOL: with_parts(PROTOCOL.read_text("utf-8")), ASYNCAPI: asyncapi()}
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
+    if "--asyncapi" in arguments:
+        print(asyncapi(), end="")
+        return 0
+    present = PROTOCOL.read_text("utf-8")
+    wanted = with_parts(present)
+    if wanted == present:
+        return 0
     if "--check" in arguments:
-        for path in stale:
-            print(f"{path.relative_to(ROOT)} is not current: run python scripts/generate_protocol.py")
-        return 1 if stale else 0
-    for path in stale:
-        path.write_text(wanted[path], "utf-8")
-        print(f"wrote {path.relative_to(ROOT)}")
+        print(f"{PROTOCOL.relative_to(ROOT)} is not current: run python scripts/generate_protocol.py")
+        return 1
+    PROTOCOL.write_text(wanted, "utf-8")
+    print(f"wrote {PROTOCOL.relative_to(ROOT)}")
     return 0
 
 

@@ -132,7 +132,8 @@ class ReductionGroup:
         self._threads.add(reducing)
         reducing.add_done_callback(self._threads.discard)
         try:
-            await asyncio.wait({reducing, self._over}, return_when=asyncio.FIRST_COMPLETED)
+            first: set[asyncio.Future[Any]] = {reducing, self._over}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self.release()
             raise

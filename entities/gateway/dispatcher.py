@@ -122,8 +122,10 @@ class Dispatcher:
 
     def _open(self, key: StepKey) -> _Step:
         known = self._steps.get(key)
-        if known is not None:
+        if known is not None and not known.superseded.is_set():
             return known
+        if known is not None:
+            raise _superseded(key)
         for other, step in list(self._steps.items()):
             if other.job != key.job or other.evaluate != key.evaluate:
                 continue
@@ -181,9 +183,7 @@ class Dispatcher:
         try:
             await asyncio.wait({call, given_up}, return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
-                raise Fenced(
-                    f"{key.job}: attempt {key.attempt} of step {key.step} was superseded", job=key.job
-                )
+                raise _superseded(key)
             call.result()
             step.told.update(microbatches)
         except Unavailable as error:
@@ -212,6 +212,10 @@ class Dispatcher:
                 evidence=f"dispatch of step {key.step} attempt {key.attempt} failed: {error.text}",
             )
         )
+
+
+def _superseded(key: StepKey) -> Fenced:
+    return Fenced(f"{key.job}: attempt {key.attempt} of step {key.step} was superseded", job=key.job)
 
 
 def supersedes(newer: StepKey, older: StepKey) -> bool:

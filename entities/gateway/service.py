@@ -60,6 +60,7 @@ class GatewayConfig:
     http_host: str = "127.0.0.1"  # 0.0.0.0 opens it to other machines; tokens then need TLS in front
     advertised_host: str = ""  # the name others reach it by, where http_host names none
     report_every_s: float = 1.0  # Type 5 while a job runs
+    compute_valid_s: float = 15.0  # a Type 4 older than this counts for nothing: 3 × the routers' 5 s
     guard: GuardConfig = field(default_factory=GuardConfig)
     dispatch: DispatcherConfig = field(default_factory=DispatcherConfig)
     follow: FollowConfig = field(default_factory=FollowConfig)
@@ -83,12 +84,11 @@ class Gateway:
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self.desk = Desk(bus, config.sid, Guard(bus, config.sid, config.guard))
         self._bus = bus
-        self._compute: dict[str, tuple[ComputeEntry, ...]] = {}
+        self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
         self._faults = FaultReporter(bus, config.faults)
         self._qos = QosWindow()
         self._claims = InstanceFeed(bus, subjects.STEP_CLAIM, self._claimed)
         self._samples = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
-        self._feed_due = asyncio.Event()
         self._dispatcher = Dispatcher(
             bus, config.sid, self.follower, self._last_compute, self._faults, self._qos, config.dispatch
         )
@@ -108,7 +108,8 @@ class Gateway:
                 for work in (
                     self.follower.follow(),
                     self._faults.run(),
-                    self._keep_feeds(),
+                    self._claims.run(self._ours),
+                    self._samples.run(self._our_data),
                     self._report_quality(),
                     keep_registered(self._bus, self._registration()),
                 ):
@@ -154,13 +155,16 @@ class Gateway:
                         evidence=f"registry says faulted: {record.reason or 'no reason given'}",
                     )
                 )
-        self._feed_due.set()
+        self._claims.refresh()
+        self._samples.refresh()
 
     async def _computed(self, message: ComputeNotification, envelope: Envelope) -> None:
-        self._compute[message.cluster] = message.entries
+        self._compute[message.cluster] = (asyncio.get_running_loop().time(), message.entries)
 
     def _last_compute(self) -> Mapping[str, tuple[ComputeEntry, ...]]:
-        return self._compute
+        """Each cluster's last Type 4; a router that fell silent says nothing about the present."""
+        oldest = asyncio.get_running_loop().time() - self.config.compute_valid_s
+        return {cluster: entries for cluster, (at, entries) in self._compute.items() if at >= oldest}
 
     def _is_our_data(self, record: ServiceRecord) -> bool:
         return record.stage == DATA_STAGE and record.endpoint.cluster == self.config.cluster
@@ -182,13 +186,11 @@ class Gateway:
             await self._bus.publish(subjects.TERMINATION, report, job=message.job, sid=self.config.sid)
         return Ack(note=outcome)
 
-    async def _keep_feeds(self) -> None:
-        while True:
-            await self._feed_due.wait()
-            self._feed_due.clear()
-            ours = self.follower.view.instances(cluster=self.config.cluster)
-            await self._claims.follow(ours)
-            await self._samples.follow(record for record in ours if record.stage == DATA_STAGE)
+    def _ours(self) -> tuple[ServiceRecord, ...]:
+        return self.follower.view.instances(cluster=self.config.cluster)
+
+    def _our_data(self) -> tuple[ServiceRecord, ...]:
+        return tuple(record for record in self._ours() if record.stage == DATA_STAGE)
 
     async def _claimed(self, message: MicrobatchClaim, envelope: Envelope) -> None:
         if message.job in self.book.active and not message.evaluate:

@@ -24,9 +24,9 @@ from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.placement import NoRoom
 from entities.orchestrator.planning import first_policy, plan
-from entities.orchestrator.recovery import Recovery, checkpoint_url, locate, restore_all
+from entities.orchestrator.recovery import Recovery, Unrecoverable, checkpoint_url, locate, restore_all
 from entities.orchestrator.results import export_weights
-from entities.orchestrator.step_loop import Stalled, StepLoop
+from entities.orchestrator.step_loop import AttemptFailed, EntryLost, StepLoop
 
 log = get_logger("orchestrator")
 
@@ -35,6 +35,8 @@ SAMPLE_DEADLINE_S = 90.0
 CHECKPOINT_DEADLINE_S = 300.0
 TERMINATION_DEADLINE_S = 5.0
 DEPLOY_TRIES = 3
+RECOVERY_TRIES = 8
+"""Recoveries in a row, each broken by a new loss, before the job fails."""
 SAME_STEP_LIMIT = 6
 """Attempts of one step before the job fails: what breaks it again and again is in the job itself."""
 
@@ -208,7 +210,10 @@ class JobRun:
             await restore_all(self.job, self.epoch, instances, url, version)
             await self.journal.tell("recovery", text=f"resumed from the checkpoint of step {version}")
         self.step = version
-        await self.loop.form_groups()
+        try:
+            await self.loop.form_groups()
+        except DmscError as error:  # somebody died between start and group
+            await self._recover(error)
         await self.journal.tell("instances", instances=instances.views())
 
     async def _choose_entry(self, *, first: bool = False) -> None:
@@ -241,7 +246,7 @@ class JobRun:
             last_step = self.step
             try:
                 decision = await self._unless_fault(self.loop.gather(ledger, begun=begun is not None))
-            except (MemberLost, Stalled, Unavailable) as error:
+            except (MemberLost, AttemptFailed) as error:
                 if same_step >= SAME_STEP_LIMIT:
                     raise
                 await self._recover(error)
@@ -261,7 +266,7 @@ class JobRun:
             if begun is not None:
                 try:
                     await begun
-                except Unavailable as error:
+                except EntryLost as error:
                     await self._recover(error)
                     ledger, begun = self.loop.open(self.step), None
                     continue
@@ -285,7 +290,7 @@ class JobRun:
                 if self._checkpoint_due(self.step):
                     await self._unless_fault(self._checkpoint())
                 return recovered
-            except (MemberLost, Stalled, Unavailable) as error:
+            except (MemberLost, AttemptFailed) as error:
                 await self._recover(error)
                 recovered = True
 
@@ -311,7 +316,7 @@ class JobRun:
                 self.instances.mark_lost(member)
         else:
             await self.journal.tell("fault", text=str(error))
-            if isinstance(error, Unavailable) and not isinstance(error, Stalled):
+            if isinstance(error, EntryLost):
                 await self._choose_entry()
         began = time.monotonic()
         names = sorted(
@@ -319,18 +324,25 @@ class JobRun:
         )
         why = f"lost {', '.join(names)}" if names else str(error)
         await self.journal.move(JobState.RECOVERING, why, recoveries=self.journal.record.recoveries + 1)
-        while True:
+        for tries in range(RECOVERY_TRIES):
             self._fault.clear()
             self.loop.attempt += 1
+            self.step = await self.recovery.restore(self.step, self.loop.attempt)
             try:
-                self.step = await self.recovery.restore(self.step, self.loop.attempt)
                 await self.loop.form_groups()
             except MemberLost as lost:
                 for member in lost.members:
                     self.instances.mark_lost(member)
                 continue
+            except DmscError as failed:  # somebody is dying whose death is not known yet
+                if tries == RECOVERY_TRIES - 1:
+                    raise
+                log.warning("group not formed", job=self.job, reason=str(failed))
+                continue
             if not self._fault.is_set():
                 break
+        else:
+            raise Unrecoverable(f"the job lost members in {RECOVERY_TRIES} recoveries in a row; last: {why}")
         await self.journal.tell("instances", instances=self.instances.views())
         await self.journal.tell(
             "recovery", text=f"{why}: back after {time.monotonic() - began:.2f} s at step {self.step}"

@@ -42,6 +42,8 @@ ABORT_DEADLINE_S = 10.0
 STATE_DEADLINE_S = 120.0
 ROOM_DEADLINE_S = 600.0
 """How long a job with a lost instance waits for a free slot before it fails."""
+RETRY_S = 0.5
+"""Pause before a recovery that failed without a culprit is tried again."""
 ROUNDS = 5
 """Recoveries that themselves lose members before the job fails."""
 
@@ -162,9 +164,12 @@ class Recovery:
             except StartFailed as error:
                 last = error
                 self._instances.mark_lost(error.member)
-            except Unavailable as error:
+            except Unrecoverable:
+                raise
+            except DmscError as error:
+                # an agent or the registry is being restarted, or somebody died whose death is not known yet
                 last = error
-                await asyncio.sleep(0.5)  # an agent or the registry is being restarted
+                await asyncio.sleep(RETRY_S)
         raise Unrecoverable(f"recovery failed {ROUNDS} times, the last: {last}")
 
     async def _round(self, step: int, attempt: int) -> int:

@@ -15,7 +15,7 @@ from bus.buckets import Bucket
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import GROUP_FORM, STEP_BEGIN, STEP_COMMIT, STEP_DECISION, STEP_PREPARE, STEP_STATUS
-from schemas.errors import Conflict, DeadlineExceeded, DmscError, Fenced
+from schemas.errors import Conflict, DeadlineExceeded, DmscError, Fenced, Unavailable
 from schemas.job import JobSpec, StepResult
 from schemas.learning_rate import learning_rate
 from schemas.step import (
@@ -45,11 +45,21 @@ STALL_S = 30.0
 """Without progress for max(this, 20 × the median microbatch): the attempt is given up and begun again."""
 
 
-class Stalled(DmscError):
-    """The step made no progress; nothing is known to be lost."""
+class AttemptFailed(DmscError):
+    """This attempt of the step can't succeed; nothing was decided, and nobody is known to be lost.
 
-    code = "stalled"
+    No progress, a broken all-reduce, an instance that is elsewhere: hints, which the registry and the
+    node agents will explain, or not. The step is begun again as the next attempt.
+    """
+
+    code = "attempt_failed"
     retryable = True
+
+
+class EntryLost(AttemptFailed):
+    """The entry gateway did not take the step."""
+
+    code = "entry_lost"
 
 
 @dataclass(frozen=True)
@@ -128,9 +138,12 @@ class StepLoop:
             microbatches=tuple(range(count)),
             evaluate=evaluate,
         )
-        await self._bus.command(
-            STEP_BEGIN, order, deadline_s=BEGIN_DEADLINE_S, job=self._job, gateway=self.entry_gateway
-        )
+        try:
+            await self._bus.command(
+                STEP_BEGIN, order, deadline_s=BEGIN_DEADLINE_S, job=self._job, gateway=self.entry_gateway
+            )
+        except Unavailable as error:
+            raise EntryLost(f"gateway {self.entry_gateway} did not begin step {step}: {error}") from None
 
     def open(self, step: int) -> StepLedger:
         """Opens the account of a step's present attempt; from here on its claims count."""
@@ -156,7 +169,7 @@ class StepLoop:
             begun: the gateway was already told (while the step before was being committed).
 
         Raises:
-            MemberLost, Stalled, DmscError: the attempt failed; nothing was decided.
+            MemberLost, AttemptFailed: nothing was decided.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -166,7 +179,7 @@ class StepLoop:
                 while True:
                     effect = await self._effects.get()
                     if isinstance(effect, Inconsistent):
-                        raise Stalled(effect.reason)
+                        raise AttemptFailed(effect.reason)
                     if isinstance(effect, Decide):
                         watch.cancel()
                         return effect.decision
@@ -174,7 +187,10 @@ class StepLoop:
                         for member in ledger.membership[effect.stage]:
                             tasks.create_task(self._prepare(ledger, effect.stage, member.sid))
         except BaseExceptionGroup as errors:
-            raise _worst(errors) from None
+            worst = _worst(errors)
+            if isinstance(worst, DmscError) and not isinstance(worst, (MemberLost, AttemptFailed)):
+                worst = AttemptFailed(f"step {ledger.step}: {worst}")
+            raise worst from None
 
     async def _prepare(self, ledger: StepLedger, stage: int, sid: str) -> None:
         order = StepPrepare(
@@ -214,7 +230,7 @@ class StepLoop:
             if len(ledger.claims) > held:
                 moved_at = time.monotonic()
             if time.monotonic() - moved_at > patience:
-                raise Stalled(f"step {ledger.step}: no progress for {patience:.0f} s, missing {missing[:4]}")
+                raise AttemptFailed(f"step {ledger.step}: no progress for {patience:.0f} s, missing {missing[:4]}")
 
     async def _ask(self, ledger: StepLedger) -> None:
         query = StepStatus(job=self._job, epoch=self._epoch, step=ledger.step, attempt=ledger.attempt)
@@ -317,7 +333,7 @@ class StepLoop:
         """One validation pass at `version`: forward only, losses from the last stage.
 
         Raises:
-            Stalled: not all microbatches were scored in time.
+            AttemptFailed: not all microbatches were scored in time.
         """
         self._evaluation = {}
         try:
@@ -332,7 +348,7 @@ class StepLoop:
                     moved_at = time.monotonic()
                 except TimeoutError:
                     if time.monotonic() - moved_at > STALL_S:
-                        raise Stalled(f"validation at step {version} made no progress") from None
+                        raise AttemptFailed(f"validation at step {version} made no progress") from None
             return Evaluated(dict(self._evaluation))
         finally:
             self._evaluation = None

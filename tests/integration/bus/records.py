@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from schemas.envelope import EntityKind
@@ -32,6 +33,13 @@ def service_record(sid: str = "a", **fields: Any) -> ServiceRecord:
 
 def job_event(text: str) -> JobEvent:
     return JobEvent(job="j1", kind="state", at=1.0, text=text)
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    """Waits for what has no event of its own."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 class Collector:

@@ -13,7 +13,7 @@ from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, Conflict, NoResponders
-from tests.integration.bus.records import state_change
+from tests.integration.bus.records import state_change, until
 
 Connect = Callable[..., Awaitable[Bus]]
 
@@ -25,8 +25,7 @@ async def test_repeats_of_a_running_command_share_its_one_run(connect: Connect) 
     async def slow(message, envelope):
         nonlocal runs
         runs += 1
-        while asker.counters.repeats < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: asker.counters.repeats >= 2)
         return Ack(note="done")
 
     await service.serve(subjects.STATE_CHANGE, slow)
@@ -69,8 +68,7 @@ async def test_an_error_is_an_answer_too_and_is_repeated_as_such(connect: Connec
     async def handler(message, envelope):
         nonlocal runs
         runs += 1
-        while asker.counters.repeats < 1:
-            await asyncio.sleep(0.01)
+        await until(lambda: asker.counters.repeats >= 1)
         raise Conflict("taken")
 
     await service.serve(subjects.STATE_CHANGE, handler)
@@ -110,8 +108,7 @@ async def test_a_command_waits_for_a_service_that_comes_later(connect: Connect) 
         return Ack()
 
     asked = asyncio.create_task(asker.command(subjects.STATE_CHANGE, state_change(), sid="later"))
-    while asker.counters.repeats == 0:
-        await asyncio.sleep(0.01)
+    await until(lambda: asker.counters.repeats >= 1)
     await service.serve(subjects.STATE_CHANGE, handler, sid="later")
     assert await asyncio.wait_for(asked, 5) == Ack()
 
@@ -143,8 +140,7 @@ async def test_a_command_survives_a_server_restart(own_server: EmbeddedServer) -
         asked = asyncio.create_task(asker.command(subjects.STATE_CHANGE, state_change(), sid="a"))
         await began.wait()
         await own_server.kill()
-        while asker.connected or service.connected:
-            await asyncio.sleep(0.005)
+        await until(lambda: not asker.connected and not service.connected)
         release.set()  # the answer is given while there is no bus
         await asyncio.sleep(0.05)
         await own_server.start()

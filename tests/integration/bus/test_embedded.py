@@ -21,7 +21,7 @@ from bus.connection import Bus
 from bus.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict
-from tests.integration.bus.records import service_record
+from tests.integration.bus.records import service_record, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -58,12 +58,8 @@ def gone(pid: int, timeout_s: float = 10.0) -> bool:
 @pytest.mark.parametrize("thread", ["main", "other"])
 async def test_no_orphan_after_the_parent_is_killed(tmp_path: Path, thread: str) -> None:
     """From the main thread the kernel ends it, from another one the watchdog."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path / "store"), thread],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "store"), thread]
+    parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
     try:
         pid_text, url = parent.stdout.readline().split()
         pid = int(pid_text)
@@ -122,9 +118,7 @@ async def test_restart_keeps_port_and_data(tmp_path: Path) -> None:
             await server.restart()
             assert (server.url, server.running) == (url, True)
             assert server.pid != pid
-            async with asyncio.timeout(10):
-                while not bus.connected:
-                    await asyncio.sleep(0.01)
+            await until(lambda: bus.connected and bus.counters.reconnects == 1)
             await server.kill()
             assert server.pid == 0
             await server.start()

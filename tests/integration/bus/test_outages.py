@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bus import subjects
+from bus import jetstream, subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
-from schemas.errors import Ack, BusUnreachable, Refused
-from tests.integration.bus.records import Collector, heartbeat, job_event, service_record, state_change
+from schemas.errors import Ack, BusUnreachable, NotFound, Refused, Unavailable
+from tests.integration.bus.records import Collector, heartbeat, job_event, service_record, state_change, until
 
 CLIENT = EntityKind.CLIENT
-
-
-async def until(condition, timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_requests_in_flight_fail_at_once_on_disconnect(own_server: EmbeddedServer) -> None:
@@ -76,9 +73,13 @@ async def test_the_outage_buffer_is_bounded(own_server: EmbeddedServer) -> None:
         await own_server.kill()
         await until(lambda: not alice.connected)
         big = heartbeat("x" * (1 << 20))
-        with pytest.raises(BusUnreachable, match="wait to be sent"):
+
+        async def flood() -> None:
             for _ in range(40):
                 await alice.publish(subjects.HEARTBEAT, big, sid="a")
+
+        with pytest.raises(BusUnreachable, match="wait to be sent"):
+            await flood()
         assert alice.raw.pending_data_size < 17 << 20
 
 
@@ -147,8 +148,6 @@ async def test_a_watch_learns_what_went_away_during_an_outage(own_server: Embedd
         await own_server.kill()
         await own_server.start()
         async with Bus.connect(own_server.url, name="mallory", kind=CLIENT) as mallory:
-            from bus import jetstream
-
             await jetstream.call(mallory.link, "STREAM.PURGE.KV_registry")
         await changes.until(lambda items: any(item.key == "a" and item.message is None for item in items))
         assert changes.items[-1].key in ("a", "")
@@ -200,23 +199,19 @@ async def test_append_and_followed_history_go_over_a_restart(own_server: Embedde
 
 async def test_provisioned_memory_is_made_again_after_a_restart(own_server: EmbeddedServer) -> None:
     """Streams in memory are gone with the server; whoever provisioned makes them again."""
-    from bus import jetstream
-
     async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
         await alice.provision()
         await own_server.restart()
         await until(lambda: alice.counters.reconnects == 1)
 
-        async def there() -> bool:
+        for _ in range(500):
             try:
                 await jetstream.call(alice.link, "STREAM.INFO.KV_rendezvous")
-            except Exception:
-                return False
-            return True
-
-        async with asyncio.timeout(5):
-            while not await there():
-                await asyncio.sleep(0.02)
+                break
+            except (NotFound, Unavailable):
+                await asyncio.sleep(0.01)
+        else:
+            pytest.fail("the rendezvous did not come back")
 
 
 async def test_no_server_is_one_clear_line() -> None:
@@ -261,36 +256,28 @@ async def test_a_credential_that_is_taken_away_surfaces_and_a_new_one_heals(tmp_
             assert client.is_closed or bus.raw is client
 
 
+NARROW = """
+listen: "127.0.0.1:-1"
+ports_file_dir: "{folder}"
+authorization {{
+  default_permissions: {{
+    publish: ["dmsc.v1.registry.heartbeat.*", "_INBOX.>"]
+    subscribe: ["dmsc.v1.registry.heartbeat.*", "_INBOX.>"]
+  }}
+  users: [{{user: "u", password: "p"}}]
+}}
+"""
+
+
 @pytest.fixture
-def narrow_server(tmp_path: Path):
-    """A server whose one user may use heartbeats only, not even its own word on other subjects."""
-    import json
-    import subprocess
-
-    from bus.embedded import find_binary
-
-    folder = tmp_path / "narrow"
-    folder.mkdir()
-    (folder / "server.conf").write_text(
-        f"""
-        listen: "127.0.0.1:-1"
-        ports_file_dir: {json.dumps(str(folder))}
-        authorization {{
-          token: "t"
-          default_permissions: {{
-            publish: ["dmsc.v1.registry.heartbeat.*", "_INBOX.>"]
-            subscribe: ["dmsc.v1.registry.heartbeat.*", "_INBOX.>"]
-          }}
-          users: [{{user: "u", password: "p"}}]
-        }}
-        """.replace('token: "t"', "")
-    )
-    process = subprocess.Popen(
-        [str(find_binary()), "-c", str(folder / "server.conf")], stderr=subprocess.DEVNULL
-    )
+def narrow_server(tmp_path: Path) -> Iterator[str]:
+    """A server whose one user may use heartbeats and inboxes, nothing else."""
+    config = tmp_path / "narrow.conf"
+    config.write_text(NARROW.format(folder=tmp_path))
+    process = subprocess.Popen([str(find_binary()), "-c", str(config)], stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 10
-        while not (ports := list(folder.glob("*.ports"))) or not ports[0].read_text():
+        while not (ports := list(tmp_path.glob("*.ports"))) or not ports[0].read_text():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         yield json.loads(ports[0].read_text())["nats"][0].replace("nats://", "nats://u:p@")

@@ -14,13 +14,13 @@ import structlog
 from bus import codec, subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
-from schemas.envelope import EntityKind
+from schemas.envelope import EntityKind, Sender
 from schemas.errors import Ack, BadMessage
 from schemas.telemetry import DeadLetter
-from tests.integration.bus.records import Collector, heartbeat, state_change
+from tests.integration.bus.records import Collector, heartbeat, state_change, until
 
 Connect = Callable[..., Awaitable[Bus]]
-SENDER = {"name": "x", "kind": "client", "incarnation": "i"}
+SENDER = codec.sender_map(Sender(name="x", kind=EntityKind.CLIENT, incarnation="i"))
 
 
 def envelope(**changes) -> bytes:
@@ -30,7 +30,7 @@ def envelope(**changes) -> bytes:
         "version": (1, 0),
         "id": "i-1",
         "causation": None,
-        "sender": SENDER,
+        "sender": SENDER.fields,
         "sent_at": 1.0,
         "body": state_change().model_dump(),
     }
@@ -106,7 +106,7 @@ async def test_an_oversized_message_is_a_dead_letter_too(tmp_path: Path) -> None
             return Ack(note="alive")
 
         await service.serve(subjects.STATE_CHANGE, handler)
-        big = codec.msgpack.packb({"body": "x" * (10 << 20)})
+        big = msgpack.packb({"body": "x" * (10 << 20)})
         reply = await sender.raw.request(subjects.STATE_CHANGE(sid="a"), big, timeout=10)
         answer, _ = codec.decode(reply.data)
         assert answer.code == "bad_message"
@@ -135,9 +135,7 @@ async def test_an_unusable_dead_letter_breeds_no_other(connect: Connect) -> None
     await reader.subscribe(subjects.DEAD_LETTER, seen)
     await reader.raw.publish(subjects.DEAD_LETTER(sid="x"), b"rubbish")
     await reader.barrier()
-    async with asyncio.timeout(5):
-        while reader.counters.dead_letters < 1:
-            await asyncio.sleep(0.01)
+    await until(lambda: reader.counters.dead_letters >= 1)
     await reader.barrier()
     await reader.barrier()
     assert reader.counters.dead_letters == 1

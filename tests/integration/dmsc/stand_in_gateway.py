@@ -19,10 +19,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, JobState, WeightsManifest
+from schemas.weights_digest import INDEX_NAME, tensor_line, weights_sha256
 from tests.unit.dmsc import events
 
 TOKEN = "stand-in-token"
-SHARD = b"\x08\0\0\0\0\0\0\0{}      " + b"weights" * 1000
+CONTENT = bytes(range(256)) * 16
+_header = json.dumps({"w": {"dtype": "F32", "shape": [32, 32], "data_offsets": [0, len(CONTENT)]}}).encode()
+SHARD = len(_header).to_bytes(8, "little") + _header + CONTENT
+"""A safetensors file with one tensor of 1,024 numbers."""
 
 
 @dataclass
@@ -32,6 +36,7 @@ class StandIn:
     script: list[JobEvent]
     break_after: int | None = None
     hold_open: bool = False  # the script does not end the job: only a cancel does
+    damage: bool = False  # one byte of the weights is wrong
     asked: list[str] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     state: JobState = JobState.RUNNING
@@ -41,11 +46,15 @@ class StandIn:
     def record(self) -> JobRecord:
         weights = None
         if self.state is JobState.DONE:
-            digest = hashlib.sha256(SHARD).hexdigest()
+            line = tensor_line("float32", [32, 32], hashlib.sha256(CONTENT).hexdigest())
             weights = WeightsManifest(
-                url="bus://x", shards=("s0.safetensors",), tensors={"w": "s0.safetensors"}, bytes=len(SHARD),
-                sha256=digest, step=2,
-            )  # fmt: skip
+                url="bus://x",
+                shards=("s0.safetensors", INDEX_NAME),
+                tensors={"w": "s0.safetensors"},
+                bytes=len(SHARD),
+                sha256=weights_sha256({"w": line}),
+                step=2,
+            )
         return events.record(2, self.state).model_copy(
             update={"weights": weights, "sample": "def f(): pass\n"}
         )
@@ -88,7 +97,7 @@ class StandIn:
 
         @app.get("/v1/jobs/j1/weights/s0.safetensors")
         async def shard() -> Response:
-            return Response(SHARD)
+            return Response(SHARD[:-1] + b"?" if self.damage else SHARD)
 
         return app
 

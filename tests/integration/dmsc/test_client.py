@@ -10,7 +10,7 @@ import pytest
 
 from dmsc import AsyncClient, Client
 from dmsc.ports import any_free
-from schemas.errors import BadJob, DeadlineExceeded, NotFound, Refused, Unavailable
+from schemas.errors import BadJob, DeadlineExceeded, DmscError, NotFound, Refused, Unavailable
 from schemas.job import JobState
 from tests.integration.dmsc.stand_in_gateway import SHARD, TOKEN, StandIn, whole_run
 
@@ -77,11 +77,19 @@ async def test_weights_arrive_whole_with_their_index(tmp_path: Path) -> None:
     assert (tmp_path / "w" / "s0.safetensors").read_bytes() == SHARD
     index = json.loads((tmp_path / "w" / "model.safetensors.index.json").read_text())
     assert index["weight_map"] == {"w": "s0.safetensors"}
-    assert index["metadata"]["sha256"] == manifest.sha256
+    assert index["metadata"]["total_size"] == manifest.bytes
     assert sorted(path.name for path in (tmp_path / "w").iterdir()) == [
         "model.safetensors.index.json",
         "s0.safetensors",
     ]
+
+
+async def test_damaged_weights_are_noticed(tmp_path: Path) -> None:
+    stand_in = StandIn(whole_run(), state=JobState.DONE, damage=True)
+    with stand_in.serving() as url:
+        async with AsyncClient(url, token=TOKEN) as client:
+            with pytest.raises(DmscError, match="they were damaged on the way"):
+                await client.download_weights("j1", tmp_path)
 
 
 def test_waiting_has_a_deadline() -> None:

@@ -36,7 +36,8 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
 
     from tests.integration.dmsc.command_line import environment
 
-    code = "import dmsc.cli, sys; print([m for m in ('nats', 'httpx', 'fastapi', 'pydantic', 'torch', 'yaml') if m in sys.modules])"
+    heavy = ("nats", "httpx", "fastapi", "pydantic", "torch", "yaml")
+    code = f"import dmsc.cli, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment(),

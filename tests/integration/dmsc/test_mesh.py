@@ -6,15 +6,15 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dmsc.state_folder import MeshFile, StateFolder
 from tests.integration.dmsc.command_line import (
-    REPOSITORY,
     dmsc,
     processes_mentioning,
     running,
@@ -31,13 +31,27 @@ def read(folder: Path) -> MeshFile:
     return mesh
 
 
-def assert_nothing_left(folder: Path, mesh: MeshFile) -> None:
+def family(mesh: MeshFile) -> list[int]:
+    """The supervisor and everything below it, at this moment."""
+    supervisor = psutil.Process(mesh.pid)
+    return [supervisor.pid, *(child.pid for child in supervisor.children(recursive=True))]
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def assert_nothing_left(folder: Path, mesh: MeshFile, pids: Sequence[int]) -> None:
     """No process, no port, no lock. Orphans get the time that their last resort takes."""
-    wait_for(
-        lambda: not processes_mentioning(str(folder)),
-        25,
-        lambda: "\n".join(processes_mentioning(str(folder))),
-    )
+
+    def left() -> list[str]:
+        alive = [f"pid {pid}" for pid in pids if psutil.pid_exists(pid) and not _zombie(pid)]
+        return alive + processes_mentioning(str(folder))
+
+    wait_for(lambda: not left(), 25, lambda: "\n".join(left()))
     for url in (*mesh.servers, *mesh.gateways.values()):
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0, f"{url} still listens"
@@ -54,10 +68,11 @@ def mesh_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        pids = family(mesh)
         done = dmsc("down", cwd=folder, timeout_s=60)
         assert done.returncode == 0, done.stderr
         assert not (folder / ".dmsc" / "mesh.json").exists()
-        assert_nothing_left(folder, mesh)
+        assert_nothing_left(folder, mesh, pids)
 
 
 def test_status_knows_every_entity(mesh_folder: Path) -> None:
@@ -218,11 +233,12 @@ def test_ctrl_c_leaves_nothing_and_taken_ports_are_avoided(tmp_path: Path) -> No
         assert set(mesh.children) == {
             *("service-registry", "authorizer", "orchestrator", "router-a", "gateway-a", "agent-a")
         }
+        pids = family(mesh)
         up.interrupt()
         assert up.wait(40) == 0
         assert "stopping the mesh" in up.output
         assert "Traceback" not in up.output
-    assert_nothing_left(folder, mesh)
+    assert_nothing_left(folder, mesh, pids)
     assert not (folder / ".dmsc" / "lock").exists()
     assert not (folder / ".dmsc" / "mesh.json").exists()
 
@@ -231,21 +247,19 @@ def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
     with running("up", *PORTS, "--cluster", "a", cwd=tmp_path) as up:
         wait_for((tmp_path / ".dmsc" / "mesh.json").exists, 30, lambda: up.output)
         mesh = read(tmp_path)
+        pids = family(mesh)
         up.interrupt()
         assert up.wait(40) == 130
         assert "Traceback" not in up.output
-    assert_nothing_left(tmp_path, mesh)
+    assert_nothing_left(tmp_path, mesh, pids)
 
 
 def test_sigkill_of_the_supervisor_orphans_nothing(tmp_path: Path) -> None:
     done = dmsc("up", "--detach", *PORTS, "--cluster", "a", cwd=tmp_path, timeout_s=90)
     assert done.returncode == 0, done.stderr
     mesh = read(tmp_path)
-    assert len(processes_mentioning(str(tmp_path))) >= 3
+    pids = family(mesh)
+    assert len(pids) >= 5  # supervisor, server, control plane, agent, fork server
     os.kill(mesh.pid, signal.SIGKILL)
-    assert_nothing_left(tmp_path, mesh)
+    assert_nothing_left(tmp_path, mesh, pids)
     assert dmsc("down", cwd=tmp_path).returncode == 3
-
-
-def test_the_repository_is_where_we_think() -> None:
-    assert (REPOSITORY / "dmsc" / "cli.py").exists()

@@ -1,4 +1,4 @@
-"""MG at work in a step (draft §4.4(2), (3), (5), (6)): Type 4 decides the entry; faults, quality, termination."""
+"""MG at work in a step (draft §4.4(2), (3), (5), (6)): Type 4 decides the entry; faults, quality, end."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def begin(smo: StandInOrchestrator, microbatches: Iterable[int] = range(8)
 async def notify(bus: Bus, gateway: Gateway, cluster: str, *entries: ComputeEntry) -> None:
     message = ComputeNotification(router=f"router-{cluster}", cluster=cluster, revision=1, entries=entries)
     await bus.publish(subjects.COMPUTE, message, cluster=cluster)
-    await eventually(lambda: gateway._compute.get(cluster) == entries)
+    await eventually(lambda: gateway._last_compute().get(cluster) == entries)
 
 
 async def test_a_step_reaches_each_data_instance_once(
@@ -171,7 +171,7 @@ async def test_a_silent_data_instance_is_reported_and_stays_bound(
 async def test_a_higher_attempt_ends_the_one_under_way(
     smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
 ) -> None:
-    east, west = data
+    _, west = data
     west.fault = asyncio.Event()
     older = asyncio.create_task(begin(smo))
     await eventually(lambda: west.faults_fired == 1)
@@ -179,8 +179,11 @@ async def test_a_higher_attempt_ends_the_one_under_way(
     await begin(smo, attempt=1)
     with pytest.raises(Fenced, match="superseded"):
         await older
-    with pytest.raises(Fenced, match="older than attempt 1"):
+    with pytest.raises(Fenced, match="superseded"):
         await begin(smo, attempt=0, microbatches=(99,))
+    await begin(smo, step=3, attempt=2)
+    with pytest.raises(Fenced, match="older than attempt 2"):
+        await begin(smo, step=3, attempt=1)
     await begin(smo, step=5, epoch=2)
     with pytest.raises(Fenced):
         await begin(smo, step=6, epoch=1)

@@ -85,7 +85,9 @@ class Held:
     async def nothing_more(self, timeout_s: float = 5.0) -> None:
         """Fails unless everything since has been given back: joined threads may take a moment to vanish."""
         async with asyncio.timeout(timeout_s):
-            while not all(now <= then for now, then in zip(self.now(), self.before, strict=True)):
+            while True:  # the kernel does not say when a thread is gone
+                if all(now <= then for now, then in zip(self.now(), self.before, strict=True)):
+                    return
                 await asyncio.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""An instance for the link tests, in a process of its own: it takes hops, or offers one big one.
+"""An instance for the link tests, in a process of its own: it takes hops, or offers a small and a big one.
 
     python link_peer.py URL JOB SID INCARNATION take
     python link_peer.py URL JOB SID INCARNATION offer SID INCARNATION MEGABYTES
@@ -50,11 +50,17 @@ async def main(url: str, job: str, sid: str, incarnation: str, task: str, *rest:
         say("ready")
         if task == "offer":
             to = Member(sid=rest[0], incarnation=rest[1])
-            tensor = torch.ones(int(rest[2]) << 18)
-            await exchange.send(
-                direction="forward", receiver=to, stage=1, step=0, attempt=0, microbatch=7, tensors=[tensor]
-            )
-            say("sent")
+            for microbatch, size in ((6, 1), (7, int(rest[2]) << 18)):  # a small one first: the link stands
+                await exchange.send(
+                    direction="forward",
+                    receiver=to,
+                    stage=1,
+                    step=0,
+                    attempt=0,
+                    microbatch=microbatch,
+                    tensors=[torch.ones(size)],
+                )
+                say("sent", microbatch=microbatch)
         await asyncio.Event().wait()
 
 

@@ -25,13 +25,21 @@ def say(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-async def main(url: str, job: str, rank: str, size: str, generation: str, task: str, timeout_s: str = "20") -> None:
+async def main(
+    url: str, job: str, rank: str, size: str, generation: str, task: str, timeout_s: str = "20"
+) -> None:
     torch.set_num_threads(1)
     members = [Member(sid=f"replica-{number}", incarnation="1") for number in range(int(size))]
     me = members[int(rank)]
     async with Bus.connect(url, name=me.sid, kind=EntityKind.INSTANCE) as bus:
         group = await ReductionGroup.build(
-            bus, job=job, stage=0, generation=int(generation), members=members, me=me, timeout_s=float(timeout_s)
+            bus,
+            job=job,
+            stage=0,
+            generation=int(generation),
+            members=members,
+            me=me,
+            timeout_s=float(timeout_s),
         )
         say("built")
         if task == "sum":

@@ -1,5 +1,5 @@
-"""Hops between instances (DESIGN §5 rule 11, §6): every tensor arrives bit for bit, once, or there is one clear
-error soon; no fault leaves anybody hanging, and nothing is left behind."""
+"""Hops between instances (DESIGN §5 rule 11, §6): every tensor arrives bit for bit, once, or there is one
+clear error soon; no fault leaves anybody hanging, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Instance:
         self.member = Member(sid=sid, incarnation=incarnation)
         self.inbox: asyncio.Queue[Arrival] = asyncio.Queue()
         self.asked: list[MicrobatchNotice] = []
+        self.asking = asyncio.Event()
         self.lost: asyncio.Queue[MicrobatchNotice] = asyncio.Queue()
         self.broken: asyncio.Queue[Member] = asyncio.Queue()
         self.answer = "accepted"
@@ -56,7 +57,13 @@ class Instance:
 
     def decide(self, notice: MicrobatchNotice) -> str:
         self.asked.append(notice)
+        self.asking.set()
         return self.answer
+
+    async def was_asked(self, times: int) -> None:
+        while len(self.asked) < times:
+            self.asking.clear()
+            await asyncio.wait_for(self.asking.wait(), 20)
 
     async def send(self, to: Instance | Member, microbatch: int, *tensors: Tensor, **options: Any) -> str:
         given: dict[str, Any] = {"direction": "forward", "stage": 1, "step": 5, "attempt": 0, **options}
@@ -87,16 +94,18 @@ async def make(connect: Connect) -> Any:
 class Interceptor:
     """Stands before a bus's `publish` and may swallow what a test names. Counts what it swallowed."""
 
-    def __init__(self, bus: Bus, monkeypatch: pytest.MonkeyPatch, swallow: Callable[[Any, Any], bool]) -> None:
+    def __init__(
+        self, bus: Bus, monkeypatch: pytest.MonkeyPatch, swallow: Callable[[Any, Any], bool]
+    ) -> None:
         self.swallowed: list[Any] = []
-        self.passed: list[Any] = []
+        self.swallowing = asyncio.Event()
         publish = bus.publish
 
         async def intercepted(row: Any, message: Any, **options: Any) -> str:
             if swallow(row, message):
                 self.swallowed.append(message)
+                self.swallowing.set()
                 return "swallowed"
-            self.passed.append(message)
             return await publish(row, message, **options)
 
         monkeypatch.setattr(bus, "publish", intercepted)
@@ -116,7 +125,7 @@ def numbered(microbatch: int, size: int = 64) -> Tensor:
     return torch.full((size,), float(microbatch))
 
 
-# --- what arrives ------------------------------------------------------------------------------------------
+# --- what arrives -------------------------------------------------------------------------------------------
 def every_kind() -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(7)
     raw = torch.randint(0, 256, (4, 6, 16), dtype=torch.uint8, generator=generator)
@@ -189,7 +198,7 @@ async def test_state_of_many_tensors(make: Make) -> None:
     assert all(same_bits(sent, got) for sent, got in zip(state, received, strict=True))
 
 
-# --- the bus loses, repeats and reorders ---------------------------------------------------------------------
+# --- the bus loses, repeats and reorders --------------------------------------------------------------------
 async def test_a_lost_notice_is_repeated_and_holds_up_nobody(
     make: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +242,8 @@ async def test_duplicate_and_reordered_notices(
     interceptor = Interceptor(bus, monkeypatch, lambda row, message: row is NOTICE)
     sends = [asyncio.create_task(one.send(two, number, numbered(number))) for number in range(5)]
     while len({notice.microbatch for notice in interceptor.swallowed}) < 5:
-        await asyncio.sleep(0)
+        interceptor.swallowing.clear()
+        await interceptor.swallowing.wait()
     notices = {notice.microbatch: notice for notice in interceptor.swallowed}
     for number in (3, 1, 4, 0, 2, 3, 3, 0):  # by another hand, in another order, some of them twice
         await raw.publish(NOTICE, notices[number], job="job", sid="two")
@@ -248,7 +258,9 @@ async def test_duplicate_and_reordered_notices(
     assert two.inbox.empty()
 
 
-async def test_an_offer_made_while_the_bus_is_away_arrives_when_it_is_back(own_server: EmbeddedServer) -> None:
+async def test_an_offer_made_while_the_bus_is_away_arrives_when_it_is_back(
+    own_server: EmbeddedServer,
+) -> None:
     async with (
         Bus.connect(own_server.url, name="one", kind=EntityKind.INSTANCE) as here,
         Bus.connect(own_server.url, name="two", kind=EntityKind.INSTANCE) as there,
@@ -267,7 +279,7 @@ async def test_an_offer_made_while_the_bus_is_away_arrives_when_it_is_back(own_s
             assert torch.equal((await two.arrival())[1][0], numbered(1))
 
 
-# --- answers ---------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("answer", ["held", "stale"])
 async def test_declined_offers_leave_the_link_clean(make: Make, answer: str) -> None:
     one, two = await make("one"), await make("two")
@@ -284,8 +296,7 @@ async def test_an_offer_put_off_arrives_when_reconsidered(make: Make) -> None:
     one, two = await make("one"), await make("two")
     two.answer = "later"
     sending = asyncio.create_task(one.send(two, 0, numbered(0)))
-    while not two.asked:
-        await asyncio.sleep(0)
+    await two.was_asked(1)
     done, _ = await asyncio.wait({sending}, timeout=0.1)
     assert not done
     two.answer = "accepted"
@@ -306,7 +317,7 @@ async def test_notices_for_another_incarnation_are_not_taken(make: Make) -> None
         await sending
 
 
-# --- links come and go -----------------------------------------------------------------------------------------
+# --- links come and go --------------------------------------------------------------------------------------
 async def test_both_sides_opening_at_once_open_the_same_link(make: Make) -> None:
     for number in range(5):
         one, two = await make(f"one-{number}"), await make(f"two-{number}")
@@ -344,7 +355,10 @@ async def test_close_leaves_no_thread_and_no_socket(connect: Connect, held: Any)
     for instance in instances:
         await instance.exchange.__aenter__()
     hops = [
-        source.send(target, 0, numbered(0)) for source in instances for target in instances if source != target
+        source.send(target, 0, numbered(0))
+        for source in instances
+        for target in instances
+        if source != target
     ]
     assert set(await asyncio.gather(*hops)) == {"delivered"}
     assert before.now()[0] > before.before[0]
@@ -370,8 +384,7 @@ async def test_withdrawn_offers_go_and_the_next_ones_arrive(
     two.answer = "later"
     cancelled = asyncio.create_task(one.send(two, 0, numbered(0)))
     withdrawn = asyncio.create_task(one.send(two, 1, numbered(1)))
-    while len(two.asked) < 2:
-        await asyncio.sleep(0)
+    await two.was_asked(2)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
@@ -383,7 +396,7 @@ async def test_withdrawn_offers_go_and_the_next_ones_arrive(
     assert two.inbox.empty()
 
 
-# --- deaths ----------------------------------------------------------------------------------------------------
+# --- deaths -------------------------------------------------------------------------------------------------
 async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
     make: Make, server: EmbeddedServer, spawn: Any, held: Any
 ) -> None:
@@ -394,6 +407,8 @@ async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
     await child.event("ready")
     big = torch.arange(64 << 20, dtype=torch.float32)  # 256 MB: some 200 ms on loopback
     old, new = Member(sid="two", incarnation="1"), Member(sid="two", incarnation="2")
+    await one.send(old, 0, numbered(0))  # the link stands
+    await child.event("received")
     sending = asyncio.create_task(one.send(old, 0, big))
     await child.event("decide")
     await asyncio.sleep(0.02)
@@ -440,10 +455,10 @@ async def test_the_sender_is_killed_in_the_middle_of_a_big_transfer(
     two = await make("two")
     before = held()
     child = await spawn("link_peer.py", server.url, "job", "one", "1", "offer", "two", "1", 256)
-    while not two.asked:
-        await asyncio.sleep(0.001)
+    await two.was_asked(2)
     await asyncio.sleep(0.03)
-    assert two.inbox.empty()  # in the middle
+    await two.arrival()  # the small one
+    assert two.inbox.empty()  # in the middle of the big one
     child.process.send_signal(signal.SIGKILL)
     killed = time.monotonic()
     lost = await asyncio.wait_for(two.lost.get(), 5)
@@ -482,30 +497,32 @@ async def test_a_fence_frees_what_waits_for_a_stopped_process(
     await before.nothing_more()
 
 
-async def test_accepted_and_never_taken_is_an_error(make: Make, server: EmbeddedServer, spawn: Any) -> None:
+async def test_accepted_and_never_taken_is_an_error(
+    make: Make, server: EmbeddedServer, spawn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A peer that stops in the middle of an accepted transfer, and nobody who says so."""
-    config = LinkConfig(transfer_timeout_s=0.5, build_timeout_s=0.5)
-    one = await make("one", config=config)
+    monkeypatch.setattr(links, "SLOWEST_BYTES_PER_S", 1e9)
+    one = await make("one", config=LinkConfig(transfer_timeout_s=0.5, build_timeout_s=0.5))
     child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
     await child.event("ready")
     peer = Member(sid="two", incarnation="1")
-    await one.send(peer, 0, numbered(0))
-    sending = asyncio.create_task(one.send(peer, 1, torch.ones(2 << 20)))
-    while not one.exchange._offers:
-        await asyncio.sleep(0)
+    await one.send(peer, 0, numbered(0))  # the link stands
+    await child.event("received")
+    sending = asyncio.create_task(one.send(peer, 1, torch.ones(64 << 20)))
+    await child.event("decide")
+    await asyncio.sleep(0.03)
+    assert not sending.done()  # in the middle
     os.kill(child.pid, signal.SIGSTOP)
     try:
-        if not sending.done():
-            one.exchange._offers[next(iter(one.exchange._offers))].answer = "accepted"
         with pytest.raises(PeerUnreachable, match="cannot be reached"):
             await asyncio.wait_for(sending, 20)
     finally:
         os.kill(child.pid, signal.SIGCONT)
 
 
-# --- addresses -------------------------------------------------------------------------------------------------
+# --- addresses ----------------------------------------------------------------------------------------------
 async def test_the_listening_port_falls_into_the_range_asked_for(make: Make) -> None:
-    low = int(open("/proc/sys/net/ipv4/ip_local_port_range").read().split()[0]) + 1000
+    low = int(gloo.PORT_RANGE.read_text().split()[0]) + 1000
     before = gloo._listening()
     one, two = await make("one", ports=(low, low + 2000)), await make("two", ports=(low, low + 2000))
     assert await one.send(two, 0, numbered(0)) == "delivered"
@@ -515,7 +532,9 @@ async def test_the_listening_port_falls_into_the_range_asked_for(make: Make) -> 
 
 
 async def test_an_address_that_is_not_ours_is_one_clear_line() -> None:
-    with pytest.raises(BadInput, match=r"cannot listen on '192\.0\.2\.1': it is not an address of this machine"):
+    with pytest.raises(
+        BadInput, match=r"cannot listen on '192\.0\.2\.1': it is not an address of this machine"
+    ):
         await gloo.in_thread("test", lambda: gloo.open_device("192.0.2.1"))
     with pytest.raises(BadInput, match="no port between 1 and 2"):
         await gloo.in_thread("test", lambda: gloo.open_device("127.0.0.1", (1, 2)))

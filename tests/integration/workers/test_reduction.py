@@ -33,7 +33,9 @@ async def build(bus: Bus, members: list[Member], generation: int, **options: Any
     )
 
 
-async def test_sums_are_exact_and_the_next_generation_leaves_the_dead_out(connect: Connect, held: Any) -> None:
+async def test_sums_are_exact_and_the_next_generation_leaves_the_dead_out(
+    connect: Connect, held: Any
+) -> None:
     bus = await connect("replicas")
     before = held()
     for generation, members in enumerate([MEMBERS, MEMBERS[:3], MEMBERS[1:], MEMBERS[:2]]):

@@ -32,7 +32,9 @@ async def test_get_waits_for_a_key_that_another_writes(connect: Connect) -> None
 
 async def test_a_key_that_nobody_writes_is_one_clear_error(connect: Connect) -> None:
     meet = Rendezvous(await connect("one"), "meet")
-    with pytest.raises(DeadlineExceeded, match=r"nobody wrote rendezvous key 'never' of 'meet' within 0\.2 s"):
+    with pytest.raises(
+        DeadlineExceeded, match=r"nobody wrote rendezvous key 'never' of 'meet' within 0\.2 s"
+    ):
         await meet.get("never", timeout_s=0.2)
 
 
@@ -94,7 +96,9 @@ async def test_it_makes_its_streams_and_makes_them_again_after_a_restart(own_ser
 
 async def test_c10d_sees_a_store(connect: Connect) -> None:
     """Every call that c10d makes of a store, from a thread that is not the loop's, through a PrefixStore."""
-    store = BusStore(Rendezvous(await connect("one"), "c10d"), asyncio.get_running_loop(), timedelta(seconds=2))
+    store = BusStore(
+        Rendezvous(await connect("one"), "c10d"), asyncio.get_running_loop(), timedelta(seconds=2)
+    )
 
     def use() -> None:
         inner = dist.PrefixStore("p", store)
@@ -130,11 +134,13 @@ async def test_a_store_refuses_the_loops_own_thread(connect: Connect) -> None:
 
 
 async def test_release_frees_a_thread_that_waits_in_a_store(connect: Connect) -> None:
-    store = BusStore(Rendezvous(await connect("one"), "c10d"), asyncio.get_running_loop(), timedelta(seconds=30))
+    store = BusStore(
+        Rendezvous(await connect("one"), "c10d"), asyncio.get_running_loop(), timedelta(seconds=30)
+    )
     began = time.monotonic()
     waiting = asyncio.create_task(asyncio.to_thread(store.get, "never"))
-    while not store._running:
-        await asyncio.sleep(0)
+    done, _ = await asyncio.wait({waiting}, timeout=0.2)
+    assert not done  # it does wait
     store.release()
     with pytest.raises(dist.DistStoreError, match="released"):
         await waiting

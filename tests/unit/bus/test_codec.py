@@ -61,10 +61,7 @@ def test_unusable_messages_say_why() -> None:
     assert reason(good + b"x") == "malformed"
     assert reason(msgpack.packb([1])) == "envelope"
     assert reason(changed(good, version="1.0")) == "envelope"
-    assert (
-        reason(changed(good, sender={"name": "no token!", "kind": "client", "incarnation": "i"}))
-        == "envelope"
-    )
+    assert reason(changed(good, sender=SENDER.fields | {"name": "no token!"})) == "envelope"
     assert reason(changed(good, type="nobody.knows")) == "unknown type"
     assert reason(good, Heartbeat) == "wrong type"
     assert reason(changed(good, version=(2, 0))) == "wrong version"
@@ -92,6 +89,34 @@ def test_an_older_sender_lacks_fields_that_have_defaults() -> None:
         del body[field]
     back, _ = codec.decode(changed(good, body=body))
     assert back == RECORD.model_copy(update={"tags": (), "input_schema": ()})
+
+
+def test_an_encoder_that_failed_encodes_again() -> None:
+    with pytest.raises(BadMessage):
+        codec.encode(RECORD.model_copy(update={"route_id": 1 << 70}), SENDER, "i1-1")
+    assert codec.decode(codec.encode(RECORD, SENDER, "i1-2"))[0] == RECORD
+
+
+def test_a_known_sender_does_not_excuse_an_unknown_one() -> None:
+    good = codec.encode(RECORD, SENDER, "i1-1")
+    codec.decode(good)
+    for bad in ({"name": ["list"]}, {"kind": "nobody"}, {"incarnation": 7}, {"name": "a.b"}):
+        assert reason(changed(good, sender=SENDER.fields | bad)) == "envelope"
+    for no_sender in (None, 5, "text", [], {}):
+        assert reason(changed(good, sender=no_sender)) == "envelope"
+    codec.decode(good)
+
+
+def test_answers_are_checked_as_well() -> None:
+    good = codec.encode(RECORD, SENDER, "i1-1")
+    assert codec.decode_answer(good) == RECORD
+    wrong = ({"type": 5}, {"type": None}, {"version": 3}, {"version": ["x"]}, {"body": []}, {"type": "no"})
+    for fields in wrong:
+        with pytest.raises(BadMessage):
+            codec.decode_answer(changed(good, **fields))
+    for data in (b"", b"\xc1", msgpack.packb([]), msgpack.packb({})):
+        with pytest.raises(BadMessage):
+            codec.decode_answer(data)
 
 
 def test_values_of_users_are_not_in_the_complaint() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,9 @@ from entities.router import RouterConfig
 from schemas import errors
 from schemas.fault import FaultReport
 from schemas.job import JobEvent, JobState
+
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -128,3 +134,13 @@ def test_settings_that_cannot_work_are_refused() -> None:
         RouterConfig(cluster="east", compute_gap_s=9.0)
     assert GatewayConfig(cluster="east").sid == "gateway-east"
     assert RouterConfig(cluster="east").sid == "router-east"
+
+
+def test_the_http_framework_is_loaded_only_where_there_is_an_http_door() -> None:
+    """It would cost every control-plane process memory (DESIGN: 80 MB each)."""
+    code = (
+        "import sys, entities.gateway, entities.router, entities.authorizer, entities.service_registry; "
+        "sys.exit(', '.join({'fastapi', 'uvicorn', 'starlette'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

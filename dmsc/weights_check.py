@@ -1,0 +1,66 @@
+"""Whether downloaded weights are the job's: the digest recomputed from the files, without torch.
+
+The safetensors format: 8 bytes length of the header (little endian), the header as JSON
+(`name → dtype, shape, data_offsets`), then the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import BadData, DmscError
+from schemas.job import WeightsManifest
+from schemas.weights_digest import INDEX_NAME, tensor_line, weights_sha256
+
+_dtypes = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+"""Safetensors' names of types → torch's."""
+_piece = 1 << 20
+
+
+def check_weights(folder: Path, manifest: WeightsManifest) -> None:
+    """Raise `DmscError` if the files in `folder` are not what the manifest's digest says."""
+    lines: dict[str, str] = {}
+    for shard in manifest.shards:
+        if shard != INDEX_NAME:
+            lines |= tensor_lines(folder / shard)
+    found = weights_sha256(lines)
+    if found != manifest.sha256:
+        raise DmscError(
+            f"{folder}: the weights' SHA-256 is {found}, the job's is {manifest.sha256}:"
+            " they were damaged on the way"
+        )
+
+
+def tensor_lines(path: Path) -> dict[str, str]:
+    """Full parameter name → `dtype shape sha256(bytes)` of one safetensors file.
+
+    Raises `BadData` if it is none.
+    """
+    lines: dict[str, str] = {}
+    with path.open("rb") as file:
+        try:
+            size = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(size))
+            for name, about in header.items():
+                if name == "__metadata__":
+                    continue
+                begin, end = about["data_offsets"]
+                file.seek(8 + size + begin)
+                digest, left = hashlib.sha256(), end - begin
+                while left > 0:
+                    piece = file.read(min(left, _piece))
+                    if not piece:
+                        raise ValueError("it ends too early")
+                    digest.update(piece)
+                    left -= len(piece)
+                dtype = _dtypes.get(about["dtype"], about["dtype"])
+                lines[name] = tensor_line(dtype, about["shape"], digest.hexdigest())
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+            raise BadData(f"{path} is not a safetensors file: {error}") from error
+    return lines

@@ -1,0 +1,362 @@
+"""The six phases of draft §4.4, recorded on a whole job and checked as (sender, receiver, subject), in order.
+
+Every entity runs alone in its own process; the job goes in at the NATS door; one instance is killed; a
+functional module suggests weights. A tap that was there before all of them is the only witness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from bus import subjects
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from bus.tap import Tap, Tapped
+from schemas.door import DoorRequest, JobList
+from schemas.envelope import EntityKind
+from schemas.fault import FaultReport, FaultVerdict
+from schemas.job import JobEvent, JobRecord, JobState
+from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicySuggestion, SetWeights
+from schemas.registry import InstanceState, ServiceRecord
+from schemas.signals import CommunicationPolicy, RouteAdvertisement
+from tests.integration.mesh.conftest import tiny_job
+
+Step = tuple[str, str, str]
+"""(sender, receiver, row of the table of subjects)."""
+
+TOKEN = "a-test-token"
+
+
+def receiver(tapped: Tapped) -> str:
+    """Who a message is for: the name in its subject, or the kind that the table of subjects names."""
+    assert tapped.row is not None
+    for token in ("agent", "gateway"):
+        if token in tapped.tokens and tapped.row.name != "access":
+            return tapped.tokens[token]
+    directed = (
+        subjects.QOS_POLICY, subjects.STEP_DISPATCH, subjects.GROUP_FORM, subjects.STEP_PREPARE,
+        subjects.STEP_COMMIT, subjects.STEP_ABORT, subjects.NOTICE, subjects.NOTICE_ANSWER,
+        subjects.STATE_SEND, subjects.STATE_WAIT,
+    )  # fmt: skip
+    if tapped.row in directed:
+        return tapped.tokens["sid"]
+    return "+".join(sorted(kind.value for kind in tapped.row.receivers))
+
+
+class Recording:
+    """Everything on the bus since before the mesh started."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tapped] = []
+        self.problems: list[Tapped] = []
+
+    def add(self, tapped: Tapped) -> None:
+        """Messages of the table; what can't be decoded apart; marks of deleted keys carry nothing."""
+        if tapped.envelope is not None and tapped.row is not None and tapped.message is not None:
+            self.seen.append(tapped)
+        elif tapped.problem:
+            self.problems.append(tapped)
+
+    def steps(self) -> list[Step]:
+        return [
+            (tapped.envelope.sender.name, receiver(tapped), tapped.row.name)
+            for tapped in self.seen
+            if tapped.envelope is not None and tapped.row is not None  # as `add` saw to it
+        ]
+
+    def index(self, expected: Step, start: int = 0) -> int:
+        steps = self.steps()
+        for number in range(start, len(steps)):
+            if steps[number] == expected:
+                return number
+        near = [step for step in dict.fromkeys(steps) if step[2] == expected[2]]
+        raise AssertionError(f"{expected} was not seen after message {start}; of that kind: {near[:12]}")
+
+    def ordered(self, *expected: Step, start: int = 0) -> int:
+        """All of them, in this order; returns the place of the last."""
+        place = start
+        for step in expected:
+            place = self.index(step, place)
+        return place
+
+    def find(self, row: subjects.Subject, condition: Callable[[Tapped], bool] = lambda _: True) -> list[int]:
+        return [number for number, one in enumerate(self.seen) if one.row is row and condition(one)]
+
+
+@pytest_asyncio.fixture
+async def recording(server: EmbeddedServer, connect: Callable[..., object]) -> AsyncIterator[Recording]:
+    bus: Bus = await connect("witness", EntityKind.TAP)  # type: ignore[misc]
+    found = Recording()
+    async with Tap(bus, [">", "$KV.>"], limit=1_000_000) as tap:
+
+        async def keep() -> None:
+            async for tapped in tap:
+                found.add(tapped)
+
+        keeper = asyncio.create_task(keep())
+        yield found
+        keeper.cancel()
+        assert tap.dropped == 0
+
+
+@pytest_asyncio.fixture
+async def processes(server: EmbeddedServer, recording: Recording, tmp_path: Path) -> AsyncIterator[None]:
+    """Every entity in a process of its own; two clusters."""
+    tokens = tmp_path / "tokens.yaml"
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    tokens.write_text(yaml.safe_dump({"users": [{"name": "rita", "role": "researcher", "token_sha256": digest}]}))
+    environment = {**os.environ, "DMSC_BUS": server.url, "DMSC_LOGS": str(tmp_path / "logs")}
+    commands = [
+        ["run", "service-registry"],
+        ["run", "authorizer", "--tokens", str(tokens)],
+        ["run", "orchestrator"],
+        *(["run", kind, "--cluster", cluster] for cluster in "ab" for kind in ("gateway", "router")),
+        *(["join", "--cluster", cluster, "--node", "n", "--slots", "3", "--address", "127.0.0.1"] for cluster in "ab"),
+    ]
+    log = (tmp_path / "log").open("wb")
+    started = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dmsc", *command, env=environment, stdout=log, stderr=log
+        )
+        for command in commands
+    ]
+    try:
+        yield
+    finally:
+        for process in reversed(started):
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)
+        codes = await asyncio.gather(*(asyncio.wait_for(process.wait(), 30) for process in started))
+        log.close()
+        assert set(codes) <= {0, 130}, (codes, (tmp_path / "log").read_text()[-2000:])
+
+
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        pytest.fail(f"{what}: not within {timeout_s:.0f} s")
+
+
+def messages(recording: Recording, row: subjects.Subject, kind: type) -> list[object]:
+    return [one.message for one in recording.seen if one.row is row and isinstance(one.message, kind)]
+
+
+@pytest.mark.timeout(150)
+async def test_the_six_phases_of_section_4_4(
+    connect: Callable[..., object], recording: Recording, processes: None
+) -> None:
+    client: Bus = await connect("rita", EntityKind.CLIENT)  # type: ignore[misc]
+    registered = {"gateway-a", "gateway-b", "router-a", "router-b"}
+    await until(
+        lambda: registered <= {s for s, _, name in recording.steps() if name == "mesh registration"}
+        and len({s for s, _, name in recording.steps() if name == "node status"}) == 2,
+        "gateways, routers and agents registered",
+    )
+
+    spec = tiny_job(
+        "phases", training={"steps": 60, "microbatches": 8, "seed": 3, "checkpoint_every": 0},
+        parallel={"stages": 2, "replicas": 2},
+    )  # fmt: skip
+    asked = DoorRequest(token=TOKEN, action="job.submit", spec=spec)
+    answer = await client.command(subjects.DOOR, asked, action="submit")
+    assert isinstance(answer, JobList)
+    record = answer.jobs[0]
+    job = record.job
+
+    def committed(step: int) -> bool:
+        events = messages(recording, subjects.JOB_EVENT, JobEvent)
+        return any(event.result is not None and event.result.step >= step for event in events)  # type: ignore[attr-defined]
+
+    await until(lambda: committed(5), "five steps")
+    # phase 4's functional module
+    suggestion = PolicySuggestion(
+        module="two-to-one", version="1", job=job, confidence=0.9, reason="the test wants it", input_revision=5,
+        valid_s=600, action=SetWeights(stage=1, weights={f"{job}-s1-r0": 2.0, f"{job}-s1-r1": 1.0}),
+    )  # fmt: skip
+    lifecycle = ModuleLifecycle(module="two-to-one", version="1", state=ModuleState.ACTIVE)
+    module: Bus = await connect("two-to-one", EntityKind.FUNCTIONAL_MODULE)  # type: ignore[misc]
+    await module.command(subjects.MODULE_LIFECYCLE, lifecycle, module="two-to-one")
+    await module.publish(subjects.SUGGESTION, suggestion, module="two-to-one")
+    await until(lambda: bool(recording.find(subjects.POLICY_DECISION)), "a decision")
+    await until(lambda: bool(recording.find(subjects.QOS_REPORT)), "a report")
+    # phase 5's fault
+    victim = f"{job}-s1-r1"
+    records = [one for one in messages(recording, subjects.REGISTRY_RECORD, ServiceRecord)]
+    pid = next(one.endpoint.pid for one in reversed(records) if one.sid == victim)  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGKILL)
+
+    def ended() -> bool:
+        found = messages(recording, subjects.JOB_RECORD, JobRecord)
+        return any(one.job == job and one.state in (JobState.DONE, JobState.FAILED) for one in found)  # type: ignore[attr-defined]
+
+    await until(ended, "the end of the job", 90)
+    last = [one for one in messages(recording, subjects.JOB_RECORD, JobRecord) if one.job == job][-1]  # type: ignore[attr-defined]
+    assert last.state is JobState.DONE, last.reason  # type: ignore[attr-defined]
+
+    problems = [(one.subject, one.problem) for one in recording.problems if "rendezvous" not in one.subject]
+    assert not problems, problems[:3]
+    unexpected = {
+        (one.envelope.sender.kind.value, one.row.name)
+        for one in recording.seen
+        if one.envelope is not None and one.row is not None and one.envelope.sender.kind not in one.row.senders
+    }
+    assert not unexpected, f"senders that the table of subjects does not name: {unexpected}"
+
+    check_registration_and_configuration(recording, job)
+    check_data_exchange(recording, job)
+    check_telemetry(recording)
+    check_policy_update(recording, job)
+    check_fault_handling(recording, job, victim)
+    check_termination(recording, job)
+
+
+def check_registration_and_configuration(recording: Recording, job: str) -> None:
+    """§4.4(1): MG and SR register with SMO (and SRD, §5.3); topology from MIC; strategy to each node."""
+    submitted = recording.index(("gateway-a", "orchestrator", "submit")) if ("gateway-a", "orchestrator", "submit") in recording.steps() else recording.index(("gateway-b", "orchestrator", "submit"))  # fmt: skip
+    for sid in ("gateway-a", "gateway-b", "router-a", "router-b"):
+        assert recording.index((sid, "orchestrator", "mesh registration")) < submitted
+        assert recording.index((sid, "service-registry", "registration")) < submitted
+    door = recording.find(subjects.DOOR)[0]
+    taker = recording.steps()[submitted][0]
+    assert door < recording.index((taker, "authorizer", "access")) < submitted
+    analyse = recording.find(subjects.ANALYSE)[0]
+    agent = recording.steps()[analyse][1]
+    place = recording.ordered(
+        ("orchestrator", agent, "analyse"), (agent, "orchestrator", "topology"), start=submitted
+    )
+    for sid in ("gateway-a", "gateway-b", "router-a", "router-b"):
+        assert recording.index(("orchestrator", sid, "qos policy")) > place
+    first = recording.find(subjects.STEP_BEGIN)[0]
+    for sid in (f"{job}-s0-r0", f"{job}-s0-r1", f"{job}-s1-r0", f"{job}-s1-r1", f"{job}-data-r0"):
+        pending = recording.index((sid, "service-registry", "registration"), place)
+        active = recording.index((sid, "service-registry", "state change"), pending)
+        assert active < first
+    routes = {
+        record.route_id
+        for record in messages(recording, subjects.REGISTRY_RECORD, ServiceRecord)
+        if record.job == job  # type: ignore[attr-defined]
+    }
+    assert 0 not in routes
+    advertised = recording.find(
+        subjects.ADVERTISEMENT,
+        lambda one: isinstance(one.message, RouteAdvertisement) and any(r.job == job for r in one.message.changed),
+    )
+    assert advertised
+    tables = recording.find(subjects.ROUTE_TABLE)
+    assert {recording.seen[number].tokens["cluster"] for number in tables} == {"a", "b"}
+    assert recording.index(("orchestrator", f"{job}-s0-r0", "group form")) < first
+
+
+def check_data_exchange(recording: Recording, job: str) -> None:
+    """§4.4(2), §7.2: MG is the data entry; hops go from instance to instance; gradients come back."""
+    begin = recording.find(subjects.STEP_BEGIN)[0]
+    gateway = recording.steps()[begin][1]
+    dispatch = recording.find(subjects.STEP_DISPATCH)[0]
+    assert recording.steps()[dispatch][0] == gateway
+    data = recording.steps()[dispatch][1]
+    hop = next(
+        number
+        for number in recording.find(subjects.NOTICE)
+        if recording.seen[number].envelope.sender.name == data  # type: ignore[union-attr]
+    )
+    first = recording.steps()[hop][1]
+    assert first.startswith(f"{job}-s0-")
+    forward = next(
+        number for number in recording.find(subjects.NOTICE) if recording.steps()[number][0] == first
+    )
+    second = recording.steps()[forward][1]
+    assert second.startswith(f"{job}-s1-")
+    assert begin < dispatch < hop < forward
+    recording.ordered((second, first, "notice"), start=forward)
+    claimed = recording.index((second, "functional-module+gateway+orchestrator", "step claim"), forward)
+    prepared = recording.ordered(("orchestrator", second, "step prepare"), start=claimed)
+    decided = recording.index(("orchestrator", "orchestrator", "step decision"), prepared)
+    recording.index(("orchestrator", second, "step commit"), decided)
+
+
+def check_telemetry(recording: Recording) -> None:
+    """§4.4(3): instances' samples; MG and SR report communication quality to the SMO."""
+    steps = recording.steps()
+    assert any(name == "instance sample" for _, _, name in steps)
+    for sid in ("gateway-a", "gateway-b", "router-a", "router-b"):
+        recording.index((sid, "functional-module+orchestrator", "qos report"))
+    for cluster in "ab":
+        recording.index((f"router-{cluster}", "functional-module+gateway", "compute"))
+
+
+def check_policy_update(recording: Recording, job: str) -> None:
+    """§4.4(4): module → SMO, decision with reason, new policy to each MG and SR, tables follow."""
+    suggested = recording.index(("two-to-one", "orchestrator", "policy suggestion"))
+    decided = recording.find(subjects.POLICY_DECISION)[0]
+    decision = recording.seen[decided].message
+    assert isinstance(decision, PolicyDecision)
+    assert decision.adopted, decision.reason
+    assert recording.seen[decided].envelope.causation == recording.seen[suggested].envelope.id  # type: ignore[union-attr]
+    for sid in ("gateway-a", "gateway-b", "router-a", "router-b"):
+        issued = recording.index(("orchestrator", sid, "qos policy"), suggested)
+        policy = recording.seen[issued].message
+        assert isinstance(policy, CommunicationPolicy)
+        assert policy.stages[1].weights[f"{job}-s1-r0"] > policy.stages[1].weights[f"{job}-s1-r1"]
+    written = [number for number in recording.find(subjects.ROUTE_TABLE) if number > suggested]
+    assert written, "no route table followed the policy"
+
+
+def check_fault_handling(recording: Recording, job: str, victim: str) -> None:
+    """§4.4(5), §5.5: SR reports, SMO locates with SRD and MIC, replaces, and the step goes on."""
+    agent = "b-n"
+    recording.index((agent, "service-registry", "state change"))
+    reported = recording.find(
+        subjects.FAULT_REPORT, lambda one: isinstance(one.message, FaultReport) and one.message.sid == victim
+    )[0]  # a neighbour's router may be first: its instance lost a link before the registry knew
+    assert recording.steps()[reported][0] in ("router-a", "router-b")
+    place = recording.ordered(
+        ("orchestrator", "service-registry", "resolve"), ("orchestrator", agent, "judge"), start=reported
+    )
+    verdict_at = recording.find(subjects.FAULT_VERDICT)[0]
+    verdict = recording.seen[verdict_at].message
+    assert isinstance(verdict, FaultVerdict)
+    assert (verdict.verdict, verdict.scope) == ("structural", "instance")
+    assert verdict_at > place
+    recording.ordered(
+        ("orchestrator", f"{job}-s0-r0", "step abort"),
+        ("orchestrator", agent, "start instance"),
+        (victim, "service-registry", "registration"),
+        ("orchestrator", f"{job}-s1-r0", "state send"),
+        ("orchestrator", victim, "group form"),
+        ("orchestrator", victim, "step prepare"),
+        start=verdict_at,
+    )
+
+
+def check_termination(recording: Recording, job: str) -> None:
+    """§4.4(6): MG and SR report to SMO and SRD; SMO deactivates; SRD releases; MIC drops the topology."""
+    reports = []
+    for sid in ("gateway-a", "gateway-b", "router-a", "router-b"):
+        reports.append(recording.index((sid, "orchestrator+service-registry", "termination")))
+    stopped = [number for number in recording.find(subjects.STOP_INSTANCE) if number > max(reports)]
+    assert {recording.steps()[number][1] for number in stopped} == {"a-n", "b-n"}
+    released = recording.index(("orchestrator", "service-registry", "release job"), max(stopped))
+    for agent in ("a-n", "b-n"):
+        assert recording.index(("orchestrator", agent, "forget topology"), released) > released
+    gone = [
+        sid
+        for number in recording.find(subjects.ADVERTISEMENT)
+        if isinstance(message := recording.seen[number].message, RouteAdvertisement)
+        for sid in message.removed
+    ]
+    assert {f"{job}-s0-r0", f"{job}-s1-r1"} <= set(gone)
+    left = [one for one in messages(recording, subjects.REGISTRY_RECORD, ServiceRecord) if one.job == job][-1:]  # type: ignore[attr-defined]
+    assert all(one.state is not InstanceState.FAULTED for one in left)  # type: ignore[attr-defined]
