@@ -56,9 +56,10 @@ docs: setup ## rewrite the part of docs/ that is derived from the table of subje
 	@$(VENV)/python scripts/generate_protocol.py
 
 .PHONY: bench
-bench: setup ## bus against raw nats-py, training against torch's own pipeline and DDP
-	@$(VENV)/python benchmarks/bus.py $(ARGS)
+bench: setup ## bus against raw nats-py, training against torch's pipeline and DDP, waiting times
+	@$(VENV)/python benchmarks/bus_cost.py $(ARGS)
 	@$(VENV)/python benchmarks/training.py $(ARGS)
+	@$(VENV)/python benchmarks/readiness.py $(ARGS)
 
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service

@@ -15,7 +15,8 @@ from nats.aio.client import Client
 
 from bus import codec, streams
 from bus.buckets import Bucket
-from bus.link import Link, Token
+from bus.dial import Token
+from bus.link import Link
 from bus.objects import ObjectStore
 from bus.services import Handler, Server, Subscription
 from bus.streams import Recorded

@@ -1,4 +1,4 @@
-"""One NATS connection, looked after: dialled, kept, re-made, asked through, closed in any state.
+"""One NATS connection, looked after: kept, made again, asked through, closed in any state.
 
 What nats-py does not do by itself, and why this file exists (DESIGN §3):
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -25,36 +24,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client, Server
+from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription as NatsSubscription
 
+from bus import dial
+from bus.dial import BUFFER_BYTES, RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, Listener, Token
+from bus.feed import Feed as Feed
+from bus.feed import MessageCallback
 from bus.logs import get_logger
 from schemas.errors import BadMessage, BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Refused
 
 log = get_logger("bus.link")
 
-Token = str | Callable[[], str]
-"""A bearer token, or what gives the present one at each dial (tokens expire)."""
-MessageCallback = Callable[[Msg], Awaitable[None]]
 Callback = Callable[[], Awaitable[None]]
 
-BUFFER_BYTES = 16 << 20
-"""Published while disconnected: kept up to here and sent after the reconnect, then refused."""
 PRESSURE_BYTES = 1 << 20
 """Pending output at which a publisher waits for the server to catch up. With the largest message on
 top it stays below BUFFER_BYTES, so that nats-py's own forced flush, which swallows cancellation, is
 never reached."""
-RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 1.0
-"""Pause before a reconnect attempt: doubling between these, times a random half to whole."""
-PING_INTERVAL_S = 10
-"""A hung server (no EOF) is noticed after three of these."""
+PRESSURE_S = 30.0
+REDIAL_S = 5.0
 
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
 
 @dataclass(slots=True)
-class _Question:
+class Question:
     """Something asked through the link's inbox. `patient` ones outlive a lost connection and a 503."""
 
     subject: str
@@ -62,11 +57,13 @@ class _Question:
     patient: bool = False
     unheard: bool = False
 
+    def fail(self, error: DmscError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
-def _expire(asked: _Question, timeout_s: float) -> None:
-    if not asked.answer.done():
-        asked.answer.set_exception(
-            DeadlineExceeded(f"no answer on {asked.subject} within {timeout_s:g} s", subject=asked.subject)
+    def expire(self, timeout_s: float) -> None:
+        self.fail(
+            DeadlineExceeded(f"no answer on {self.subject} within {timeout_s:g} s", subject=self.subject)
         )
 
 
@@ -75,24 +72,9 @@ class Lost:
 
 
 def asked_to_end() -> bool:
-    """Whether this very task is being cancelled, or something inside it merely raised CancelledError.
-
-    nats-py ends a subscription for good, silently, when a handler lets the latter out.
-    """
+    """Whether this very task is being cancelled, or something inside it merely raised CancelledError."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-@dataclass(slots=True, eq=False)
-class Feed:
-    """A subscription that survives the client it was made on."""
-
-    subject: str
-    queue: str
-    callback: MessageCallback
-    pending_limit: int
-    on_drop: Callable[[], None]
-    sub: NatsSubscription | None = None
 
 
 @dataclass(slots=True)
@@ -106,25 +88,22 @@ class Link:
     """The connection of one `Bus`. Not for use outside `bus/`."""
 
     def __init__(self, servers: Sequence[str], *, name: str, token: Token | None, inbox_prefix: str) -> None:
-        self.servers = list(servers)
         self.name = name
         self.stats = Stats()
         self.online = asyncio.Event()
         self._awake = asyncio.Event()  # online or closing: nobody waits for a link that is gone
         self.back: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next reconnect
         self.on_reconnect: list[Callback] = []
-        self._token = token
+        self._dialer = Dialer(servers, name=name, token=token)
         self._client: Client | None = None
         self._inbox = f"{inbox_prefix}.{secrets.token_hex(6)}"
         self._numbers = itertools.count(1)
-        self._questions: dict[str, _Question] = {}
+        self._questions: dict[str, Question] = {}
         self._streams: set[asyncio.Queue[Msg | Lost]] = set()
         self._feeds: list[Feed] = []
-        self._subscribing: dict[str, asyncio.Future[None]] = {}
+        self._subscribing: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._attempts = 0
         self._refusal: str | None = None
-        self._last_error = ""
         self._closing = False
 
     # --- life ------------------------------------------------------------------------------------------
@@ -136,7 +115,7 @@ class Link:
             Refused: the server is there and does not accept the token.
             BusUnreachable: nothing answers within `timeout_s`.
         """
-        await self._dial(timeout_s)
+        self._client = await self._dialer.dial(self._listener(), timeout_s)
         self._set_online()
         await self._make_inbox()
 
@@ -171,17 +150,11 @@ class Link:
 
     def unreachable(self) -> DmscError:
         """Why nothing can be sent now, in one line."""
-        where = ", ".join(_bare(url) for url in self.servers)
         if self._closing:
-            return BusUnreachable(f"the bus connection of {self.name} is closed", servers=where)
+            return BusUnreachable(f"the bus connection of {self.name} is closed", servers=self._dialer.where)
         if self._refusal:
-            return Refused(
-                f"the bus at {where} refuses {self.name}: {self._refusal}; check its token", servers=where
-            )
-        reason = f" ({self._last_error})" if self._last_error else ""
-        return BusUnreachable(
-            f"no bus at {where}{reason}; is it running, and is that its address?", servers=where
-        )
+            return self._dialer.refused(self._refusal)
+        return self._dialer.unreachable()
 
     async def close(self) -> None:
         """Ends it, whatever state it is in; what is pending is sent if that takes less than a second."""
@@ -199,7 +172,7 @@ class Link:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._client is not None:
-            await _close_client(self._client)
+            await dial.close(self._client)
         self._streams.clear()
 
     def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
@@ -217,10 +190,10 @@ class Link:
     # --- asking ----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def question(self, subject: str, *, patient: bool = False) -> Iterator[tuple[str, _Question]]:
+    def question(self, subject: str, *, patient: bool = False) -> Iterator[tuple[str, Question]]:
         """An inbox for one answer, and where that answer will be."""
         number = str(next(self._numbers))
-        asked = _Question(subject, asyncio.get_running_loop().create_future(), patient)
+        asked = Question(subject, asyncio.get_running_loop().create_future(), patient)
         self._questions[number] = asked
         try:
             yield f"{self._inbox}.{number}", asked
@@ -245,7 +218,7 @@ class Link:
         with self.question(subject) as (inbox, asked):
             await self.send(subject, payload, reply=inbox, headers=headers)
             # Cheaper than asyncio.timeout, and this is on the way of every request.
-            timer = asyncio.get_running_loop().call_later(timeout_s, _expire, asked, timeout_s)
+            timer = asyncio.get_running_loop().call_later(timeout_s, asked.expire, timeout_s)
             try:
                 return await asked.answer
             finally:
@@ -286,7 +259,7 @@ class Link:
         client = self.client
         if client.pending_data_size > PRESSURE_BYTES and self.online.is_set():
             with contextlib.suppress(DmscError):  # lost meanwhile: then it is buffered
-                await self.barrier(timeout_s=30.0)
+                await self.barrier(timeout_s=PRESSURE_S)
         try:
             await client.publish(subject, payload, reply=reply, headers=headers)
         except nats.errors.OutboundBufferLimitError:
@@ -324,13 +297,13 @@ class Link:
     async def subscribe(
         self,
         subject: str,
-        callback: MessageCallback,
+        callback: MessageCallback | None,
         *,
         queue: str = "",
         pending_limit: int = 65_536,
         on_drop: Callable[[], None] = lambda: None,
     ) -> Feed:
-        """Listens; returns once the server has the subscription.
+        """Listens; returns once the server has the subscription. Without a callback, take from the feed.
 
         Raises:
             Refused: the server does not let this identity listen there.
@@ -338,9 +311,10 @@ class Link:
         """
         if not self.online.is_set():
             raise self.unreachable()
-        feed = Feed(subject, queue, callback, pending_limit, on_drop)
+        feed = Feed(subject, queue=queue, callback=callback, pending_limit=pending_limit, on_drop=on_drop)
         denied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._subscribing[subject.lower()] = denied
+        waiting = self._subscribing.setdefault(subject.lower(), [])
+        waiting.append(denied)
         try:
             await self._attach(feed)
             self._feeds.append(feed)
@@ -351,34 +325,37 @@ class Link:
             await self.unsubscribe(feed)
             raise
         finally:
-            self._subscribing.pop(subject.lower(), None)
+            waiting.remove(denied)
+            if not waiting:
+                self._subscribing.pop(subject.lower(), None)
         return feed
 
     async def unsubscribe(self, feed: Feed, *, drain_s: float = 0.0) -> None:
-        """Stops listening. With `drain_s`, what has arrived is still handled, for at most that long."""
+        """Stops listening. With `drain_s`, what has been sent to us is still handled, for at most that long.
+
+        nats-py's own drain believes that flush() is a barrier, and may lose the last messages.
+        """
         if feed in self._feeds:
             self._feeds.remove(feed)
-        sub, feed.sub = feed.sub, None
-        if sub is None or self._client is None or self._client.is_closed:
-            return
-        with contextlib.suppress(nats.errors.Error, OSError, DmscError):
-            if drain_s > 0 and self.online.is_set():
-                # drain() believes that flush() is a barrier; with this one before it, it loses nothing.
-                await self.client._send_unsubscribe(sub._id)
-                await self.barrier(timeout_s=drain_s)
-                draining = self.spawn(sub.drain(), "drain")  # type: ignore[no-untyped-call]  # never cancelled: see the top of this file
-                await asyncio.wait({draining}, timeout=drain_s)
-                if draining.done():
-                    return
-            await sub.unsubscribe()
+        if drain_s > 0:
+            with contextlib.suppress(nats.errors.Error, OSError, DmscError, TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await self._drain(feed)
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await feed.detach()
+
+    async def _drain(self, feed: Feed) -> None:
+        if self.online.is_set():
+            with contextlib.suppress(DmscError):  # lost meanwhile: then nothing more comes
+                await feed.silence(self.client)
+                await self.barrier()
+        await feed.messages.join()
 
     async def _attach(self, feed: Feed) -> None:
-        feed.sub = await self.client.subscribe(
-            feed.subject,
-            queue=feed.queue,
-            cb=feed.callback,
-            pending_msgs_limit=feed.pending_limit,
-        )
+        try:
+            await feed.attach(self.client)
+        except (nats.errors.Error, OSError):
+            raise self.unreachable() from None
 
     async def _make_inbox(self) -> None:
         await self.client.subscribe(f"{self._inbox}.*", cb=self._answered)
@@ -400,88 +377,42 @@ class Link:
 
     # --- what nats-py tells us ---------------------------------------------------------------------------
 
-    async def _dial(self, timeout_s: float) -> None:
-        refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        client = Client()
-
-        async def on_error(error: Exception) -> None:
-            self._last_error = _plain(error)
-            if "authorization violation" in str(error).lower() and not refused.done():
-                refused.set_result(_plain(error))
-            await self._on_error(error)
-
-        async def on_closed() -> None:
-            if client is self._client:
-                self._on_closed()
-
-        connecting = asyncio.create_task(
-            client.connect(
-                servers=self.servers,
-                name=self.name,
-                token=self._token,
-                error_cb=on_error,
-                disconnected_cb=self._on_disconnected,
-                reconnected_cb=self._on_reconnected,
-                closed_cb=on_closed,
-                lame_duck_mode_cb=self._on_lame_duck,
-                connect_timeout=max(1, round(timeout_s)),
-                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float is fine, and 1 s would be long
-                max_reconnect_attempts=-1,
-                reconnect_to_server_handler=self._next_server,
-                ping_interval=PING_INTERVAL_S,
-                pending_size=BUFFER_BYTES,
-                inbox_prefix=self._inbox,
-            )
+    def _listener(self) -> Listener:
+        return Listener(
+            error=self._on_error,
+            disconnected=self._on_disconnected,
+            reconnected=self._on_reconnected,
+            closed=self._on_closed,
+            lame_duck=self._on_lame_duck,
         )
-        try:
-            outcomes: set[asyncio.Future[Any]] = {connecting, refused}
-            await asyncio.wait(outcomes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if connecting.done() and connecting.exception() is None:
-                self._client, self._refusal, self._last_error = client, None, ""
-                return
-            if connecting.done():
-                self._last_error = _plain(connecting.exception() or "")
-            if refused.done():
-                self._refusal = refused.result()
-            raise self.unreachable()
-        finally:
-            if self._client is not client:
-                connecting.cancel()
-                await asyncio.gather(connecting, return_exceptions=True)
-                await _close_client(client)
-
-    def _next_server(self, pool: list[Server], info: dict[str, Any]) -> tuple[Server | None, float]:
-        pause = min(RECONNECT_MOST_S, RECONNECT_FIRST_S * 2 ** min(self._attempts, 10))
-        chosen = pool[self._attempts % len(pool)]
-        self._attempts += 1
-        return chosen, pause * random.uniform(0.5, 1.0)
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
             for feed in self._feeds:
-                if feed.sub is error.sub:
+                if feed.is_of(error.sub):
                     feed.on_drop()
             return
         denial = _denial.search(str(error).lower())
         if denial is not None:
             self._on_denied(denial.group(1), denial.group(2))
             return
-        log.debug("bus error", error=_plain(error))
+        log.debug("bus error", error=dial.plain(error))
 
     def _on_denied(self, what: str, subject: str) -> None:
         """The server answers in lower case (nats-py lowers it), so subjects are compared that way."""
         self.stats.denied += 1
         if what == "subscription":
             waiting = self._subscribing.get(subject)
-            if waiting is not None:
-                if not waiting.done():
-                    waiting.set_result(None)
+            if waiting:
+                for denied in waiting:
+                    if not denied.done():
+                        denied.set_result(None)
                 return
         else:
             for number, asked in list(self._questions.items()):
                 mine = f"{self._inbox}.{number}".lower()  # a barrier: denied is as good as delivered
-                if subject in (asked.subject.lower(), mine) and not asked.answer.done():
-                    asked.answer.set_exception(
+                if subject in (asked.subject.lower(), mine):
+                    asked.fail(
                         Refused(f"{self.name} may not publish on {asked.subject}", subject=asked.subject)
                     )
         if subject not in self.stats.told:
@@ -496,18 +427,16 @@ class Link:
 
     def _drop_waiting(self) -> None:
         for asked in self._questions.values():
-            if not asked.answer.done() and (self._closing or not asked.patient):
-                asked.answer.set_exception(
-                    BusUnreachable("the connection to the bus broke while waiting for the answer")
-                    if not self._closing
-                    else self.unreachable()
-                )
+            if self._closing:
+                asked.fail(self.unreachable())
+            elif not asked.patient:
+                asked.fail(BusUnreachable("the connection to the bus broke while waiting for the answer"))
         for stream in self._streams:
             stream.put_nowait(Lost())
 
     async def _on_reconnected(self) -> None:
-        self._attempts = 0
-        self._refusal, self._last_error = None, ""
+        self._dialer.succeeded()
+        self._refusal = None
         self.stats.reconnects += 1
         self._set_online()
         back, self.back = self.back, asyncio.get_running_loop().create_future()
@@ -521,52 +450,32 @@ class Link:
         if self._client is not None and len(self._client.server_pool) > 1:
             self.spawn(self._client.force_reconnect(), "lame duck")
 
-    def _on_closed(self) -> None:
+    async def _on_closed(self, client: Client) -> None:
         """Closed, and not by us: the server took the credential away, or an error it does not forgive."""
-        if self._closing:
+        if self._closing or client is not self._client:
             return
-        last = self._client.last_error if self._client else None
-        self._last_error = _plain(last) if last else "closed by the server"
-        if "authorization" in self._last_error.lower() or "authentication" in self._last_error.lower():
-            self._refusal = self._last_error
+        reason = dial.plain(client.last_error) if client.last_error else "closed by the server"
+        if "authorization" in reason.lower() or "authentication" in reason.lower():
+            self._refusal = reason
         self._set_offline()
         self._drop_waiting()
-        log.error("bus connection closed by the server", service=self.name, reason=self._last_error)
+        log.error("bus connection closed by the server", service=self.name, reason=reason)
         self.spawn(self._redial(), "redial")
 
     async def _redial(self) -> None:
+        """A new client in place of one that was closed for good, with all that hung on the old one."""
         pause = RECONNECT_FIRST_S
         while True:
             try:
-                await self._dial(5.0)
+                self._client = await self._dialer.dial(self._listener(), REDIAL_S)
                 await self._make_inbox()
                 for feed in list(self._feeds):
                     await self._attach(feed)
                 await self._on_reconnected()
                 return
+            except Refused as error:
+                self._refusal = self._refusal or error.text
             except (DmscError, nats.errors.Error, OSError) as error:
                 log.debug("redial failed", error=str(error))
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            await asyncio.sleep(dial.jittered(pause))
             pause = min(pause * 2, RECONNECT_MOST_S)
-
-
-async def _close_client(client: Client) -> None:
-    """Closes without the surprises: pending data on a dead socket raises, and leaves tasks behind."""
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(2.0):
-            if not client.is_connected:
-                # Nothing can be sent any more; close() would try to, raise, and leave its tasks running.
-                client._pending.clear()
-                client._pending_data_size = 0
-            await client.close()
-
-
-def _plain(error: BaseException | str) -> str:
-    text = str(error) or type(error).__name__
-    return text.removeprefix("nats: ").strip("'\" ")
-
-
-def _bare(url: str) -> str:
-    """A URL without its credentials, for people."""
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('://')[0]}://{tail}" if at and "://" in head else tail

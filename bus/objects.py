@@ -27,6 +27,8 @@ CHUNK_BYTES = 512 << 10
 """Below every server's default `max_payload` (1 MiB)."""
 IN_FLIGHT = 8
 """Chunks published and not yet acknowledged."""
+SETTLE_S = 2.0
+"""How long a failed upload waits for what is in flight before it removes what it stored."""
 RUNS = "dmsc-sequences"
 META_TIMEOUT_S = 10.0
 
@@ -83,6 +85,9 @@ class ObjectStore:
             )  # fmt: skip
             await self._write_meta(info)
         except BaseException:
+            if waiting:
+                # A chunk that is still on its way would arrive after the purge, and stay.
+                await asyncio.wait(waiting, timeout=SETTLE_S)
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)

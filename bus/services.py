@@ -14,7 +14,8 @@ from nats.aio.msg import Msg
 
 from bus import codec
 from bus.dead_letters import bury
-from bus.link import Feed, asked_to_end
+from bus.feed import Feed
+from bus.link import asked_to_end
 from bus.logs import get_logger
 from bus.subjects import Subject
 from schemas.base import Message
@@ -86,8 +87,8 @@ class Memory:
 class Subscription:
     """A listener on one row. Made by `Bus.subscribe` and `Bus.serve`.
 
-    The client hands over messages one after the other; with `concurrency` above one each runs in a
-    task of its own, and when all slots are taken the rest wait in a queue of `pending_limit` messages.
+    Up to `concurrency` workers, made when needed, take messages from one queue of `pending_limit`; with
+    one worker the order is kept.
     Beyond that the newest are dropped and counted (`dropped`, and `Bus.counters.dropped`).
     """
 
@@ -110,23 +111,23 @@ class Subscription:
         self._handler = handler
         self._server = server
         self._concurrency = max(1, concurrency)
-        self._slot_free = asyncio.Event()
         self._queue_group = queue_group or ""
         self._pending_limit = pending_limit
         self._memory = Memory()
         self._feed: Feed | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._inline: asyncio.Task[Any] | None = None
+        self._workers: set[asyncio.Task[None]] = set()
+        self._idle = 0
         self._stopped: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._feed = await self._bus.link.subscribe(
             self.subject,
-            self._on_message,
+            None,
             queue=self._queue_group,
             pending_limit=self._pending_limit,
             on_drop=self._on_drop,
         )
+        self._hire(self._feed)
 
     async def stop(self, drain: bool = True) -> None:
         """Stops listening. With `drain`, what has arrived is handled first; twice is fine.
@@ -136,22 +137,43 @@ class Subscription:
         if self._stopped is None:
             self._stopped = asyncio.create_task(self._stop(drain), name=f"stop {self.subject}")
             self._stopped.add_done_callback(lambda task: task.cancelled() or task.exception())
-        current = asyncio.current_task()
-        if current in self._tasks or (current is not None and current is self._inline):
-            return
-        await asyncio.shield(self._stopped)
+        if asyncio.current_task() not in self._workers:
+            await asyncio.shield(self._stopped)
 
     async def _stop(self, drain: bool) -> None:
-        deadline = time.monotonic() + DRAIN_S
         feed, self._feed = self._feed, None
         if feed is not None:
             await self._bus.link.unsubscribe(feed, drain_s=DRAIN_S if drain else 0.0)
-        if drain and self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=max(0.0, deadline - time.monotonic()))
-        for task in set(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
         self._bus.forget(self)
+
+    # --- workers -------------------------------------------------------------------------------------------
+
+    def _hire(self, feed: Feed) -> None:
+        self._idle += 1
+        worker = asyncio.create_task(self._work(feed), name=f"{self.subject} worker")
+        self._workers.add(worker)
+        worker.add_done_callback(self._workers.discard)
+
+    async def _work(self, feed: Feed) -> None:
+        """Takes messages one after the other. One worker always waits, as long as there may be more."""
+        while True:
+            raw = await feed.messages.get()
+            self._idle -= 1
+            if self._idle == 0 and len(self._workers) < self._concurrency:
+                self._hire(feed)
+            try:
+                await self._on_message(raw)
+            except asyncio.CancelledError:
+                if asked_to_end():
+                    raise
+            except Exception as error:
+                self._log_failure(error)
+            finally:
+                self._idle += 1
+                feed.done(raw)
 
     def _on_drop(self) -> None:
         self._bus.counters.dropped += 1
@@ -182,20 +204,7 @@ class Subscription:
             work = self._answer
         else:
             work = self._handle
-        if self._concurrency == 1:
-            self._inline = asyncio.current_task()
-            await work(message, envelope)
-            return
-        while len(self._tasks) >= self._concurrency:
-            self._slot_free.clear()
-            await self._slot_free.wait()
-        task = asyncio.create_task(work(message, envelope))
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._slot_free.set()
+        await work(message, envelope)
 
     async def _handle(self, message: Message, envelope: Envelope) -> None:
         assert self._handler is not None

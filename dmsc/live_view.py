@@ -113,13 +113,19 @@ def draw(run: RunState, elapsed_s: float) -> RenderableType:
         parts.append(_loss(run))
     if run.instances:
         parts.append(_instances(run))
-    parts.extend(
-        Text.from_markup(f"{_marks[kind]} ")
-        .append(time.strftime("%H:%M:%S ", time.localtime(at)), "dim")
-        .append(text)
-        for at, kind, text in list(run.notices)[-5:]
-    )
+    parts.extend(_notices(run))
     return Group(*parts)
+
+
+def _notices(run: RunState) -> list[Text]:
+    """What happened lately, one line each; the whole text is in the stream and in `--plain`."""
+    lines = []
+    for at, kind, text in list(run.notices)[-5:]:
+        line = Text.from_markup(f"{_marks[kind]} ")
+        line.append(time.strftime("%H:%M:%S ", time.localtime(at)), "dim").append(text)
+        line.no_wrap, line.overflow = True, "ellipsis"
+        lines.append(line)
+    return lines
 
 
 def _head(run: RunState, elapsed_s: float) -> Text:
@@ -156,10 +162,10 @@ def _loss(run: RunState) -> Text:
 
 def _instances(run: RunState) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("instance", "stage", "cluster", "share", "ms/microbatch", "state"):
-        table.add_column(
-            title, justify="right" if title in ("stage", "ms/microbatch") else "left", no_wrap=True
-        )
+    timed = any(view.service_ms for view in run.instances)
+    for title in ("instance", "stage", "cluster", "share", *(("ms/microbatch",) if timed else ()), "state"):
+        right = title in ("stage", "ms/microbatch")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
     shares = run.shares()
     for view in sorted(run.instances, key=lambda each: (each.stage, each.sid)):
         share = shares.get(view.sid)
@@ -170,7 +176,7 @@ def _instances(run: RunState) -> Table:
             "data" if view.stage < 0 else str(view.stage),
             f"{view.cluster}/{view.node}",
             Text(bar, "blue"),
-            f"{view.service_ms:.0f}" if view.service_ms else "",
+            *((f"{view.service_ms:.0f}",) if timed else ()),
             Text(view.state, _colours.get(view.state, "")),
         )
     return table

@@ -19,7 +19,7 @@ from dmsc.layout import MeshOptions
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
 from schemas.door import MeshStatus
-from schemas.errors import BadInput, DmscError, Refused, Unavailable
+from schemas.errors import BadInput, DmscError, Unavailable
 from schemas.registry import InstanceState
 
 NATS_PORT, HTTP_PORT = 4222, 8080
@@ -44,8 +44,15 @@ class RunningMesh:
 
 
 @asynccontextmanager
-async def running_mesh(options: MeshOptions, say: Say) -> AsyncIterator[RunningMesh]:
+async def running_mesh(
+    options: MeshOptions, say: Say, progress: Say | None = None
+) -> AsyncIterator[RunningMesh]:
     """Start a mesh, wait until it is ready, stop it when the block ends.
+
+    Args:
+        options: what to start.
+        say: gets lines that a person should keep: ports that were taken, children that died.
+        progress: gets what the mesh still waits for, each time that it changes.
 
     Raises:
         BadInput: the state folder is in use, a port that was asked for is taken, a setting can't be.
@@ -58,7 +65,7 @@ async def running_mesh(options: MeshOptions, say: Say) -> AsyncIterator[RunningM
         started_at = time.time()
         async with _server(options, folder, say) as server:
             inner = _local(server.url)
-            async with _started(options, folder, inner, say, started_at) as (supervisor, gateways):
+            async with _started(options, folder, inner, say, progress, started_at) as (supervisor, gateways):
                 file = MeshFile(
                     servers=(_outer(inner, options),),
                     gateways=gateways,
@@ -102,7 +109,12 @@ async def _server(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncI
 
 @asynccontextmanager
 async def _started(
-    options: MeshOptions, folder: StateFolder, bus_url: str, say: Say, started_at: float
+    options: MeshOptions,
+    folder: StateFolder,
+    bus_url: str,
+    say: Say,
+    progress: Say | None,
+    started_at: float,
 ) -> AsyncIterator[tuple[Supervisor, dict[str, str]]]:
     """The children, up and ready. A usual port that someone took meanwhile is replaced, once."""
     attempts = [options] if options.http_port is not None else [options, replace(options, http_port=0)]
@@ -122,7 +134,7 @@ async def _started(
         environment = {"DMSC_BUS": bus_url, "DMSC_BUS_TOKEN": folder.bus_token() or ""}
         async with Supervisor(children, logs=folder.logs, environment=environment, say=say) as supervisor:
             try:
-                await _until_ready(options, supervisor, list(gateways.values()), folder.token())
+                await _until_ready(options, supervisor, list(gateways.values()), folder.token(), progress)
             except BadInput as error:
                 if attempt is attempts[-1] or all(ports.is_free(options.bind, port) for port in http_ports):
                     raise
@@ -133,11 +145,11 @@ async def _started(
 
 
 async def _until_ready(
-    options: MeshOptions, supervisor: Supervisor, urls: list[str], token: str | None
+    options: MeshOptions, supervisor: Supervisor, urls: list[str], token: str | None, progress: Say | None
 ) -> None:
     """Ask the gateways until every service is active and every cluster offers a node."""
     expected = layout.expected_services(options)
-    missing = f"no gateway answers at {', '.join(urls)}"
+    missing, told = "", ""
     async with AsyncClient(urls, token=token, timeout_s=2.0) as client:
         try:
             async with asyncio.timeout(_ready_limit_s):
@@ -146,12 +158,13 @@ async def _until_ready(
                         supervisor.failed.result()
                     try:
                         missing = lacking(await client.mesh(), expected, options.clusters)
-                    except (Unavailable, Refused) as error:
-                        missing = error.text
                     except DmscError as error:
-                        missing = f"{error.code}: {error.text}"
+                        missing = error.text
                     if not missing:
                         return
+                    if progress is not None and missing != told:
+                        told = missing
+                        progress("waiting for the gateways" if told.startswith("no gateway") else told)
                     await asyncio.wait({supervisor.failed}, timeout=_look_every_s)
         except TimeoutError:
             raise Unavailable(f"the mesh is not ready after {_ready_limit_s:.0f} s: {missing}") from None

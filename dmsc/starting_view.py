@@ -10,7 +10,7 @@ from rich.status import Status
 
 
 class StartingView:
-    """`say` prints a line; `progress` keeps one moving line on a terminal until `done`. All on stderr."""
+    """`say` prints a line; `progress` keeps one moving line on a terminal until `close`. All on stderr."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -33,7 +33,7 @@ class StartingView:
         shown = text.replace("[", "\\[")
         self._status.update(f"starting ({time.monotonic() - self._began:.0f} s)  [dim]{shown}[/]")
 
-    def done(self) -> None:
+    def close(self) -> None:
         """Take the moving line away; twice is fine."""
         if self._status is not None:
             self._status.stop()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import socket
 import stat
@@ -122,14 +121,6 @@ def _listening() -> set[int]:
         except (OSError, IndexError, TypeError):
             continue  # closed meanwhile, or a Unix socket
     return found
-
-
-def is_loopback(address: str) -> bool:
-    """Whether other machines cannot reach `address`."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 async def in_thread(name: str, work: Callable[[], _T]) -> _T:

@@ -187,7 +187,6 @@ class Instance:
                 task.cancel()
 
     async def _subscribe(self, bus: Bus, runtime: StageRuntime | DataRuntime, stack: AsyncExitStack) -> None:
-        mine = {"job": self.job, "sid": self.unit.sid}
         if isinstance(runtime, DataRuntime):
             served = [(STEP_DISPATCH, runtime.dispatch), (STEP_ABORT, runtime.abort)]
         else:
@@ -208,7 +207,7 @@ class Instance:
             async def handler(message: Any, envelope: Any, handle: Any = handle) -> Any:
                 return await handle(message)
 
-            subscription = await bus.serve(row, handler, **mine)
+            subscription = await bus.serve(row, handler, job=self.job, sid=self.unit.sid)
             stack.push_async_callback(subscription.stop, False)
 
     async def _telemetry(self, bus: Bus, runtime: StageRuntime | DataRuntime) -> None:

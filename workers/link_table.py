@@ -15,7 +15,7 @@ from schemas.errors import DmscError, PeerUnreachable
 from schemas.step import Member
 from workers.gloo import GroupBuild, release
 from workers.link_names import Pair
-from workers.tensor_link import LinkClosed, LinkCounts, TensorLink
+from workers.tensor_link import SLOWEST_BYTES_PER_S, LinkClosed, LinkCounts, TensorLink
 
 log = get_logger("workers.links")
 
@@ -73,6 +73,14 @@ class Slot:
         self.answered[tag] = answer
         if len(self.answered) > REMEMBERED_ANSWERS:
             self.answered.popitem(last=False)
+
+    def patience_until(self, answered_at: float, timeout_s: float) -> float:
+        """When an accepted transfer counts as stuck: the link must have moved something meanwhile, and may
+        have much to move before."""
+        if self.link is None:
+            return answered_at + timeout_s
+        since = max(answered_at, self.link.progress_at)
+        return since + timeout_s + self.link.outgoing_bytes / SLOWEST_BYTES_PER_S
 
     @property
     def idle(self) -> bool:
@@ -167,6 +175,7 @@ class LinkTable:
         if slot.over:
             return
         slot.over = True
+        slot.answered.clear()
         if slot.build is not None:
             slot.build.cancel()
         if not slot.ready.done():
@@ -257,7 +266,8 @@ class LinkTable:
         if error is not None:
             if slot.link is None:
                 self.counts.setdefault(slot.peer.sid, LinkCounts()).errors += 1
-            self._broken(slot.peer, error)
+            if slot.link is not None or self._bus.connected:  # else it is the bus that is away, not the peer
+                self._broken(slot.peer, error)
 
     def _wait_for(self, link: TensorLink) -> None:
         task = asyncio.create_task(link.closed_fully())

@@ -28,14 +28,15 @@ from schemas.step import Member
 from schemas.telemetry import LinkSample
 from workers.gloo import in_thread
 from workers.link_table import LinkConfig, LinkTable, Slot
-from workers.staging import describe, size_bytes, to_host
-from workers.tensor_link import SLOWEST_BYTES_PER_S, LinkClosed
+from workers.staging import describe, to_host
+from workers.tensor_link import LinkClosed, Verdict
 
 log = get_logger("workers.links")
 
 Direction = Literal["forward", "backward", "state"]
 Answer = Literal["accepted", "held", "stale", "later"]
 Outcome = Literal["delivered", "held", "stale", "withdrawn"]
+VERDICT: dict[str, Verdict] = {"accepted": "delivered", "held": "held", "stale": "stale"}
 
 REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
 """Pause before an unanswered notice is repeated: doubling between these; at once after a reconnect."""
@@ -211,7 +212,7 @@ class HopExchange:
         return tuple(counts.take(peer) for peer, counts in self._table.counts.items())
 
     async def _deliver(self, offer: _Offer) -> Outcome:
-        if any(tensor.device.type != "cpu" for tensor in offer.tensors):
+        if any(tensor.device.type != "cpu" or not tensor.is_contiguous() for tensor in offer.tensors):
             tensors = await in_thread("to-host", lambda: to_host(offer.tensors))
         else:
             tensors = to_host(offer.tensors)
@@ -224,6 +225,10 @@ class HopExchange:
                     return "withdrawn"
                 if self._closed or self._table.is_fenced(offer.receiver):
                     raise
+                if not self._bus.connected:  # no link is built without it, and that is not the peer's fault
+                    offer.wake.clear()
+                    await _wait(offer.wake, REPEAT_MOST_S)
+                    continue
                 failures += not isinstance(error, LinkClosed)
                 if failures >= ATTEMPTS:
                     raise PeerUnreachable(
@@ -237,10 +242,11 @@ class HopExchange:
         """One offer on one link, until it is received, declined, withdrawn, or the link is over."""
         first = slot.take_tags(len(tensors) + 1)
         notice = self._notice(slot, first, offer, tensors)
-        patience_s = self._config.transfer_timeout_s + size_bytes(notice.tensors) / SLOWEST_BYTES_PER_S
         offer.begin()
         self._offers[slot.name, first] = offer
-        transfer = self._start(self._transfer(slot, first, tensors), f"transfer {slot.name} {first}")
+        transfer: asyncio.Task[Verdict] = self._start(
+            self._transfer(slot, first, tensors), f"transfer {slot.name} {first}"
+        )
         transfer.add_done_callback(lambda _: offer.wake.set())
         pause_s, due = REPEAT_FIRST_S, 0.0
         try:
@@ -248,17 +254,16 @@ class HopExchange:
                 offer.wake.clear()
                 now = time.monotonic()
                 if transfer.done():
-                    transfer.result()
-                    return "delivered"
+                    return transfer.result()
                 if offer.answer == "held" or offer.answer == "stale":
                     return offer.answer  # the transfer is received and dropped meanwhile
                 if offer.withdrawn_at is not None and now > offer.withdrawn_at + WITHDRAWN_S:
                     self._table.drop(slot)
                     return "withdrawn"
                 if offer.answer == "accepted":
-                    due = offer.answered_at + patience_s
+                    due = slot.patience_until(offer.answered_at, self._config.transfer_timeout_s)
                     if now > due:
-                        raise self._stuck(slot, patience_s)
+                        raise self._stuck(slot)
                 elif now >= due or offer.urgent:
                     offer.urgent = False
                     await self._publish_notice(notice)
@@ -270,9 +275,9 @@ class HopExchange:
         finally:
             del self._offers[slot.name, first]
 
-    def _stuck(self, slot: Slot, patience_s: float) -> PeerUnreachable:
+    def _stuck(self, slot: Slot) -> PeerUnreachable:
         error = PeerUnreachable(
-            f"{slot.peer.sid} accepted tensors and did not take them within {patience_s:.0f} s",
+            f"{slot.peer.sid} accepted tensors and takes none for {self._config.transfer_timeout_s:g} s",
             peer=slot.peer.sid,
         )
         self._table.drop(slot, error)
@@ -301,11 +306,11 @@ class HopExchange:
         except Unavailable as error:
             log.debug("notice not sent, will be repeated", link=notice.link, error=error.text)
 
-    async def _transfer(self, slot: Slot, first: int, tensors: Sequence[Tensor]) -> None:
+    async def _transfer(self, slot: Slot, first: int, tensors: Sequence[Tensor]) -> Verdict:
         slot.uses += 1
         try:
             link = await slot.opened()
-            await link.send(first, tensors)
+            return await link.send(first, tensors)
         finally:
             slot.uses -= 1
 
@@ -326,7 +331,7 @@ class HopExchange:
     # --- receiving ----------------------------------------------------------------------------------------
     async def _on_notice(self, notice: MicrobatchNotice, _: Envelope) -> None:
         """Duplicates are answered as the first time. Notices for another incarnation are not ours."""
-        if not self._closed and notice.receiver == self._member and notice.sender.sid != self._member.sid:
+        if not self._closed and notice.receiver == self._member != notice.sender:
             await self._consider(notice)
 
     def reconsider(self) -> None:
@@ -336,6 +341,8 @@ class HopExchange:
             self._start(self._consider(notice), f"reconsider {notice.link} {notice.tag}")
 
     async def _consider(self, notice: MicrobatchNotice) -> None:
+        if self._table.is_fenced(notice.sender):
+            return
         slot = self._table.adopt(notice.sender, notice.link)
         if isinstance(slot, str):
             await self._answer(notice, "later", link=slot)
@@ -352,15 +359,16 @@ class HopExchange:
             else:
                 self._later.pop((notice.link, notice.tag), None)
                 slot.remember(notice.tag, answer)
-                receiving = self._receive(slot, notice, answer == "accepted")
+                receiving = self._receive(slot, notice, VERDICT[answer])
                 self._start(receiving, f"receive {slot.name} {notice.tag}")
         await self._answer(notice, answer)
 
-    async def _receive(self, slot: Slot, notice: MicrobatchNotice, wanted: bool) -> None:
+    async def _receive(self, slot: Slot, notice: MicrobatchNotice, verdict: Verdict) -> None:
+        wanted = verdict == "delivered"
         slot.uses += 1
         try:
             link = await slot.opened()
-            tensors = await link.receive(notice.tag, notice.tensors)
+            tensors = await link.receive(notice.tag, notice.tensors, verdict)
         except PeerUnreachable as error:
             if wanted and self._lost is not None and not self._closed:
                 self._lost(notice, error)

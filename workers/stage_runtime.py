@@ -1,8 +1,7 @@
 """A stage of the model at one instance: microbatches in, gradients summed, the step's transaction kept.
 
-Threads: the event loop owns all state here; the compute thread owns the module, the optimizer and the
-gradient sum; links have their own. The set of summed microbatches is kept by the thread that sums
-(DESIGN §5 rule 5), so that a vote can't name what is not in the sum.
+Threads: the event loop owns all state here; the compute thread owns what `StageCompute` holds; links have
+their own.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import LINK_FAULT, STEP_CLAIM
@@ -24,7 +22,6 @@ from schemas.cluster import InstanceStart
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
 from schemas.fault import LinkFault
-from schemas.learning_rate import learning_rate
 from schemas.step import (
     CheckpointOrder,
     Exported,
@@ -47,14 +44,12 @@ from schemas.step import (
     StepVote,
 )
 from workers.compute import ComputeThread, Priority
-from workers.gradient_sum import GradientSum
 from workers.links import Direction, HopExchange
 from workers.microbatch import Hop, HopKey, MicrobatchState
-from workers.model import build, loss_function, slice_stage
 from workers.next_hop import Binder
-from workers.optimizer import build_optimizer, load_state_tensors, state_tensors
 from workers.reduction import ReductionGroup
-from workers.weights import export, load_initial, restore_checkpoint, save_checkpoint
+from workers.stage_compute import StageCompute
+from workers.stage_state import StageState
 
 log = get_logger("stage")
 
@@ -105,9 +100,7 @@ class StageRuntime:
     address: str = "127.0.0.1"
     ports: tuple[int, int] | None = None
     load: Load = field(default_factory=Load)
-    version: int = 0
     attempt: int = 0
-    waiting_since: float = 0.0
 
     def __post_init__(self) -> None:
         self.job = self.start.job
@@ -115,6 +108,10 @@ class StageRuntime:
         self.stage = self.start.unit.stage
         self.last = self.stage == self.start.stages - 1
         self.training = self.start.spec.training
+        self.trained = StageCompute(self.start, self.device)
+        self.state = StageState(
+            self.bus, self.start, self.member, self.compute, self.trained, self._version_changed
+        )
         self.binder = Binder(self.cluster)
         self.exchange: HopExchange | None = None
         self.group: ReductionGroup | None = None
@@ -123,35 +120,16 @@ class StageRuntime:
         self._unbound: deque[Hop] = deque()
         self._early: list[tuple[MicrobatchNotice, tuple[Tensor, ...]]] = []
         self._prepared: Prepared | None = None
-        self._preparing: asyncio.Task[StepVote] | None = None
-        self._moved = asyncio.Condition()
         self._sends: set[asyncio.Task[None]] = set()
 
-    # --- building -------------------------------------------------------------------------------------
-    async def build(self) -> None:
-        """Builds the module and the optimizer; takes the job's initial weights where it names some."""
-        await self.compute.submit(Priority.ORDER, self._build)
-        if self.start.spec.initial_weights:
-            artifacts = open_artifacts(self.start.spec.initial_weights, self.bus)
-            await load_initial(self.module, artifacts, self.start.spec.initial_weights)
+    @property
+    def version(self) -> int:
+        """Steps applied: the number of the step that this instance works on."""
+        return self.state.version
 
-    def _build(self) -> None:
-        unit, spec = self.start.unit, self.start.spec
-        layers = build(spec.model, spec.training.seed)
-        self.module = slice_stage(
-            layers,
-            unit.first_layer,
-            unit.last_layer,
-            job_seed=spec.training.seed,
-            precision=spec.training.precision,
-        )
-        self.module.to(self.device)
-        self.loss = loss_function(spec.model) if self.last else None
-        self.parameters = [weight for _, weight in self.module.trainable()]
-        self.optimizer = build_optimizer(self.module, spec.training.optimizer)
-        self.sum = GradientSum(
-            self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
-        )
+    def _version_changed(self) -> None:
+        if self.exchange is not None:
+            self.exchange.reconsider()
 
     # --- hops -----------------------------------------------------------------------------------------
     def decide(self, notice: MicrobatchNotice) -> str:
@@ -178,7 +156,7 @@ class StageRuntime:
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
         """Tensors of an accepted offer are here."""
         if notice.direction == "state":
-            self._track(self._take_state(notice, list(tensors)))
+            self._track(self.state.take(notice.step, list(tensors)))
             return
         if notice.attempt != self.attempt or notice.step < self.version or notice.epoch != self.epoch:
             return
@@ -208,7 +186,7 @@ class StageRuntime:
         self._track(self._forward(hop))
 
     async def _forward(self, hop: Hop) -> None:
-        await self.compute.submit(Priority.FORWARD, lambda: self._compute_forward(hop))
+        await self.compute.submit(Priority.FORWARD, lambda: self._if_current(hop, self.trained.forward))
         if not self._current(hop):
             return
         if self.last:
@@ -219,58 +197,15 @@ class StageRuntime:
         self._unbound.append(hop)
         self._bind_waiting()
 
-    def _compute_forward(self, hop: Hop) -> None:
-        if not self._current(hop):
-            return
-        began = time.perf_counter()
-        *activations, targets = (tensor.to(self.device, non_blocking=True) for tensor in hop.inputs)
-        if self.stage and not hop.evaluate:
-            activations = [item.requires_grad_(item.is_floating_point()) for item in activations]
-        hop.inputs = (*activations, targets)
-        with torch.set_grad_enabled(not hop.evaluate):
-            self.module.train(not hop.evaluate)
-            outputs = self.module(*activations, step=hop.step, microbatch=hop.microbatch)
-            if self.loss is not None:
-                loss = self.loss(outputs[0], targets)
-                hop.loss = float(loss.detach())
-                outputs = (loss,)
-        hop.outputs = outputs
-        hop.forward_ms = (time.perf_counter() - began) * 1e3
-        if self.last:
-            self._compute_backward(hop, ())
-        else:
-            hop.sent_forward = (*(item.detach().contiguous() for item in outputs), targets)
-
     async def _backward(self, hop: Hop, gradients: tuple[Tensor, ...]) -> None:
-        await self.compute.submit(Priority.BACKWARD, lambda: self._compute_backward(hop, gradients))
+        await self.compute.submit(
+            Priority.BACKWARD,
+            lambda: self._if_current(hop, lambda hop: self.trained.backward(hop, gradients)),
+        )
         if not self._current(hop):
             return
         hop.advance(MicrobatchState.ACCUMULATED)
         self._finish(hop)
-
-    def _compute_backward(self, hop: Hop, gradients: tuple[Tensor, ...]) -> None:
-        """Gradients of one microbatch, apart from all others, then added in one go (rule 4)."""
-        if not self._current(hop):
-            return
-        if hop.evaluate:
-            hop.outputs = hop.inputs = ()
-            return
-        began = time.perf_counter()
-        carried = [item for item in hop.inputs[:-1] if item.requires_grad] if self.stage else []
-        found = torch.autograd.grad(
-            hop.outputs,
-            [*self.parameters, *carried],
-            [item.to(self.device) for item in gradients] if gradients else None,
-            allow_unused=True,
-        )
-        self.sum.add(hop.microbatch, found[: len(self.parameters)])
-        # an input that the stage leaves unused has a zero gradient, not none: the shapes were promised
-        hop.sent_backward = tuple(
-            torch.zeros_like(item) if grad is None else grad.contiguous()
-            for item, grad in zip(carried, found[len(self.parameters) :], strict=True)
-        )
-        hop.outputs = hop.inputs = ()
-        hop.backward_ms = (time.perf_counter() - began) * 1e3
 
     def _finish(self, hop: Hop) -> None:
         """The hop is in the sum (or scored): give the gradient back upstream and claim it."""
@@ -348,6 +283,11 @@ class StageRuntime:
         )
         await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster)
 
+    def _if_current(self, hop: Hop, work: Callable[[Hop], None]) -> None:
+        """On the compute thread: an abort may have come while the task waited."""
+        if self._current(hop):
+            work(hop)
+
     def _current(self, hop: Hop) -> bool:
         return hop.attempt == self.attempt and hop.step == self.version and self._hops.get(hop.key) is hop
 
@@ -406,13 +346,13 @@ class StageRuntime:
         ):
             return self._prepared.vote
         began = time.perf_counter()
-        microbatches, flat = await self.compute.submit(Priority.ORDER, self._copy_sum)
+        microbatches, flat = await self.compute.submit(Priority.ORDER, self.trained.copy_sum)
         reduced = await self.group.all_reduce(flat)
         reduce_ms = (time.perf_counter() - began) * 1e3
         if (order.step, order.attempt) != (self.version, self.attempt):
             raise Fenced("aborted while reducing")
         gradients, checksum, norms = await self.compute.submit(
-            Priority.ORDER, lambda: self._finish_sum(reduced)
+            Priority.ORDER, lambda: self.trained.finish_sum(reduced)
         )
         self.load.reduce_ms = reduce_ms
         vote = StepVote(
@@ -429,13 +369,6 @@ class StageRuntime:
             self._prepared = Prepared(order.step, order.attempt, order.generation, gradients, vote)
         return vote
 
-    def _copy_sum(self) -> tuple[frozenset[int], Tensor]:
-        return self.sum.microbatches, self.sum.copy_for_reduce()
-
-    def _finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
-        gradients = self.sum.to_gradients(reduced)
-        return gradients, self.sum.checksum(reduced), self.sum.squared_norms(gradients)
-
     async def commit(self, order: StepCommit) -> StepApplied:
         """Applies the decision. Idempotent; must match what was prepared (rule 6)."""
         self._check_epoch(order.epoch)
@@ -447,28 +380,16 @@ class StageRuntime:
         if order.generation != prepared.generation or order.checksum != prepared.vote.checksum:
             raise Conflict(f"commit of step {order.step} names another gradient than the one prepared here")
         self._prepared = None
-        await self.compute.submit(Priority.ORDER, lambda: self._apply(order, prepared.gradients))
-        self.version = order.step + 1
+        await self.compute.submit(Priority.ORDER, lambda: self.trained.apply(order, prepared.gradients))
+        self.state.version = order.step + 1  # before anything can be awaited: hops look at it
         self._hops = {key: hop for key, hop in self._hops.items() if hop.step >= self.version}
         self.binder.next_step()
         early, self._early = self._early, []
         for notice, tensors in early:
             if notice.step == self.version and notice.attempt == self.attempt:
                 self._arrive(notice, tensors)
-        await self._at_version(self.version)
+        await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
-
-    def _apply(self, order: StepCommit, gradients: list[Tensor]) -> None:
-        if order.action == "apply":
-            rate = learning_rate(order.step, self.training)
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.grad = gradient.mul_(order.clip) if order.clip != 1.0 else gradient
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-            for parameter in self.parameters:
-                parameter.grad = None
-        self.sum.clear()
 
     async def abort(self, order: StepAbort) -> StepAborted:
         """Forgets the open step below `order.attempt`: queues, sums, offers, group. Idempotent."""
@@ -491,7 +412,7 @@ class StageRuntime:
                 self.exchange.cancel_sends()
             self._release_group()
             # behind whatever computes now, so that nothing of the old attempt lands after it
-            await self.compute.submit(Priority.ORDER, self.sum.clear)
+            await self.compute.submit(Priority.ORDER, self.trained.sum.clear)
             if self.exchange is not None:
                 self.exchange.reconsider()
         return StepAborted(member=self.member, version=self.version)
@@ -516,15 +437,15 @@ class StageRuntime:
         )
 
     # --- state ------------------------------------------------------------------------------------------
+    async def build(self) -> None:
+        """Builds the module and the optimizer; takes the job's initial weights where it names some."""
+        await self.state.build()
+
     async def send_state(self, order: StateSend) -> StateReady:
         """Streams parameters and optimizer state to a newcomer (between steps: weights do not change)."""
-        self._check_epoch(order.epoch)
-        if order.version != self.version:
-            raise Conflict(f"state of version {order.version} was asked, but I am at {self.version}")
+        self._check_version(order.epoch, order.version)
         assert self.exchange is not None
-        tensors = await self.compute.submit(
-            Priority.ORDER, lambda: state_tensors(self.module, self.optimizer)
-        )
+        tensors = await self.state.tensors()
         await self.exchange.send(
             direction="state",
             receiver=order.to,
@@ -532,59 +453,30 @@ class StageRuntime:
             step=self.version,
             attempt=self.attempt,
             microbatch=0,
-            evaluate=False,
-            tensors=tuple(tensors),
+            tensors=tensors,
         )
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return StateReady(member=self.member, version=self.version, bytes=size)
 
-    async def _take_state(self, notice: MicrobatchNotice, tensors: list[Tensor]) -> None:
-        await self.compute.submit(
-            Priority.ORDER, lambda: load_state_tensors(self.module, self.optimizer, tensors)
-        )
-        await self._at_version(notice.step)
-
     async def wait_state(self, order: StateWait) -> StateReady:
         """Answers once this instance holds the state of `order.version`."""
         self._check_epoch(order.epoch)
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.version == order.version)
-        return StateReady(member=self.member, version=self.version)
+        return await self.state.wait_for(order.version)
 
     async def restore(self, order: StateRestore) -> StateReady:
         """Takes the state of a checkpoint, or builds it again from the seed."""
         self._check_epoch(order.epoch)
-        if order.checkpoint is None:
-            await self.build()
-        else:
-            artifacts = open_artifacts(order.checkpoint, self.bus)
-            await restore_checkpoint(self.module, self.optimizer, artifacts, order.checkpoint)
-        await self.compute.submit(Priority.ORDER, self.sum.clear)
-        await self._at_version(order.version)
-        return StateReady(member=self.member, version=self.version)
-
-    async def _at_version(self, version: int) -> None:
-        async with self._moved:
-            self.version = version
-            self._moved.notify_all()
-        if self.exchange is not None:
-            self.exchange.reconsider()
+        return await self.state.restore(order)
 
     async def checkpoint(self, order: CheckpointOrder) -> Exported:
         """Writes parameters and optimizer state at `order.version` to the artifact store."""
         self._check_version(order.epoch, order.version)
-        artifacts = open_artifacts(order.url, self.bus)
-        size = await save_checkpoint(
-            self.module, self.optimizer, artifacts, stage=self.stage, version=order.version
-        )
-        return Exported(member=self.member, version=self.version, url=order.url, bytes=size)
+        return await self.state.checkpoint(order)
 
     async def export_weights(self, order: ExportOrder) -> Exported:
         """Writes the weights as one safetensors shard to the artifact store."""
         self._check_version(order.epoch, order.version)
-        artifacts = open_artifacts(order.url, self.bus)
-        size, tensors = await export(self.module, artifacts, order.shard)
-        return Exported(member=self.member, version=self.version, url=order.url, bytes=size, tensors=tensors)
+        return await self.state.export(order)
 
     def _check_version(self, epoch: int, version: int) -> None:
         self._check_epoch(epoch)

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,9 @@ class LinkClosed(PeerUnreachable):
     code = "link_closed"
 
 
+Verdict = Literal["delivered", "held", "stale"]
+VERDICTS: tuple[Verdict, ...] = ("delivered", "held", "stale")
+"""What became of a transfer; a receipt is `first tag * len(VERDICTS) + index`."""
 GOODBYE = -1
 """A receipt of this value says: I close this link on purpose."""
 FOREVER = timedelta(days=365)
@@ -52,8 +55,9 @@ KEPT_RECEIPTS = 1024
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    done: asyncio.Future[None]
+    done: asyncio.Future[Verdict]
     tensors: Sequence[Tensor]  # gloo reads their memory until the receipt
+    size: int
     works: list[dist.Work] = field(default_factory=list)
 
 
@@ -61,6 +65,7 @@ class _Outgoing:
 class _Incoming:
     done: asyncio.Future[list[Tensor]]
     first: int
+    verdict: Verdict
     tensors: list[Tensor]
     works: list[dist.Work]
     trailer: dist.Work
@@ -126,6 +131,7 @@ class TensorLink:
         self._target = target
         self._timeout_s = timeout_s
         self._ended = ended
+        self.progress_at = time.monotonic()
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._arriving: queue.SimpleQueue[_Incoming | None] = queue.SimpleQueue()
@@ -144,11 +150,12 @@ class TensorLink:
         return bool(self._outgoing or self._incoming)
 
     @property
-    def closed(self) -> bool:
-        return self._group is None
+    def outgoing_bytes(self) -> int:
+        """What has been posted and is not known to have arrived."""
+        return sum(outgoing.size for outgoing in self._outgoing.values())
 
-    def send(self, first: int, tensors: Sequence[Tensor]) -> asyncio.Future[None]:
-        """Posts a transfer; done when the peer has all of it.
+    def send(self, first: int, tensors: Sequence[Tensor]) -> asyncio.Future[Verdict]:
+        """Posts a transfer; done, with what the peer made of it, when the peer has all of it.
 
         Args:
             first: the first of its tags.
@@ -156,7 +163,8 @@ class TensorLink:
 
         Raises (from the future): `PeerUnreachable`.
         """
-        outgoing = _Outgoing(self._future(), tensors)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        outgoing = _Outgoing(self._future(), tensors, size)
         group = self._group
         if group is None:
             outgoing.done.set_exception(LinkClosed(f"tensor link {self.name} is closed", link=self.name))
@@ -167,17 +175,21 @@ class TensorLink:
             for tensor in tensors:
                 if tensor.numel():
                     outgoing.works.append(group.send([tensor], self._peer, tag))
-                    self._counts.sent_bytes += tensor.numel() * tensor.element_size()
                 tag += 2
             trailer = torch.zeros(1, dtype=torch.uint8)
             outgoing.tensors = (*tensors, trailer)
             outgoing.works.append(group.send([trailer], self._peer, tag))
+            self._counts.sent_bytes += size
         except RuntimeError as error:
             self._over(self._broken(gloo.first_line(error)))
         return outgoing.done
 
-    def receive(self, first: int, metas: Sequence[TensorMeta]) -> asyncio.Future[list[Tensor]]:
+    def receive(
+        self, first: int, metas: Sequence[TensorMeta], verdict: Verdict = "delivered"
+    ) -> asyncio.Future[list[Tensor]]:
         """Posts the receives of an offered transfer into fresh tensors; done when they are on the target.
+
+        The sender is told the `verdict` once they are here.
 
         Raises (from the future): `PeerUnreachable`; `BadMessage` for a dtype that is none.
         """
@@ -204,7 +216,7 @@ class TensorLink:
             self._over(self._broken(gloo.first_line(error)))
             return done
         timeout = timedelta(seconds=self._timeout_s + size_bytes(metas) / SLOWEST_BYTES_PER_S)
-        incoming = _Incoming(done, first, tensors, works, trailer, timeout, time.perf_counter())
+        incoming = _Incoming(done, first, verdict, tensors, works, trailer, timeout, time.perf_counter())
         self._incoming[first] = incoming
         self._arriving.put(incoming)
         return done
@@ -236,10 +248,10 @@ class TensorLink:
             while True:
                 receipt = torch.empty(1, dtype=torch.int64)
                 group.recv([receipt], self._peer, self._peer).wait(FOREVER)
-                first = int(receipt.item())
-                if first == GOODBYE:
+                if receipt.item() == GOODBYE:
                     break
-                self._tell(self._sent, first)
+                first, verdict = divmod(int(receipt.item()), len(VERDICTS))
+                self._tell(self._sent, first, VERDICTS[verdict])
         except RuntimeError as error:
             end = self._broken(gloo.first_line(error))
         self._tell(self._over, end)
@@ -250,7 +262,8 @@ class TensorLink:
                 incoming.trailer.wait(incoming.timeout)
                 for work in incoming.works:
                     work.wait(incoming.timeout)
-                receipt = torch.tensor([incoming.first], dtype=torch.int64)
+                code = incoming.first * len(VERDICTS) + VERDICTS.index(incoming.verdict)
+                receipt = torch.tensor([code], dtype=torch.int64)
                 self._receipts.append((group.send([receipt], self._peer, self._me), receipt))
                 tensors = to_device(incoming.tensors, self._target)
             except RuntimeError as error:
@@ -267,10 +280,11 @@ class TensorLink:
             return  # the loop has ended; nobody waits any more
 
     # --- on the loop --------------------------------------------------------------------------------------
-    def _sent(self, first: int) -> None:
+    def _sent(self, first: int, verdict: Verdict) -> None:
+        self.progress_at = time.monotonic()
         outgoing = self._outgoing.pop(first, None)
         if outgoing is not None and not outgoing.done.done():
-            outgoing.done.set_result(None)
+            outgoing.done.set_result(verdict)
 
     def _arrived(self, incoming: _Incoming, tensors: list[Tensor], took_ms: float) -> None:
         if self._incoming.pop(incoming.first, None) is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,22 +67,24 @@ def _example(name: str) -> Path:
 
 
 async def _demo(options: MeshOptions, spec: JobSpec, follow_options: FollowOptions) -> ExitCode:
+    from contextlib import closing
+
     from dmsc.client import AsyncClient
     from dmsc.follow import follow
     from dmsc.interrupts import interrupts
     from dmsc.mesh import running_mesh
+    from dmsc.starting_view import StartingView
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    with interrupts() as signals:
-        say(f"starting a mesh of clusters {', '.join(options.clusters)}")
-        async with running_mesh(options, say) as mesh:
+    view = StartingView()
+    with interrupts() as signals, closing(view):
+        view.say(f"starting a mesh of clusters {', '.join(options.clusters)}")
+        async with running_mesh(options, view.say, view.progress) as mesh:
+            view.close()
             took_s = (mesh.file.ready_at or 0.0) - mesh.file.started_at
             door = next(iter(mesh.file.gateways.values()))
-            say(f"mesh ready in {took_s:.1f} s: bus {mesh.file.servers[0]}, door {door}")
+            view.say(f"mesh ready in {took_s:.1f} s: bus {mesh.file.servers[0]}, door {door}")
             async with AsyncClient(state=options.state) as client:
                 record = await client.submit(spec)
                 code = await follow(client, record, follow_options, signals)
-            say("stopping the mesh")
+            view.say("stopping the mesh")
         return code

@@ -122,10 +122,9 @@ async def _up(options: MeshOptions, json: bool) -> None:
 
     from dmsc.interrupts import interrupts
     from dmsc.mesh import running_mesh
+    from dmsc.starting_view import StartingView
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
+    view = StartingView()
     task = asyncio.current_task()
     assert task is not None
     stopping = False
@@ -134,19 +133,23 @@ async def _up(options: MeshOptions, json: bool) -> None:
         nonlocal stopping
         if not stopping:
             stopping = True
-            say("stopping the mesh")
+            view.close()
+            view.say("stopping the mesh")
             task.cancel()
 
     ready = False
     with interrupts(stop):
         try:
-            async with running_mesh(options, say) as mesh:
+            async with running_mesh(options, view.say, view.progress) as mesh:
+                view.close()
                 _show(mesh.folder, mesh.file, json, detached=False)
                 ready = True
                 await mesh.failed()
         except asyncio.CancelledError:
             if not (ready and stopping):
                 raise  # stopped before it was ready: that is not success
+        finally:
+            view.close()
 
 
 def _detached(options: MeshOptions, json: bool) -> None:

@@ -173,7 +173,8 @@ def test_doctor_finds_all_well(mesh_folder: Path) -> None:
 
 def test_a_policy_of_ones_own_is_added_and_retired(mesh_folder: Path) -> None:
     (mesh_folder / "mine.py").write_text(
-        "from dmsc import Policy\nclass Mine(Policy):\n    name = 'mine'\n    def decide(self, view, now): ...\n"
+        "from dmsc import Policy\n"
+        "class Mine(Policy):\n    name = 'mine'\n    def decide(self, view, now): ...\n"
     )
 
     def states() -> dict[str, str]:
@@ -190,9 +191,8 @@ def test_a_policy_of_ones_own_is_added_and_retired(mesh_folder: Path) -> None:
 
 def test_another_node_joins_and_leaves(mesh_folder: Path) -> None:
     def nodes() -> list[str]:
-        return [
-            node["node"] for node in json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)["nodes"]
-        ]
+        status = json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)
+        return [node["node"] for node in status["nodes"]]
 
     mesh = read(mesh_folder)
     token = (mesh_folder / ".dmsc" / "bus_token").read_text().strip()

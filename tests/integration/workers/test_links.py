@@ -24,7 +24,7 @@ from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
-from workers import gloo, links
+from workers import gloo, link_table, links
 from workers.link_table import LinkConfig
 from workers.links import HopExchange
 
@@ -279,6 +279,27 @@ async def test_an_offer_made_while_the_bus_is_away_arrives_when_it_is_back(
             assert torch.equal((await two.arrival())[1][0], numbered(1))
 
 
+async def test_a_first_offer_made_while_the_bus_is_away_builds_its_link_when_it_is_back(
+    own_server: EmbeddedServer,
+) -> None:
+    """Without the bus no link is built; that is nobody's fault and no reason to give up on a peer."""
+    async with (
+        Bus.connect(own_server.url, name="one", kind=EntityKind.INSTANCE) as here,
+        Bus.connect(own_server.url, name="two", kind=EntityKind.INSTANCE) as there,
+    ):
+        await here.provision()
+        one, two = Instance(here, "one"), Instance(there, "two")
+        async with one.exchange, two.exchange:
+            await own_server.stop()
+            sending = asyncio.create_task(one.send(two, 1, numbered(1)))
+            done, _ = await asyncio.wait({sending}, timeout=0.5)
+            assert not done
+            await own_server.start()
+            assert await asyncio.wait_for(sending, 15) == "delivered"
+            assert torch.equal((await two.arrival())[1][0], numbered(1))
+            assert one.broken.empty()
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("answer", ["held", "stale"])
 async def test_declined_offers_leave_the_link_clean(make: Make, answer: str) -> None:
@@ -501,7 +522,7 @@ async def test_accepted_and_never_taken_is_an_error(
     make: Make, server: EmbeddedServer, spawn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that stops in the middle of an accepted transfer, and nobody who says so."""
-    monkeypatch.setattr(links, "SLOWEST_BYTES_PER_S", 1e9)
+    monkeypatch.setattr(link_table, "SLOWEST_BYTES_PER_S", 1e9)
     one = await make("one", config=LinkConfig(transfer_timeout_s=0.5, build_timeout_s=0.5))
     child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
     await child.event("ready")

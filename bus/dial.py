@@ -1,0 +1,157 @@
+"""Making and unmaking a NATS client: one attempt with a clear outcome, and a close that cannot fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nats.aio.client import Client, Server
+
+from schemas.errors import BusUnreachable, DmscError, Refused
+
+Token = str | Callable[[], str]
+"""A bearer token, or what gives the present one at each dial (tokens expire)."""
+
+BUFFER_BYTES = 16 << 20
+"""Published while disconnected: kept up to here and sent after the reconnect, then refused."""
+RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 1.0
+"""Pause before a reconnect attempt: doubling between these, times a random half to whole."""
+PING_INTERVAL_S = 10
+"""A hung server (no EOF) is noticed after three of these."""
+CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Whom a client tells what happens to it. All are coroutines, as nats-py wants them."""
+
+    error: Callable[[Exception], Awaitable[None]]
+    disconnected: Callable[[], Awaitable[None]]
+    reconnected: Callable[[], Awaitable[None]]
+    closed: Callable[[Client], Awaitable[None]]
+    lame_duck: Callable[[], Awaitable[None]]
+
+
+class Dialer:
+    """Where to connect to and as whom."""
+
+    def __init__(self, servers: Sequence[str], *, name: str, token: Token | None) -> None:
+        self.name = name
+        self._servers = list(servers)
+        self._token = token
+        self._attempts = 0
+
+    @property
+    def where(self) -> str:
+        """The addresses, without credentials."""
+        return ", ".join(_bare(url) for url in self._servers)
+
+    async def dial(self, listener: Listener, timeout_s: float) -> Client:
+        """One client, connected; it reconnects by itself until it is closed.
+
+        Raises:
+            Refused: the server is there and does not accept the token.
+            BusUnreachable: nothing answers in time.
+        """
+        refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        reasons: list[str] = []
+        client = Client()
+
+        async def on_error(error: Exception) -> None:
+            reasons.append(plain(error))
+            del reasons[:-1]
+            if "authorization violation" in str(error).lower() and not refused.done():
+                refused.set_result(plain(error))
+            await listener.error(error)
+
+        async def on_closed() -> None:
+            await listener.closed(client)
+
+        connecting = asyncio.create_task(
+            client.connect(
+                servers=self._servers,
+                name=self.name,
+                token=self._token,
+                error_cb=on_error,
+                disconnected_cb=listener.disconnected,
+                reconnected_cb=listener.reconnected,
+                closed_cb=on_closed,
+                lame_duck_mode_cb=listener.lame_duck,
+                connect_timeout=max(1, round(timeout_s)),
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float is fine, and 1 s would be long
+                max_reconnect_attempts=-1,
+                reconnect_to_server_handler=self._next_server,
+                ping_interval=PING_INTERVAL_S,
+                pending_size=BUFFER_BYTES,
+            )
+        )
+        connected = False
+        try:
+            outcomes: set[asyncio.Future[Any]] = {connecting, refused}
+            await asyncio.wait(outcomes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                failure = connecting.exception()
+                if failure is None:
+                    connected = True
+                    return client
+                reasons.append(plain(failure))
+            if refused.done():
+                raise self.refused(refused.result())
+            raise self.unreachable(reasons[-1] if reasons else "no answer")
+        finally:
+            if not connected:
+                connecting.cancel()
+                await asyncio.gather(connecting, return_exceptions=True)
+                await close(client)
+
+    def refused(self, reason: str) -> DmscError:
+        return Refused(
+            f"the bus at {self.where} refuses {self.name}: {reason}; check its token", servers=self.where
+        )
+
+    def unreachable(self, reason: str = "") -> DmscError:
+        why = f" ({reason})" if reason else ""
+        return BusUnreachable(
+            f"no bus at {self.where}{why}; is it running, and is that its address?", servers=self.where
+        )
+
+    def succeeded(self) -> None:
+        """The next outage begins with the shortest pause again."""
+        self._attempts = 0
+
+    def _next_server(self, pool: list[Server], info: dict[str, Any]) -> tuple[Server | None, float]:
+        pause = min(RECONNECT_MOST_S, RECONNECT_FIRST_S * 2 ** min(self._attempts, 10))
+        chosen = pool[self._attempts % len(pool)]
+        self._attempts += 1
+        return chosen, jittered(pause)
+
+
+def jittered(pause_s: float) -> float:
+    """Half to whole: a thousand clients must not come back at the same moment."""
+    return pause_s * random.uniform(0.5, 1.0)
+
+
+async def close(client: Client) -> None:
+    """Closes without the surprises: pending data on a dead socket raises, and leaves tasks behind."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(CLOSE_S):
+            if not client.is_connected:
+                # Nothing can be sent any more; close() would try to, raise, and leave its tasks running.
+                client._pending.clear()
+                client._pending_data_size = 0
+            await client.close()
+
+
+def plain(error: BaseException) -> str:
+    """An error of nats-py in words for people."""
+    text = str(error) or type(error).__name__
+    return text.removeprefix("nats: ").strip("'\" ")
+
+
+def _bare(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.split('://')[0]}://{tail}" if at and "://" in head else tail

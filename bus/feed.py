@@ -1,0 +1,73 @@
+"""A subscription that survives the client it was made on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+
+MessageCallback = Callable[[Msg], Awaitable[None]]
+
+
+class Feed:
+    """One subject listened to. Made by `Link.subscribe`, made again on each new client.
+
+    With a callback nats-py calls it, one message after the other. Without, whoever owns the feed takes
+    from `messages` with as many workers as it likes, and calls `done` after each; that way a handler
+    runs one turn of the event loop earlier than in a task of its own, and a raised CancelledError does
+    not end the subscription, as it does in nats-py's own loop.
+    """
+
+    def __init__(
+        self,
+        subject: str,
+        *,
+        queue: str,
+        callback: MessageCallback | None,
+        pending_limit: int,
+        on_drop: Callable[[], None],
+    ) -> None:
+        self.subject = subject
+        self.on_drop = on_drop
+        self.messages: asyncio.Queue[Msg] = asyncio.Queue(maxsize=pending_limit)
+        self._queue = queue
+        self._callback = callback
+        self._pending_limit = pending_limit
+        self._sub: NatsSubscription | None = None
+
+    async def attach(self, client: Client) -> None:
+        """Subscribes on `client`; what has arrived from an earlier one stays in the queue."""
+        if self._callback is not None:
+            self._sub = await client.subscribe(
+                self.subject, queue=self._queue, cb=self._callback, pending_msgs_limit=self._pending_limit
+            )
+            return
+        # nats-py offers its queue only through an iterator that makes a task for each message: take it.
+        sub = await client.subscribe(self.subject, queue=self._queue, pending_msgs_limit=self._pending_limit)
+        early, sub._pending_queue = sub._pending_queue, self.messages
+        while not early.empty() and not self.messages.full():
+            self.messages.put_nowait(early.get_nowait())
+        self._sub = sub
+
+    def is_of(self, sub: object) -> bool:
+        return self._sub is not None and self._sub is sub
+
+    def done(self, message: Msg) -> None:
+        """A message taken from `messages` has been handled."""
+        self.messages.task_done()
+        if self._sub is not None and self._sub._id == message._sid:
+            self._sub._pending_size -= len(message.data)  # nats-py bounds the bytes, too
+
+    async def silence(self, client: Client) -> None:
+        """Tells the server to send no more; what it has sent is still taken."""
+        if self._sub is not None:
+            await client._send_unsubscribe(self._sub._id)
+
+    async def detach(self) -> None:
+        """Forgets the subscription, here and at the server."""
+        sub, self._sub = self._sub, None
+        if sub is not None:
+            await sub.unsubscribe()

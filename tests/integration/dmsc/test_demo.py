@@ -1,0 +1,60 @@
+"""`dmsc demo`: the whole way, twice at once, in folders with spaces; and Ctrl-C in the middle."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.dmsc.command_line import processes_mentioning, running, wait_for
+
+pytestmark = pytest.mark.timeout(240)
+
+TINY = """\
+name: tiny
+model:
+  factory: workers.models.gpt:byte_gpt
+  args: {layers: 2, width: 32, heads: 2, context: 32}
+data: {sample_tokens: 32}
+training: {steps: 4, microbatches: 4, microbatch_samples: 2, validate_every: 0, checkpoint_every: 0}
+parallel: {stages: 2, replicas: 1}
+sample: {prompt: "def ", tokens: 16}
+"""
+
+
+def test_twice_at_once_with_the_same_weights(tmp_path: Path) -> None:
+    folders = [tmp_path / "one demo", tmp_path / "another demo"]
+    with ExitStack() as stack:
+        demos = []
+        for folder in folders:
+            folder.mkdir()
+            (folder / "tiny.yaml").write_text(TINY)
+            demos.append(stack.enter_context(running("demo", "tiny.yaml", "--out", "out", cwd=folder)))
+        for demo in demos:
+            assert demo.wait(200) == 0, demo.output
+            for expected in ("mesh ready in", "step 4/4", "sample", "sha256", "stopping the mesh"):
+                assert expected in demo.output
+            assert "Traceback" not in demo.output
+    records = [json.loads((folder / "out" / "record.json").read_text()) for folder in folders]
+    assert records[0]["weights"]["sha256"] == records[1]["weights"]["sha256"]
+    for folder in folders:
+        assert len((folder / "out" / "curve.jsonl").read_text().splitlines()) == 4
+        assert len(list((folder / "out" / "weights").glob("*.safetensors"))) == 2
+    assert processes_mentioning("dmsc-demo-") == []
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    with running("demo", "tiny.yaml", "--set", "training.steps=100000", cwd=tmp_path) as demo:
+        demo.until("step 2/100000", 120)
+        family = psutil.Process(demo.process.pid).children(recursive=True)
+        assert len(family) >= 7  # server, control plane, 2 agents, 2 fork servers, policy, instances
+        demo.interrupt()
+        assert demo.wait(60) == 130, demo.output
+        assert "cancelling the job" in demo.output
+        assert "cancelled" in demo.output
+        assert "Traceback" not in demo.output
+        wait_for(lambda: not any(each.is_running() for each in family), 10)

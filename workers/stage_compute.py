@@ -1,0 +1,135 @@
+"""What the compute thread of a stage owns: the module, the optimizer, the gradient sum.
+
+All methods run on that thread, one at a time. The set of summed microbatches is kept here, by the thread
+that sums (DESIGN §5 rule 5), so that a vote can't name what is not in the sum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from schemas.cluster import InstanceStart
+from schemas.learning_rate import learning_rate
+from schemas.step import StepCommit
+from workers.gradient_sum import GradientSum
+from workers.microbatch import Hop
+from workers.model import build, loss_function, slice_stage
+from workers.optimizer import build_optimizer
+
+
+class StageCompute:
+    """Layers `unit.first_layer`..`unit.last_layer` of the job's model, and how they are trained."""
+
+    def __init__(self, start: InstanceStart, device: torch.device) -> None:
+        self._start = start
+        self._device = device
+        self._first = start.unit.stage == 0
+        self._last = start.unit.stage == start.stages - 1
+
+    def build(self) -> None:
+        """Builds the whole model from the job's seed, keeps the stage's slice of it.
+
+        Raises:
+            BadModel: the user's code fails.
+        """
+        unit, spec = self._start.unit, self._start.spec
+        self.module = slice_stage(
+            build(spec.model, spec.training.seed),
+            unit.first_layer,
+            unit.last_layer,
+            job_seed=spec.training.seed,
+            precision=spec.training.precision,
+        )
+        self.module.to(self._device)
+        self.loss = loss_function(spec.model) if self._last else None
+        self.parameters = [weight for _, weight in self.module.trainable()]
+        self.optimizer = build_optimizer(self.module, spec.training.optimizer)
+        self.sum = GradientSum(
+            self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
+        )
+
+    def forward(self, hop: Hop) -> None:
+        """Runs the layers. The last stage goes on to the loss and, when training, to the gradient.
+
+        `hop.inputs`: activations as the stage before made them ((samples, tokens) int64 at the first
+        stage), then the targets. Sets `outputs`, `sent_forward`, `loss`, `forward_ms`.
+        """
+        began = time.perf_counter()
+        *activations, targets = (tensor.to(self._device, non_blocking=True) for tensor in hop.inputs)
+        if not self._first and not hop.evaluate:
+            activations = [item.requires_grad_(item.is_floating_point()) for item in activations]
+        hop.inputs = (*activations, targets)
+        with torch.set_grad_enabled(not hop.evaluate):
+            self.module.train(not hop.evaluate)
+            outputs = self.module(*activations, step=hop.step, microbatch=hop.microbatch)
+            if self.loss is not None:
+                loss = self.loss(outputs[0], targets)
+                hop.loss = float(loss.detach())
+                outputs = (loss,)
+        hop.outputs = outputs
+        hop.forward_ms = (time.perf_counter() - began) * 1e3
+        if self._last:
+            self.backward(hop, ())
+        else:
+            hop.sent_forward = (*(item.detach().contiguous() for item in outputs), targets)
+
+    def backward(self, hop: Hop, gradients: Sequence[Tensor]) -> None:
+        """Gradients of one microbatch, apart from all others, then added in one go (DESIGN §5 rule 4).
+
+        Args:
+            hop: after `forward`.
+            gradients: one per floating-point output; empty at the last stage, whose output is the loss.
+
+        Raises:
+            GradientRefused: a gradient that can't be summed exactly; the sum is as it was.
+        """
+        if hop.evaluate:
+            hop.outputs = hop.inputs = ()
+            return
+        began = time.perf_counter()
+        carried = [item for item in hop.inputs[:-1] if item.requires_grad and not self._first]
+        floating = [item for item in hop.outputs if item.is_floating_point()]
+        given = [item.to(self._device) for item in gradients] if gradients else [None] * len(floating)
+        pairs = [pair for pair in zip(floating, given, strict=True) if pair[0].requires_grad]
+        wanted = [*self.parameters, *carried]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if pairs and wanted:
+            found = torch.autograd.grad(
+                [output for output, _ in pairs],
+                wanted,
+                [gradient for _, gradient in pairs],
+                allow_unused=True,
+            )
+        self.sum.add(hop.microbatch, found[: len(self.parameters)])
+        # an input that the stage leaves unused has a zero gradient, not none: the shapes were promised
+        hop.sent_backward = tuple(
+            torch.zeros_like(item) if gradient is None else gradient.contiguous()
+            for item, gradient in zip(carried, found[len(self.parameters) :], strict=True)
+        )
+        hop.outputs = hop.inputs = ()
+        hop.backward_ms = (time.perf_counter() - began) * 1e3
+
+    def copy_sum(self) -> tuple[frozenset[int], Tensor]:
+        """The set in the sum, and a copy of it for the all-reduce: local sums survive a failed one."""
+        return self.sum.microbatches, self.sum.copy_for_reduce()
+
+    def finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
+        """Mean gradients, the checksum of the reduced sum, and each parameter's squared norm."""
+        gradients = self.sum.to_gradients(reduced)
+        return gradients, self.sum.checksum(reduced), self.sum.squared_norms(gradients)
+
+    def apply(self, order: StepCommit, gradients: Sequence[Tensor]) -> None:
+        """One optimizer step with the recorded clip, or none if the step is skipped; then a clean sum."""
+        if order.action == "apply":
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient.mul_(order.clip) if order.clip != 1.0 else gradient
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(order.step, self._start.spec.training)
+            self.optimizer.step()
+            for parameter in self.parameters:
+                parameter.grad = None
+        self.sum.clear()
