@@ -217,13 +217,15 @@ class Bus:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                events: set[asyncio.Future[Any]] = {asked.answer, self.link.back}
+                back = self.link.back
+                events: set[asyncio.Future[Any]] = {asked.answer, back}
                 await asyncio.wait(events, timeout=min(pause, left), return_when=asyncio.FIRST_COMPLETED)
                 if asked.answer.done():
                     return _answer(asked.answer.result().data)
                 if self.connected:
                     self.counters.repeats += 1
-                    pause = min(pause * 2, REPEAT_MOST_S)
+                    # After a reconnect the service may be a moment behind us: begin again with short pauses.
+                    pause = REPEAT_FIRST_S if back.done() else min(pause * 2, REPEAT_MOST_S)
             if not self.connected:
                 raise self.link.unreachable()
             if asked.unheard:

@@ -47,6 +47,11 @@ class FollowOptions:
     on_interrupt: OnInterrupt = OnInterrupt.DETACH
 
 
+def output_folder(record: JobRecord, options: FollowOptions) -> Path:
+    """Where a job's curve and weights go."""
+    return options.out or Path("runs") / f"{record.spec.name}-{record.job}"
+
+
 async def follow(
     client: AsyncClient, record: JobRecord, options: FollowOptions, interrupts: Interrupts
 ) -> ExitCode:
@@ -56,7 +61,7 @@ async def follow(
     `weights/` below the output folder. Everything is replayed from the job's stream, so following
     again later gives the same files.
     """
-    out = options.out or Path("runs") / f"{record.spec.name}-{record.job}"
+    out = output_folder(record, options)
     run = RunState.of(record)
     with ExitStack() as stack:
         curve = stack.enter_context(Curve(out))

@@ -1,1 +1,1 @@
-"""Microservice instances (MI): they hold stages of the model and stream tensors. torch and pynvml live here."""
+"""Microservice instances (MI): they hold stages of the model and stream tensors. Home of torch and pynvml."""

@@ -1,35 +1,23 @@
-"""A stage of the model at one instance: microbatches in, gradients summed, the step's transaction kept.
+"""A stage's part in the step transaction (DESIGN §5): groups, prepare, commit, abort, state.
 
-Threads: the event loop owns all state here; the compute thread owns what `StageCompute` holds; links have
-their own.
+The set of summed microbatches is kept by the thread that sums, so that a vote can't name what is not in
+the sum; every order is idempotent and carries the epoch, so that an old orchestrator decides nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from bus.connection import Bus
-from bus.logs import get_logger
-from bus.subjects import LINK_FAULT, STEP_CLAIM
-from schemas.cluster import InstanceStart
-from schemas.data_plane import MicrobatchNotice
-from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
-from schemas.fault import LinkFault
+from schemas.errors import Conflict, Fenced
 from schemas.step import (
     CheckpointOrder,
     Exported,
     ExportOrder,
     GroupForm,
     GroupFormed,
-    Member,
-    MicrobatchClaim,
     StateReady,
     StateRestore,
     StateSend,
@@ -43,15 +31,9 @@ from schemas.step import (
     StepStatusReply,
     StepVote,
 )
-from workers.compute import ComputeThread, Priority
-from workers.links import Direction, HopExchange
-from workers.microbatch import Hop, HopKey, MicrobatchState
-from workers.next_hop import Binder
+from workers.compute import Priority
 from workers.reduction import ReductionGroup
-from workers.stage_compute import StageCompute
-from workers.stage_state import StageState
-
-log = get_logger("stage")
+from workers.stage_flow import StageFlow
 
 
 @dataclass(slots=True)
@@ -65,248 +47,18 @@ class Prepared:
     vote: StepVote
 
 
-@dataclass(slots=True)
-class Load:
-    """Moving figures for telemetry; milliseconds per microbatch."""
-
-    forward_ms: float = 0.0
-    backward_ms: float = 0.0
-    reduce_ms: float = 0.0
-    microbatches: int = 0
-    tokens: int = 0
-
-    def measured(self, forward_ms: float, backward_ms: float) -> None:
-        keep = 0.8 if self.microbatches else 0.0
-        self.forward_ms = keep * self.forward_ms + (1 - keep) * forward_ms
-        self.backward_ms = keep * self.backward_ms + (1 - keep) * backward_ms
-        self.microbatches += 1
-
-
 @dataclass(kw_only=True)
-class StageRuntime:
-    """Holds layers `unit.first_layer`..`unit.last_layer` of the job's model.
+class StageRuntime(StageFlow):
+    """A stage instance: its microbatches (`StageFlow`), and its part in the step's transaction."""
 
-    `failed` is called once with a reason when this instance can't go on (user code raised, a gradient
-    that can't be summed): a failure while adding fences oneself (DESIGN §5 rule 4).
-    """
-
-    bus: Bus
-    start: InstanceStart
-    member: Member
-    cluster: str
-    device: torch.device
-    compute: ComputeThread
-    failed: Callable[[DmscError], None]
     address: str = "127.0.0.1"
     ports: tuple[int, int] | None = None
-    load: Load = field(default_factory=Load)
-    attempt: int = 0
 
     def __post_init__(self) -> None:
-        self.job = self.start.job
-        self.epoch = self.start.epoch
-        self.stage = self.start.unit.stage
-        self.last = self.stage == self.start.stages - 1
-        self.training = self.start.spec.training
-        self.trained = StageCompute(self.start, self.device)
-        self.state = StageState(
-            self.bus, self.start, self.member, self.compute, self.trained, self._version_changed
-        )
-        self.binder = Binder(self.cluster)
-        self.exchange: HopExchange | None = None
+        super().__post_init__()
         self.group: ReductionGroup | None = None
         self.generation = -1
-        self._hops: dict[HopKey, Hop] = {}
-        self._unbound: deque[Hop] = deque()
-        self._early: list[tuple[MicrobatchNotice, tuple[Tensor, ...]]] = []
         self._prepared: Prepared | None = None
-        self._sends: set[asyncio.Task[None]] = set()
-
-    @property
-    def version(self) -> int:
-        """Steps applied: the number of the step that this instance works on."""
-        return self.state.version
-
-    def _version_changed(self) -> None:
-        if self.exchange is not None:
-            self.exchange.reconsider()
-
-    # --- hops -----------------------------------------------------------------------------------------
-    def decide(self, notice: MicrobatchNotice) -> str:
-        """The answer to an offer: `accepted`, `held`, `stale` or `later` (see `NoticeAnswer`)."""
-        if notice.epoch < self.epoch or notice.receiver != self.member:
-            return "stale"
-        if notice.direction == "state":
-            return "accepted"
-        if notice.epoch > self.epoch or notice.attempt > self.attempt:
-            return "later"
-        if notice.attempt < self.attempt or notice.step < self.version:
-            return "stale"
-        if notice.step > self.version + 1:
-            return "later"
-        hop = self._hops.get((notice.step, notice.microbatch, notice.evaluate))
-        if notice.direction == "forward":
-            early = any(_same(notice, other) for other, _ in self._early)
-            return "held" if hop is not None or early else "accepted"
-        if hop is None:
-            return "stale"
-        waits = hop.state is MicrobatchState.FORWARD_DONE and hop.downstream == notice.sender
-        return "accepted" if waits else "held"
-
-    def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
-        """Tensors of an accepted offer are here."""
-        if notice.direction == "state":
-            self._track(self.state.take(notice.step, list(tensors)))
-            return
-        if notice.attempt != self.attempt or notice.step < self.version or notice.epoch != self.epoch:
-            return
-        if notice.direction == "forward":
-            if notice.step > self.version:
-                self._early.append((notice, tuple(tensors)))
-            else:
-                self._arrive(notice, tuple(tensors))
-            return
-        hop = self._hops.get((notice.step, notice.microbatch, notice.evaluate))
-        if hop is None or hop.state is not MicrobatchState.FORWARD_DONE or hop.downstream != notice.sender:
-            return
-        self.binder.returned(notice.sender.sid)
-        self._bind_waiting()
-        hop.advance(MicrobatchState.BACKWARD_QUEUED)
-        self._track(self._backward(hop, tuple(tensors)))
-
-    def _arrive(self, notice: MicrobatchNotice, tensors: tuple[Tensor, ...]) -> None:
-        key = (notice.step, notice.microbatch, notice.evaluate)
-        if key in self._hops:
-            return
-        hop = Hop(
-            notice.step, notice.microbatch, notice.attempt, notice.evaluate, notice.sender, inputs=tensors
-        )
-        self._hops[key] = hop
-        hop.advance(MicrobatchState.FORWARD_QUEUED)
-        self._track(self._forward(hop))
-
-    async def _forward(self, hop: Hop) -> None:
-        await self.compute.submit(Priority.FORWARD, lambda: self._if_current(hop, self.trained.forward))
-        if not self._current(hop):
-            return
-        if self.last:
-            hop.advance(MicrobatchState.ACCUMULATED)
-            self._finish(hop)
-            return
-        hop.advance(MicrobatchState.FORWARD_DONE)
-        self._unbound.append(hop)
-        self._bind_waiting()
-
-    async def _backward(self, hop: Hop, gradients: tuple[Tensor, ...]) -> None:
-        await self.compute.submit(
-            Priority.BACKWARD,
-            lambda: self._if_current(hop, lambda hop: self.trained.backward(hop, gradients)),
-        )
-        if not self._current(hop):
-            return
-        hop.advance(MicrobatchState.ACCUMULATED)
-        self._finish(hop)
-
-    def _finish(self, hop: Hop) -> None:
-        """The hop is in the sum (or scored): give the gradient back upstream and claim it."""
-        self._offer(hop, hop.upstream, "backward", self.stage - 1, hop.sent_backward)
-        if not hop.evaluate:
-            self.load.measured(hop.forward_ms, hop.backward_ms)
-            self.load.tokens += self.training.microbatch_samples * self.start.spec.data.sample_tokens
-        if not hop.evaluate or self.last:
-            self._track(self._publish_claim(self._claim(hop)))
-
-    async def _publish_claim(self, claim: MicrobatchClaim) -> None:
-        await self.bus.publish(STEP_CLAIM, claim, job=self.job, sid=self.member.sid)
-
-    def _claim(self, hop: Hop) -> MicrobatchClaim:
-        return MicrobatchClaim(
-            job=self.job,
-            epoch=self.epoch,
-            step=hop.step,
-            attempt=hop.attempt,
-            microbatch=hop.microbatch,
-            stage=self.stage,
-            owner=self.member,
-            upstream=hop.upstream.sid,
-            evaluate=hop.evaluate,
-            loss=hop.loss,
-            forward_ms=hop.forward_ms,
-            backward_ms=hop.backward_ms,
-        )
-
-    def routes_changed(self) -> None:
-        """A new route table may open a way for what waits."""
-        self._bind_waiting()
-
-    def _bind_waiting(self) -> None:
-        while self._unbound:
-            target = self.binder.bind(self.stage + 1)
-            if target is None:
-                return
-            hop = self._unbound.popleft()
-            hop.downstream = target
-            self._offer(hop, target, "forward", self.stage + 1, hop.sent_forward)
-
-    def _offer(
-        self, hop: Hop, to: Member, direction: Direction, stage: int, tensors: tuple[Tensor, ...]
-    ) -> None:
-        self._track(self._send(hop, to, direction, stage, tensors))
-
-    async def _send(
-        self, hop: Hop, to: Member, direction: Direction, stage: int, tensors: tuple[Tensor, ...]
-    ) -> None:
-        assert self.exchange is not None
-        try:
-            await self.exchange.send(
-                direction=direction,
-                receiver=to,
-                stage=stage,
-                step=hop.step,
-                attempt=hop.attempt,
-                microbatch=hop.microbatch,
-                evaluate=hop.evaluate,
-                tensors=tensors,
-            )
-        except PeerUnreachable as error:
-            if self._current(hop) or hop.evaluate:
-                await self.link_broke(to, error.text)
-
-    async def link_broke(self, peer: Member, text: str) -> None:
-        """Tells the cluster's router; what follows is the orchestrator's to decide."""
-        fault = LinkFault(
-            job=self.job,
-            reporter=self.member.sid,
-            peer=peer.sid,
-            peer_incarnation=peer.incarnation,
-            text=text,
-        )
-        await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster)
-
-    def _if_current(self, hop: Hop, work: Callable[[Hop], None]) -> None:
-        """On the compute thread: an abort may have come while the task waited."""
-        if self._current(hop):
-            work(hop)
-
-    def _current(self, hop: Hop) -> bool:
-        return hop.attempt == self.attempt and hop.step == self.version and self._hops.get(hop.key) is hop
-
-    def _track(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._sends.add(task)
-        task.add_done_callback(self._tracked)
-
-    def _tracked(self, task: asyncio.Task[None]) -> None:
-        self._sends.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is None:
-            return
-        if not isinstance(error, DmscError):
-            log.error("stage failed", sid=self.member.sid, exc_info=error)
-            error = DmscError(f"{type(error).__name__} in stage {self.stage}: {error}")
-        self.failed(error)
 
     # --- the step transaction ---------------------------------------------------------------------------
     async def form_group(self, order: GroupForm) -> GroupFormed:
@@ -382,12 +134,7 @@ class StageRuntime:
         self._prepared = None
         await self.compute.submit(Priority.ORDER, lambda: self.trained.apply(order, prepared.gradients))
         self.state.version = order.step + 1  # before anything can be awaited: hops look at it
-        self._hops = {key: hop for key, hop in self._hops.items() if hop.step >= self.version}
-        self.binder.next_step()
-        early, self._early = self._early, []
-        for notice, tensors in early:
-            if notice.step == self.version and notice.attempt == self.attempt:
-                self._arrive(notice, tensors)
+        self.next_step()
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
@@ -399,41 +146,19 @@ class StageRuntime:
             if self.exchange is not None:
                 self.exchange.fence(member)
         if order.attempt > self.attempt:
-            self.attempt = order.attempt
-            self.compute.purge()
-            self._hops.clear()
-            self._unbound.clear()
-            self._early.clear()
             self._prepared = None
-            self.binder.reset()
-            for task in list(self._sends):
-                task.cancel()
-            if self.exchange is not None:
-                self.exchange.cancel_sends()
             self._release_group()
-            # behind whatever computes now, so that nothing of the old attempt lands after it
-            await self.compute.submit(Priority.ORDER, self.trained.sum.clear)
-            if self.exchange is not None:
-                self.exchange.reconsider()
+            await self.forget(order.attempt)
         return StepAborted(member=self.member, version=self.version)
 
     async def status(self, query: StepStatus) -> StepStatusReply:
         """What this instance holds of the asked step (repairs lost claims)."""
-        claims = tuple(
-            self._claim(hop)
-            for hop in self._hops.values()
-            if hop.step == query.step
-            and hop.attempt == query.attempt
-            and hop.state is MicrobatchState.ACCUMULATED
-            and not hop.evaluate
-        )
-        waiting = tuple(f"microbatch {hop.microbatch}: {hop.state}" for hop in self._hops.values())
         return StepStatusReply(
             member=self.member,
             version=self.version,
             attempt=self.attempt,
-            claims=claims,
-            waiting=waiting[:32],
+            claims=self.claims(query.step, query.attempt),
+            waiting=self.waiting()[:32],
         )
 
     # --- state ------------------------------------------------------------------------------------------
@@ -492,20 +217,6 @@ class StageRuntime:
             self.group.release()
             self.group = None
 
-    # --- figures ----------------------------------------------------------------------------------------
-    @property
-    def in_flight(self) -> int:
-        return sum(hop.state is not MicrobatchState.ACCUMULATED for hop in self._hops.values())
-
-    @property
-    def retained_bytes(self) -> int:
-        return sum(hop.retained_bytes for hop in self._hops.values())
-
     async def close(self) -> None:
-        for task in list(self._sends):
-            task.cancel()
+        await super().close()
         self._release_group()
-
-
-def _same(one: MicrobatchNotice, other: MicrobatchNotice) -> bool:
-    return (one.step, one.microbatch, one.evaluate) == (other.step, other.microbatch, other.evaluate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from dmsc.exit_codes import ExitCode
     from dmsc.follow import FollowOptions
     from dmsc.layout import MeshOptions
+    from dmsc.starting_view import StartingView
     from schemas.job import JobSpec
 
 _root = Path(__file__).absolute().parents[2]
@@ -66,11 +68,18 @@ def _example(name: str) -> Path:
     return near if near.exists() else _root / "examples" / name
 
 
+def _keep_logs(logs: Path, out: Path, view: StartingView) -> None:
+    """The mesh's folder goes away; what explains a failed job must not go with it."""
+    shutil.copytree(logs, out / "logs", dirs_exist_ok=True)
+    view.say(f"the processes' logs are in {out / 'logs'}")
+
+
 async def _demo(options: MeshOptions, spec: JobSpec, follow_options: FollowOptions) -> ExitCode:
     from contextlib import closing
 
     from dmsc.client import AsyncClient
-    from dmsc.follow import follow
+    from dmsc.exit_codes import ExitCode
+    from dmsc.follow import follow, output_folder
     from dmsc.interrupts import interrupts
     from dmsc.mesh import running_mesh
     from dmsc.starting_view import StartingView
@@ -86,5 +95,7 @@ async def _demo(options: MeshOptions, spec: JobSpec, follow_options: FollowOptio
             async with AsyncClient(state=options.state) as client:
                 record = await client.submit(spec)
                 code = await follow(client, record, follow_options, signals)
+            if code is ExitCode.FAILED:
+                _keep_logs(mesh.folder.logs, output_folder(record, follow_options), view)
             view.say("stopping the mesh")
         return code

@@ -31,10 +31,12 @@ def test_twice_at_once_with_the_same_weights(tmp_path: Path) -> None:
         demos = []
         for folder in folders:
             folder.mkdir()
+            (folder / "tmp").mkdir()
             (folder / "tiny.yaml").write_text(TINY)
-            demos.append(stack.enter_context(running("demo", "tiny.yaml", "--out", "out", cwd=folder)))
+            arguments = ("demo", "tiny.yaml", "--out", "out")
+            demos.append(stack.enter_context(running(*arguments, cwd=folder, TMPDIR=str(folder / "tmp"))))
         for demo in demos:
-            assert demo.wait(200) == 0, demo.output
+            assert demo.wait(150) == 0, demo.output
             for expected in ("mesh ready in", "step 4/4", "sample", "sha256", "stopping the mesh"):
                 assert expected in demo.output
             assert "Traceback" not in demo.output
@@ -43,7 +45,8 @@ def test_twice_at_once_with_the_same_weights(tmp_path: Path) -> None:
     for folder in folders:
         assert len((folder / "out" / "curve.jsonl").read_text().splitlines()) == 4
         assert len(list((folder / "out" / "weights").glob("*.safetensors"))) == 2
-    assert processes_mentioning("dmsc-demo-") == []
+        assert list((folder / "tmp").iterdir()) == []
+    assert processes_mentioning(str(tmp_path)) == []
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
