@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -308,7 +308,7 @@ class Bus:
 
     def history(
         self, row: Subject, *, start: int = 1, follow: bool = False, **tokens: Any
-    ) -> AsyncIterator[Recorded]:
+    ) -> AsyncGenerator[Recorded, None]:
         """The row's stream from sequence `start`, in order; with `follow` also what comes, for ever."""
         return streams.history(self, row, start=start, follow=follow, tokens=tokens)
 

@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,14 +48,31 @@ REDIAL_S = 5.0
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
 
-@dataclass(slots=True)
 class Question:
-    """Something asked through the link's inbox. `patient` ones outlive a lost connection and a 503."""
+    """Something asked through the link's inbox; `with` keeps it open. `patient` ones outlive a lost
+    connection and a 503 (which is only noted: `unheard`)."""
 
-    subject: str
-    answer: asyncio.Future[Msg]
-    patient: bool = False
-    unheard: bool = False
+    __slots__ = ("_number", "_open", "answer", "inbox", "patient", "subject", "unheard")
+
+    def __init__(
+        self, open_questions: dict[str, Question], number: str, inbox: str, subject: str, patient: bool
+    ) -> None:
+        self.subject = subject
+        self.inbox = inbox
+        self.patient = patient
+        self.unheard = False
+        self.answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._number = number
+        self._open = open_questions
+
+    def __enter__(self) -> tuple[str, Question]:
+        self._open[self._number] = self
+        return self.inbox, self
+
+    def __exit__(self, *_: object) -> None:
+        del self._open[self._number]
+        if self.answer.done() and not self.answer.cancelled():
+            self.answer.exception()  # seen; asyncio need not complain that it never was
 
     def fail(self, error: DmscError) -> None:
         if not self.answer.done():
@@ -189,18 +206,10 @@ class Link:
 
     # --- asking ----------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def question(self, subject: str, *, patient: bool = False) -> Iterator[tuple[str, Question]]:
-        """An inbox for one answer, and where that answer will be."""
+    def question(self, subject: str, *, patient: bool = False) -> Question:
+        """`with link.question(subject) as (inbox, asked):` an inbox for one answer, and where it will be."""
         number = str(next(self._numbers))
-        asked = Question(subject, asyncio.get_running_loop().create_future(), patient)
-        self._questions[number] = asked
-        try:
-            yield f"{self._inbox}.{number}", asked
-        finally:
-            del self._questions[number]
-            if asked.answer.done() and not asked.answer.cancelled():
-                asked.answer.exception()  # seen; asyncio need not complain that it never was
+        return Question(self._questions, number, f"{self._inbox}.{number}", subject, patient)
 
     async def ask(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: dict[str, str] | None = None
@@ -409,9 +418,8 @@ class Link:
                         denied.set_result(None)
                 return
         else:
-            for number, asked in list(self._questions.items()):
-                mine = f"{self._inbox}.{number}".lower()  # a barrier: denied is as good as delivered
-                if subject in (asked.subject.lower(), mine):
+            for asked in list(self._questions.values()):
+                if subject in (asked.subject.lower(), asked.inbox.lower()):  # the latter is a barrier
                     asked.fail(
                         Refused(f"{self.name} may not publish on {asked.subject}", subject=asked.subject)
                     )

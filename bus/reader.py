@@ -82,7 +82,7 @@ class Reader:
         try:
             yield reader
         finally:
-            with contextlib.suppress(DmscError, asyncio.CancelledError):
+            with contextlib.suppress(DmscError):
                 # Not awaited for an answer: the server removes it anyway.
                 if link.online.is_set():
                     await link.send(f"{jetstream.API}.CONSUMER.DELETE.{stream}.{reader._consumer}", b"")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -74,14 +73,18 @@ class Memory:
             expired = self.answered.pop(call_id, None)
             self.size += len(reply) - (len(expired.reply) if expired else 0)
             self.answered[call_id] = _Remembered(now, reply)
+            self._forget(now)
+        return inboxes
+
+    def _forget(self, now: float) -> None:
         while self.answered:
-            oldest, entry = next(iter(self.answered.items()))
+            oldest = next(iter(self.answered))
+            entry = self.answered[oldest]
             crowded = len(self.answered) > REMEMBERED_CALLS or self.size > REMEMBERED_BYTES
             if not crowded and now - entry.at <= REMEMBERED_S:
-                break
+                return
             del self.answered[oldest]
             self.size -= len(entry.reply)
-        return inboxes
 
 
 class Subscription:
@@ -194,17 +197,14 @@ class Subscription:
             if self._server is not None and raw.reply:
                 await self._reply({raw.reply}, self._encode(error.to_reply(), None))
             return
-        if self._server is not None:
-            admitted = self._memory.admit(envelope.id, raw.reply, time.monotonic())
-            if admitted is False:
-                return
-            if isinstance(admitted, bytes):
-                await self._reply({raw.reply}, admitted)
-                return
-            work = self._answer
-        else:
-            work = self._handle
-        await work(message, envelope)
+        if self._server is None:
+            await self._handle(message, envelope)
+            return
+        admitted = self._memory.admit(envelope.id, raw.reply, time.monotonic())
+        if admitted is True:
+            await self._answer(message, envelope)
+        elif admitted is not False:
+            await self._reply({raw.reply}, admitted)
 
     async def _handle(self, message: Message, envelope: Envelope) -> None:
         assert self._handler is not None
@@ -250,9 +250,10 @@ class Subscription:
         for inbox in inboxes:
             if not inbox:
                 continue
-            # Not sent because the bus is away: the asker repeats, and finds the answer remembered.
-            with contextlib.suppress(DmscError):
+            try:
                 await self._bus.link.send(inbox, reply)
+            except DmscError as error:  # the bus is away: the asker repeats, and finds the answer remembered
+                log.debug("answer not sent", subject=self.subject, error=error.text)
 
     def _log_failure(self, error: Exception) -> None:
         log.error("handler failed", subject=self.subject, service=self._bus.sender.name, exc_info=error)

@@ -139,7 +139,7 @@ async def recorded(bus: Bus, microbatch: Microbatch) -> list[Tapped]:
     """
     found: list[Tapped] = []
     for row in (subjects.NOTICE, subjects.STEP_CLAIM):
-        async with aclosing(bus.history(row, job=microbatch.job)) as items:  # type: ignore[type-var]
+        async with aclosing(bus.history(row, job=microbatch.job)) as items:
             async for item in items:
                 if microbatch.concerns(item.message):
                     tokens = row.matches(item.subject) or {}

@@ -73,7 +73,7 @@ async def running_mesh(
                     started_at=started_at,
                     ready_at=time.time(),
                     clusters=dict.fromkeys(options.clusters, options.slots),
-                    children=supervisor.pids,
+                    children={"bus": server.pid, **supervisor.pids},
                 )
                 folder.write_mesh(file)
                 supervisor.ready = True

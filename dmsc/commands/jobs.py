@@ -87,7 +87,7 @@ def status(
                 each.endpoint.cluster,
                 each.endpoint.node,
                 each.state.value,
-                str(each.endpoint.pid),
+                str(each.endpoint.pid or ""),
             )
             for each in services
         ],

@@ -129,7 +129,10 @@ def join(
     code: Annotated[
         list[Path] | None,
         typer.Option(
-            "--code", metavar="PATH", envvar="DMSC_CODE", help="Folder with your modules; repeatable."
+            "--code",
+            metavar="PATH",
+            envvar="DMSC_CODE",
+            help="Folder with your modules; repeatable (the working directory).",
         ),
     ] = None,
     logs: Annotated[
@@ -162,7 +165,7 @@ def join(
         slots=slots,
         address=address or address_towards(bus.servers[0]),
         ports=_range(ports),
-        code=tuple(str(path.absolute()) for path in code or ()),
+        code=tuple(str(path.absolute()) for path in code or [Path()]),
         logs=(logs or (state or default_state()) / "logs").absolute(),
     )
     run_parts([agent_part(options)], bus, parent=parent, level=log_level, patience_s=wait)

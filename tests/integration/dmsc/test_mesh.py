@@ -128,11 +128,34 @@ def test_a_job_that_can_not_be_trained_fails_with_one_line(mesh_folder: Path) ->
     done = dmsc("train", "bad.yaml", cwd=mesh_folder)
     assert done.returncode == 1
     assert "no_such_module" in done.stdout
-    (job,) = json.loads(dmsc("jobs", "--json", cwd=mesh_folder).stdout)
+    job = json.loads(dmsc("jobs", "--json", cwd=mesh_folder).stdout)[-1]
     assert job["state"] == "failed"
     again = dmsc("attach", job["job"], cwd=mesh_folder)
     assert again.returncode == 1
     assert "no_such_module" in again.stdout
+
+
+def test_a_model_of_ones_own_is_trained_and_its_microbatches_followed(mesh_folder: Path) -> None:
+    (mesh_folder / "my_model.py").write_text(
+        "from torch import nn\n"
+        "def build(width):\n    return nn.Sequential(nn.Embedding(256, width), nn.Linear(width, 256))\n"
+    )
+    (mesh_folder / "mine.yaml").write_text(
+        "name: mine\nmodel: {factory: 'my_model:build', args: {width: 8}}\ndata: {sample_tokens: 16}\n"
+        "training: {steps: 2, microbatches: 2, microbatch_samples: 2}\n"
+    )
+    done = dmsc("train", "mine.yaml", "--out", "mine", cwd=mesh_folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((mesh_folder / "mine" / "record.json").read_text())
+    assert len((mesh_folder / "mine" / "curve.jsonl").read_text().splitlines()) == 2
+    assert list((mesh_folder / "mine" / "weights").glob("*.safetensors"))
+    followed = dmsc("tap", "--microbatch", f"{record['job']}/1/0", cwd=mesh_folder)
+    assert followed.returncode == 0, followed.stderr
+    assert "has stage 0 from" in followed.stdout
+    replayed = dmsc("attach", record["job"], "--out", "again", cwd=mesh_folder)
+    assert replayed.returncode == 0, replayed.stderr
+    first, again = ((mesh_folder / name / "curve.jsonl").read_text() for name in ("mine", "again"))
+    assert first == again
 
 
 def test_tap_decodes_filters_and_counts(mesh_folder: Path) -> None:
@@ -213,6 +236,14 @@ def test_a_killed_child_is_started_again(mesh_folder: Path) -> None:
     wait_for(lambda: dmsc("status", cwd=mesh_folder).returncode == 0, 60)
 
 
+def test_a_killed_server_comes_back_on_the_same_port(mesh_folder: Path) -> None:
+    os.kill(read(mesh_folder).children["bus"], signal.SIGKILL)
+    log = mesh_folder / ".dmsc" / "logs" / "up.log"
+    wait_for(lambda: "the bus's server died" in log.read_text(), 20, log.read_text)
+    wait_for(lambda: dmsc("status", cwd=mesh_folder).returncode == 0, 60)
+    assert len(json.loads(dmsc("jobs", "--json", cwd=mesh_folder).stdout)) >= 2
+
+
 def test_ctrl_c_leaves_nothing_and_taken_ports_are_avoided(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()
@@ -231,7 +262,7 @@ def test_ctrl_c_leaves_nothing_and_taken_ports_are_avoided(tmp_path: Path) -> No
         assert "port 8080 is taken, using" in up.output
         mesh = read(folder)
         assert set(mesh.children) == {
-            *("service-registry", "authorizer", "orchestrator", "router-a", "gateway-a", "agent-a")
+            *("bus", "service-registry", "authorizer", "orchestrator", "router-a", "gateway-a", "agent-a")
         }
         pids = family(mesh)
         up.interrupt()

@@ -6,6 +6,7 @@ With exact accumulation the weights are then the same, bit for bit, as without t
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 
@@ -13,7 +14,7 @@ import pytest
 
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
-from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 
 
 def shape(name: str, stages: int = 2, replicas: int = 2) -> JobSpec:
@@ -81,5 +82,46 @@ def test_a_whole_stage_is_lost_and_everyone_goes_back_to_the_checkpoint(mesh: Me
 def test_a_frozen_instance_is_fenced_and_replaced(mesh: Mesh) -> None:
     record, _ = run_and_kill(mesh, shape("frozen"), ["s0-r1"], at_step=5, how=signal.SIGSTOP)
     assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    assert record.weights.sha256 == undisturbed(mesh.client)
+
+
+@pytest.mark.timeout(150)
+def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    own = start_mesh(tmp_path_factory.mktemp("own") / "state", "--slots", "3")
+    try:
+        job = own.client.submit(shape("control-plane-killed")).job
+        killed = 0
+        for event in own.client.events(job):
+            if event.result is not None and event.result.step == 5:
+                killed = json.loads((own.state / "mesh.json").read_text())["children"]["control-plane"]
+                os.kill(killed, signal.SIGKILL)
+                break
+        assert killed, "the fault never fired"
+        record = own.client.wait(job, timeout_s=90)
+        assert record.state is JobState.DONE, record.reason
+        assert record.epoch == 2
+        assert record.weights is not None
+        expected = own.client.wait(own.client.submit(shape("undisturbed")).job, timeout_s=60)
+        assert expected.weights is not None
+        assert record.weights.sha256 == expected.weights.sha256
+    finally:
+        assert stop_mesh(own) in (0, 130)
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_node_agent_takes_its_instances_along_and_the_job_goes_on(mesh: Mesh) -> None:
+    job = mesh.client.submit(shape("agent-killed")).job
+    killed = 0
+    for event in mesh.client.events(job):
+        if event.result is not None and event.result.step == 5 and not killed:
+            killed = json.loads((mesh.state / "mesh.json").read_text())["children"]["agent-b"]
+            os.kill(killed, signal.SIGKILL)
+    assert killed, "the fault never fired"
+    record = mesh.client.wait(job, timeout_s=90)
+    assert record.state is JobState.DONE, record.reason
+    assert record.recoveries >= 1
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client)

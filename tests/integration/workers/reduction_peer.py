@@ -39,6 +39,7 @@ async def main(
             generation=int(generation),
             members=members,
             me=me,
+            build_timeout_s=30.0,  # processes start at their own pace
             timeout_s=float(timeout_s),
         )
         say("built")
