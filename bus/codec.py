@@ -7,7 +7,7 @@ validating what we have just built ourselves. Decoding trusts nothing.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 from pydantic import ValidationError
@@ -21,7 +21,8 @@ MAX_MESSAGE_BYTES = 8 << 20
 KNOWN_SENDERS = 4_096
 """Senders whose identity is not checked again at each of their messages."""
 
-_senders: dict[Any, Sender] = {}
+_senders: dict[tuple[str, str, str], Sender] = {}
+_check_envelope = Envelope.__pydantic_validator__.validate_python
 
 
 class SenderMap:
@@ -94,11 +95,23 @@ def decode(data: bytes, expected: type[Message] | None = None) -> tuple[Message,
             wrong version, or invalid body.
     """
     raw = _unpack(data)
-    envelope = _envelope(raw)
-    cls = _class_of(envelope.type, envelope.version)
+    sender: Any = raw.get("sender")
+    try:
+        # A sender that is known is not checked again: that is a third of what an envelope costs.
+        raw["sender"] = _senders[sender["name"], sender["kind"], sender["incarnation"]]
+    except (KeyError, TypeError):
+        sender = None  # to be remembered, if it is one
+    try:
+        envelope: Envelope = _check_envelope(raw, extra="ignore")
+    except ValidationError as error:
+        raise BadMessage(f"envelope: {explain(error)}", reason="envelope") from error
+    if sender is None:
+        _remember(envelope.sender)
+    version = envelope.version
+    cls = _class_of(envelope.type, version)
     if expected is not None and cls is not expected:
         raise BadMessage(f"{cls.wire_type} where {expected.wire_type} belongs", reason="wrong type")
-    return _body(cls, envelope.version, envelope.body), envelope
+    return _body(cls, version, envelope.body), envelope
 
 
 def decode_answer(data: bytes) -> Message:
@@ -127,26 +140,10 @@ def _unpack(data: bytes) -> dict[str, Any]:
     return raw
 
 
-def _envelope(raw: dict[str, Any]) -> Envelope:
-    """Unknown fields are ignored, so that envelopes can grow. A sender that is known is not checked again:
-    it is a third of the cost of every message that arrives."""
-    given = raw.get("sender")
-    key: Any = None
-    if type(given) is dict:
-        key = (given.get("name"), given.get("kind"), given.get("incarnation"))
-        try:
-            raw["sender"] = _senders.get(key, given)
-        except TypeError:
-            key = None  # a list for a name, say: the check below tells
-    try:
-        envelope: Envelope = Envelope.__pydantic_validator__.validate_python(raw, extra="ignore")
-    except ValidationError as error:
-        raise BadMessage(f"envelope: {explain(error)}", reason="envelope") from error
-    if raw["sender"] is given and key is not None:
-        if len(_senders) >= KNOWN_SENDERS:
-            _senders.clear()
-        _senders[key] = envelope.sender
-    return envelope
+def _remember(sender: Sender) -> None:
+    if len(_senders) >= KNOWN_SENDERS:
+        _senders.clear()
+    _senders[sender.name, sender.kind, sender.incarnation] = sender
 
 
 def _class_of(wire_type: str, version: tuple[int, int]) -> type[Message]:
@@ -163,9 +160,9 @@ def _class_of(wire_type: str, version: tuple[int, int]) -> type[Message]:
 
 
 def _body(cls: type[Message], version: tuple[int, int], body: object) -> Message:
-    newer = version[1] > cls.wire_version[1]
+    extra: Literal["ignore"] | None = "ignore" if version[1] > cls.wire_version[1] else None
     try:
-        message: Message = cls.__pydantic_validator__.validate_python(body, extra="ignore" if newer else None)
+        message: Message = cls.__pydantic_validator__.validate_python(body, extra=extra)
     except ValidationError as error:
         raise BadMessage(f"{cls.wire_type}: {explain(error)}", reason="invalid body") from error
     return message

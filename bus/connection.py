@@ -25,8 +25,8 @@ from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
 
-YIELD_EVERY = 64
-"""Publishing never blocks by itself: a tight loop would starve heartbeats, so it yields this often."""
+TURN_S = 0.005
+"""Publishing never waits by itself: lest a tight loop starve the heartbeats, others run this often."""
 KNOWN_SUBJECTS = 4_096
 """Concrete subjects that are not put together again at each publish."""
 REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
@@ -67,7 +67,7 @@ class Bus:
         self.link = link
         self.sender_map = codec.sender_map(sender)
         self._ids = itertools.count(1)
-        self._published = 0
+        self._turn_ends = 0.0
         self._subscriptions: set[Subscription] = set()
         self._known_subjects: dict[tuple[Any, ...], str] = {}
         self._objects: ObjectStore | None = None
@@ -162,9 +162,10 @@ class Bus:
         envelope_id = self.next_id()
         data = codec.encode(message, self.sender_map, envelope_id, self.cause_id(cause))
         await self.link.send(self._subject(row, tokens), data)
-        self._published += 1
-        if self._published % YIELD_EVERY == 0:
+        now = time.monotonic()
+        if now > self._turn_ends:
             await asyncio.sleep(0)
+            self._turn_ends = time.monotonic() + TURN_S
         return envelope_id
 
     async def request(

@@ -104,8 +104,7 @@ class Dialer:
             raise self.unreachable(reasons[-1] if reasons else "no answer")
         finally:
             if not connected:
-                connecting.cancel()
-                await asyncio.gather(connecting, return_exceptions=True)
+                await _end(connecting)
                 await close(client)
 
     def refused(self, reason: str) -> DmscError:
@@ -133,6 +132,15 @@ class Dialer:
 def jittered(pause_s: float) -> float:
     """Half to whole: a thousand clients must not come back at the same moment."""
     return pause_s * random.uniform(0.5, 1.0)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancels until it is over: nats-py swallows a cancellation that meets it in the wrong place."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.1)
+    if not task.cancelled():
+        task.exception()
 
 
 async def close(client: Client) -> None:

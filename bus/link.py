@@ -39,10 +39,10 @@ log = get_logger("bus.link")
 Callback = Callable[[], Awaitable[None]]
 
 PRESSURE_BYTES = 1 << 20
-"""Pending output at which a publisher waits for the server to catch up. With the largest message on
+"""Pending output at which a publisher waits until it is written. With the largest message on
 top it stays below BUFFER_BYTES, so that nats-py's own forced flush, which swallows cancellation, is
 never reached."""
-PRESSURE_S = 30.0
+PRESSURE_PAUSE_S = 0.001
 REDIAL_S = 5.0
 
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
@@ -266,9 +266,8 @@ class Link:
     ) -> None:
         """Publishes, with back-pressure while connected and a bounded buffer while not."""
         client = self.client
-        if client.pending_data_size > PRESSURE_BYTES and self.online.is_set():
-            with contextlib.suppress(DmscError):  # lost meanwhile: then it is buffered
-                await self.barrier(timeout_s=PRESSURE_S)
+        if client.pending_data_size > PRESSURE_BYTES:
+            await self._relieved(client)
         try:
             await client.publish(subject, payload, reply=reply, headers=headers)
         except nats.errors.OutboundBufferLimitError:
@@ -284,6 +283,12 @@ class Link:
             raise BadMessage(f"{subject!r} is not a subject", reason="subject") from None
         except (nats.errors.Error, OSError):
             raise self.unreachable() from None
+
+    async def _relieved(self, client: Client) -> None:
+        """Waits until the client has written what it holds, or the connection is lost (then it keeps it)."""
+        await asyncio.sleep(0)  # usually the writing task only needs its turn
+        while client.pending_data_size > PRESSURE_BYTES and self.online.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(PRESSURE_PAUSE_S)
 
     async def barrier(self, timeout_s: float = 10.0) -> None:
         """Returns once the server has read everything that was sent before.

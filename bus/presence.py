@@ -68,8 +68,10 @@ class Presence:
             async with asyncio.timeout(FAREWELL_S):
                 await self.change(InstanceState.GONE, "stopped" if error is None else "ended")
 
-    async def change(self, state: InstanceState, reason: str = "") -> None:
+    async def change(self, state: InstanceState, reason: str = "", *, fault: str = "") -> None:
         """Moves this incarnation's state and tells the registry.
+
+        `fault` is the code of the error that ends this incarnation, where a new one would meet it again.
 
         Raises:
             IllegalTransition: the lifecycle does not allow it.
@@ -80,10 +82,16 @@ class Presence:
             raise IllegalTransition(
                 f"{self.record.sid}: {now} → {state} is not allowed", sid=self.record.sid, state=now
             )
-        self.record = self.record.model_copy(update={"state": state, "reason": reason})
+        self.record = self.record.model_copy(update={"state": state, "reason": reason, "fault": fault})
         await self._bus.command(
             subjects.STATE_CHANGE,
-            StateChange(sid=self.record.sid, incarnation=self.record.incarnation, state=state, reason=reason),
+            StateChange(
+                sid=self.record.sid,
+                incarnation=self.record.incarnation,
+                state=state,
+                reason=reason,
+                fault=fault,
+            ),
             sid=self.record.sid,
         )
 
@@ -135,5 +143,5 @@ class Presence:
 
 def digest_of(record: ServiceRecord) -> str:
     """Eight hex digits of what the sender believes is registered, without what the registry sets."""
-    own = record.model_copy(update={"route_id": 0, "reason": ""})
+    own = record.model_copy(update={"route_id": 0, "reason": "", "fault": ""})
     return hashlib.blake2b(own.model_dump_json().encode(), digest_size=4).hexdigest()

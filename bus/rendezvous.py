@@ -69,9 +69,14 @@ class Rendezvous:
         self._bus = bus
         self._namespace = namespace
 
-    async def set(self, key: str, value: bytes) -> None:
-        """Writes; whoever waits for the key wakes up. The stream has it when this returns."""
-        await self._ask(lambda: jetstream.publish(self._bus.link, self._value_subject(key), value))
+    async def set(self, key: str, value: bytes) -> int:
+        """Writes; whoever waits for the key wakes up. The stream has it when this returns: its number there."""
+        return await self._ask(lambda: jetstream.publish(self._bus.link, self._value_subject(key), value))
+
+    async def forget(self, key: str, sequence: int) -> None:
+        """Takes back what `set` wrote as `sequence`, unless something newer has taken its place."""
+        payload = {"filter": self._value_subject(key), "seq": sequence + 1}
+        await self._call(f"STREAM.PURGE.{VALUES_STREAM}", payload)
 
     async def get(self, key: str, *, timeout_s: float) -> bytes:
         """The key's value; waits up to `timeout_s` seconds for it to be written.
@@ -185,7 +190,7 @@ class Rendezvous:
         # not a direct read: that may be answered by a replica that lags behind
         return await self._ask(lambda: jetstream.last(self._bus.link, stream, subject, leader=True))
 
-    async def _call(self, name: str, payload: dict[str, str]) -> dict[str, Any]:
+    async def _call(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
         return await self._ask(lambda: jetstream.call(self._bus.link, name, payload))
 
     async def _write_after(self, key: str, value: bytes, found: _Read | None) -> bool:

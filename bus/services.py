@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -90,9 +91,9 @@ class Memory:
 class Subscription:
     """A listener on one row. Made by `Bus.subscribe` and `Bus.serve`.
 
-    Up to `concurrency` workers, made when needed, take messages from one queue of `pending_limit`; with
-    one worker the order is kept.
-    Beyond that the newest are dropped and counted (`dropped`, and `Bus.counters.dropped`).
+    Up to `concurrency` workers, made when needed, take messages from one queue; with one worker the
+    order is kept. Beyond `pending_limit` waiting messages the newest are dropped and counted (`dropped`,
+    and `Bus.counters.dropped`).
     """
 
     def __init__(
@@ -111,8 +112,11 @@ class Subscription:
         self.subject = subject
         self.dropped = 0
         self._bus = bus
-        self._handler = handler
-        self._server = server
+        self._handle: Callable[[Msg], Awaitable[None]]
+        if server is not None:
+            self._handle = functools.partial(self._serve, server)
+        elif handler is not None:
+            self._handle = functools.partial(self._hear, handler)
         self._concurrency = max(1, concurrency)
         self._queue_group = queue_group or ""
         self._pending_limit = pending_limit
@@ -162,18 +166,20 @@ class Subscription:
 
     async def _work(self, feed: Feed) -> None:
         """Takes messages one after the other. One worker always waits, as long as there may be more."""
+        handle = self._handle
         while True:
             raw = await feed.messages.get()
             self._idle -= 1
             if self._idle == 0 and len(self._workers) < self._concurrency:
                 self._hire(feed)
             try:
-                await self._on_message(raw)
+                await handle(raw)
             except asyncio.CancelledError:
                 if asked_to_end():
                     raise
+                self._failed(None)
             except Exception as error:
-                self._log_failure(error)
+                self._failed(error)
             finally:
                 self._idle += 1
                 feed.done(raw)
@@ -189,41 +195,31 @@ class Subscription:
 
     # --- one message -------------------------------------------------------------------------------------
 
-    async def _on_message(self, raw: Msg) -> None:
+    async def _hear(self, handler: Handler, raw: Msg) -> None:
         try:
             message, envelope = codec.decode(raw.data, self.row.schema)
         except BadMessage as error:
             await bury(self._bus, self.row, raw.subject, raw.data, error)
-            if self._server is not None and raw.reply:
-                await self._reply({raw.reply}, self._encode(error.to_reply(), None))
             return
-        if self._server is None:
-            await self._handle(message, envelope)
+        await handler(message, envelope)
+
+    async def _serve(self, server: Server, raw: Msg) -> None:
+        try:
+            message, envelope = codec.decode(raw.data, self.row.schema)
+        except BadMessage as error:
+            await bury(self._bus, self.row, raw.subject, raw.data, error)
+            await self._reply({raw.reply}, self._encode(error.to_reply(), None))
             return
         admitted = self._memory.admit(envelope.id, raw.reply, time.monotonic())
         if admitted is True:
-            await self._answer(message, envelope)
+            await self._answer(server, message, envelope)
         elif admitted is not False:
             await self._reply({raw.reply}, admitted)
 
-    async def _handle(self, message: Message, envelope: Envelope) -> None:
-        assert self._handler is not None
-        try:
-            await self._handler(message, envelope)
-        except asyncio.CancelledError:
-            if asked_to_end():
-                raise
-            self._bus.counters.handler_errors += 1
-            log.error("handler was cancelled from within", subject=self.subject)
-        except Exception as error:
-            self._bus.counters.handler_errors += 1
-            self._log_failure(error)
-
-    async def _answer(self, message: Message, envelope: Envelope) -> None:
-        assert self._server is not None
+    async def _answer(self, server: Server, message: Message, envelope: Envelope) -> None:
         reply: bytes | None = None
         try:
-            reply = self._encode(await self._server(message, envelope), envelope.id)
+            reply = self._encode(await server(message, envelope), envelope.id)
         except asyncio.CancelledError:
             if asked_to_end():
                 # Cut short by shutdown: no answer, so that the asker repeats it to whoever takes over.
@@ -233,8 +229,7 @@ class Subscription:
         except DmscError as error:
             reply = self._encode(error.to_reply(), envelope.id)
         except Exception as error:
-            self._bus.counters.handler_errors += 1
-            self._log_failure(error)
+            self._failed(error)
             reply = self._encode(_internal("see its log"), envelope.id)
         await self._reply(self._memory.settle(envelope.id, reply, time.monotonic()), reply)
 
@@ -255,8 +250,13 @@ class Subscription:
             except DmscError as error:  # the bus is away: the asker repeats, and finds the answer remembered
                 log.debug("answer not sent", subject=self.subject, error=error.text)
 
-    def _log_failure(self, error: Exception) -> None:
-        log.error("handler failed", subject=self.subject, service=self._bus.sender.name, exc_info=error)
+    def _failed(self, error: Exception | None) -> None:
+        """A handler raised; None: CancelledError, though nobody asked it to end."""
+        self._bus.counters.handler_errors += 1
+        log.error(
+            "handler failed" if error else "handler was cancelled from within",
+            subject=self.subject, service=self._bus.sender.name, exc_info=error,
+        )  # fmt: skip
 
 
 def _internal(text: str) -> ErrorReply:

@@ -56,7 +56,7 @@ class Subject:
         for key in self.tokens:
             if not is_token(str(tokens.get(key, ""))):
                 raise BadMessage(
-                    f"subject {self.name}: {key}={tokens.get(key)!r} is not one token of letters, digits, _ or -"
+                    f"subject {self.name}: {key}={tokens.get(key)!r} is not a token of letters, digits, _, -"
                 )
         return f"{self.prefix}.{self.pattern.format(**tokens)}"
 
@@ -102,7 +102,16 @@ def _row(
     bucket: str | None = None,
 ) -> Subject:
     row = Subject(
-        name, pattern, schema, frozenset(senders), frozenset(receivers), delivery, about, reply, stream, bucket
+        name,
+        pattern,
+        schema,
+        frozenset(senders),
+        frozenset(receivers),
+        delivery,
+        about,
+        reply,
+        stream,
+        bucket,
     )
     SUBJECTS.append(row)
     return row
@@ -124,7 +133,8 @@ CORE, REQUEST, STREAM, KV = Delivery.CORE, Delivery.REQUEST, Delivery.STREAM, De
 
 # --- the five signals (draft §4.3) ---------------------------------------------------------------------
 REGISTRATION = _row(
-    "registration", "signal.registration.{sid}", signals.Registration, MI + MG + SR + MIC + AAM + SMO + FM, SRD,
+    "registration", "signal.registration.{sid}", signals.Registration,
+    MI + MG + SR + MIC + AAM + SMO + FM, SRD,
     REQUEST, "Type 1: a service registers or updates its record", reply=signals.RegistrationLease,
 )  # fmt: skip
 ADVERTISEMENT = _row(
@@ -148,7 +158,7 @@ QOS_POLICY = _row(
     REQUEST, "Type 5 down: how a job's traffic is to flow", reply=Ack,
 )  # fmt: skip
 
-# --- registry --------------------------------------------------------------------------------------------
+# --- registry ------------------------------------------------------------------------------------------
 HEARTBEAT = _row(
     "heartbeat", "registry.heartbeat.{sid}", registry.Heartbeat, ALL, SRD, CORE, "alive, once a second",
 )  # fmt: skip
@@ -165,10 +175,11 @@ RELEASE_JOB = _row(
     REQUEST, "§4.4(6): forget a job's records, routes and ports", reply=Ack,
 )  # fmt: skip
 REGISTRY_RECORD = _row(
-    "registry record", "{sid}", registry.ServiceRecord, SRD, ALL, KV, "the registry's records", bucket="registry",
+    "registry record", "{sid}", registry.ServiceRecord, SRD, ALL, KV, "the registry's records",
+    bucket="registry",
 )  # fmt: skip
 
-# --- mesh: MG, SR and MIC with the SMO ---------------------------------------------------------------------
+# --- mesh: MG, SR and MIC with the SMO -----------------------------------------------------------------
 MESH_REGISTRATION = _row(
     "mesh registration", "mesh.registration.{sid}", signals.NodeRegistration, MG + SR, SMO,
     REQUEST, "§4.4(1): MG and SR register with the orchestrator", reply=Ack,
@@ -186,13 +197,14 @@ ROUTE_TABLE = _row(
     "weighted next hops of one stage for the senders of one cluster", bucket="routes",
 )  # fmt: skip
 
-# --- node agents (MIC) ------------------------------------------------------------------------------------
+# --- node agents (MIC) ---------------------------------------------------------------------------------
 START_INSTANCE = _row(
     "start instance", "cluster.{agent}.start", cluster.InstanceStart, SMO, MIC,
     REQUEST, "start a unit in a slot", reply=cluster.InstanceStarted,
 )  # fmt: skip
 STOP_INSTANCE = _row(
-    "stop instance", "cluster.{agent}.stop", cluster.InstanceStop, SMO, MIC, REQUEST, "end an incarnation", reply=Ack,
+    "stop instance", "cluster.{agent}.stop", cluster.InstanceStop, SMO, MIC, REQUEST,
+    "end an incarnation", reply=Ack,
 )  # fmt: skip
 JUDGE = _row(
     "judge", "cluster.{agent}.judge", cluster.Judge, SMO, MIC,
@@ -223,7 +235,7 @@ SAMPLE_WRITTEN = _row(
     REQUEST, "what the trained model wrote", reply=Ack,
 )  # fmt: skip
 
-# --- the step transaction -----------------------------------------------------------------------------------
+# --- the step transaction ------------------------------------------------------------------------------
 STEP_BEGIN = _row(
     "step begin", "step.begin.{job}.{gateway}", step.StepBegin, SMO, MG,
     REQUEST, "dispatch these microbatches", reply=Ack,
@@ -280,16 +292,17 @@ EXPORT = _row(
     REQUEST, "write your weights", reply=step.Exported,
 )  # fmt: skip
 
-# --- data plane ---------------------------------------------------------------------------------------------
+# --- data plane ----------------------------------------------------------------------------------------
 NOTICE = _row(
     "notice", "data.notice.{job}.{sid}", data_plane.MicrobatchNotice, MI, MI + FM,
     CORE, "a hop: these tensors wait for you; repeated until answered", stream="STEPS",
 )  # fmt: skip
 NOTICE_ANSWER = _row(
-    "notice answer", "data.answer.{job}.{sid}", data_plane.NoticeAnswer, MI, MI, CORE, "accepted, held, stale, later",
+    "notice answer", "data.answer.{job}.{sid}", data_plane.NoticeAnswer, MI, MI, CORE,
+    "accepted, held, stale, later",
 )  # fmt: skip
 
-# --- telemetry, policies, faults ------------------------------------------------------------------------------
+# --- telemetry, policies, faults ----------------------------------------------------------------------
 INSTANCE_SAMPLE = _row(
     "instance sample", "telemetry.instance.{job}.{sid}", tm.InstanceSample, MI, SR + MG + FM,
     CORE, "an instance's load and speed", stream="TELEMETRY",
@@ -311,7 +324,8 @@ MODULE_LIFECYCLE = _row(
     REQUEST, "a functional module's state and version", reply=Ack,
 )  # fmt: skip
 LINK_FAULT = _row(
-    "link fault", "fault.link.{cluster}", fault.LinkFault, MI, SR, CORE, "a neighbour's link broke", stream="FAULTS",
+    "link fault", "fault.link.{cluster}", fault.LinkFault, MI, SR, CORE, "a neighbour's link broke",
+    stream="FAULTS",
 )  # fmt: skip
 FAULT_REPORT = _row(
     "fault report", "fault.report.{sid}", fault.FaultReport, MG + SR, SMO,
@@ -323,23 +337,34 @@ FAULT_VERDICT = _row(
 )  # fmt: skip
 LOG = _row("log", "log.{sid}", tm.LogLine, ALL, CLIENT, CORE, "structured log lines", stream="LOGS")
 DEAD_LETTER = _row(
-    "dead letter", "dead_letter.{sid}", tm.DeadLetter, ALL, CLIENT, CORE, "unusable messages", stream="DEAD_LETTERS",
+    "dead letter", "dead_letter.{sid}", tm.DeadLetter, ALL, CLIENT, CORE, "unusable messages",
+    stream="DEAD_LETTERS",
 )  # fmt: skip
 
-# --- jobs and the outer door ------------------------------------------------------------------------------------
+# --- jobs and the outer door ---------------------------------------------------------------------------
 DOOR = _row(
     "door", "door.{action}", door.DoorRequest, CLIENT, MG,
     REQUEST, "a client's request at any gateway (queue group)", reply=door.JobList,
 )  # fmt: skip
-SUBMIT = _row("submit", "job.command.submit", door.SubmitJob, MG, SMO, REQUEST, "queue a job", reply=job.JobRecord)
-CANCEL = _row("cancel", "job.command.cancel", door.CancelJob, MG, SMO, REQUEST, "end a job", reply=job.JobRecord)
-QUERY = _row("query", "job.command.query", door.JobQuery, MG, SMO, REQUEST, "jobs and records", reply=door.JobList)
-MESH_QUERY = _row(
-    "mesh query", "mesh.query", door.MeshQuery, MG, SMO, REQUEST, "the mesh at a glance", reply=door.MeshStatus,
+SUBMIT = _row(
+    "submit", "job.command.submit", door.SubmitJob, MG, SMO, REQUEST, "queue a job", reply=job.JobRecord,
 )  # fmt: skip
-JOB_RECORD = _row("job record", "{job}", job.JobRecord, SMO, ALL, KV, "the orchestrator's jobs", bucket="jobs")
+CANCEL = _row(
+    "cancel", "job.command.cancel", door.CancelJob, MG, SMO, REQUEST, "end a job", reply=job.JobRecord,
+)  # fmt: skip
+QUERY = _row(
+    "query", "job.command.query", door.JobQuery, MG, SMO, REQUEST, "jobs and records", reply=door.JobList,
+)  # fmt: skip
+MESH_QUERY = _row(
+    "mesh query", "mesh.query", door.MeshQuery, MG, SMO, REQUEST, "the mesh at a glance",
+    reply=door.MeshStatus,
+)  # fmt: skip
+JOB_RECORD = _row(
+    "job record", "{job}", job.JobRecord, SMO, ALL, KV, "the orchestrator's jobs", bucket="jobs",
+)  # fmt: skip
 JOB_EVENT = _row(
-    "job event", "job.event.{job}", job.JobEvent, SMO, ALL, STREAM, "what happened to a job, in order", stream="JOBS",
+    "job event", "job.event.{job}", job.JobEvent, SMO, ALL, STREAM, "what happened to a job, in order",
+    stream="JOBS",
 )  # fmt: skip
 
 

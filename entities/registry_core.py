@@ -150,7 +150,7 @@ class RegistryCore:
         held.heard = now
         kept: dict[str, object] = {"route_id": held.record.route_id, "replaced": held.record.replaced}
         if record.state is held.record.state and not record.reason:
-            kept["reason"] = held.record.reason
+            kept |= {"reason": held.record.reason, "fault": held.record.fault}
         return self._store(held, record.model_copy(update=kept))
 
     def heartbeat(self, beat: Heartbeat, now: float) -> frozenset[str]:
@@ -178,7 +178,7 @@ class RegistryCore:
         if change.state is held.record.state:
             return frozenset()
         self._check_transition(held, change.state, change.reason)
-        return self._move(held, change.state, change.reason)
+        return self._move(held, change.state, change.reason, change.fault)
 
     def release(self, job: str) -> frozenset[str]:
         """Draft §4.4(6): forget the job's records and release their route ids."""
@@ -238,12 +238,13 @@ class RegistryCore:
             return frozenset()
         return self._move(held, InstanceState.FAULTED, f"no heartbeat for {silent:.1f} s")
 
-    def _move(self, held: Held, state: InstanceState, reason: str) -> frozenset[str]:
+    def _move(self, held: Held, state: InstanceState, reason: str, fault: str = "") -> frozenset[str]:
         if state is InstanceState.GONE:
             held.history.append(f"{state}: {reason}")
             self._remove(held.record.sid)
             return frozenset({held.record.sid})
-        return self._store(held, held.record.model_copy(update={"state": state, "reason": reason}))
+        moved = {"state": state, "reason": reason, "fault": fault}
+        return self._store(held, held.record.model_copy(update=moved))
 
     def _store(self, held: Held, record: ServiceRecord) -> frozenset[str]:
         if record == held.record:

@@ -78,6 +78,9 @@ class ServiceRecord(Message, wire="registry.record"):
     route_id: int = 0
     version: str = ""
     reason: str = ""
+    fault: str = Field(
+        "", description="code of the error that it ended itself with; empty where a new start may help"
+    )
     replaced: tuple[Token, ...] = Field(
         (), description="older incarnations of this SID, fenced; kept by the registry"
     )
@@ -96,12 +99,16 @@ class Heartbeat(Message, wire="registry.heartbeat"):
 
 
 class StateChange(Message, wire="registry.state"):
-    """An incarnation's state moved; sent by itself or by the node agent that watches it."""
+    """An incarnation's state moved; sent by itself or by the node agent that watches it.
+
+    `fault`: see `ServiceRecord`.
+    """
 
     sid: Token
     incarnation: Token
     state: InstanceState
     reason: str = ""
+    fault: str = ""
 
 
 class Resolve(Message, wire="registry.resolve"):

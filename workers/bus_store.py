@@ -50,10 +50,11 @@ class BusStore(Store):
         self._lock = threading.Lock()
         self._running: set[Future[Any]] = set()
         self._released = False
+        self._written: dict[str, int] = {}
 
     # --- what c10d calls --------------------------------------------------------------------------------
     def set(self, key: str, value: str | bytes) -> None:
-        self._call(self._rendezvous.set(key, _bytes(value)))
+        self._call(self._set(key, value))
 
     def get(self, key: str) -> bytes:
         return self._call(self._rendezvous.get(key, timeout_s=self._timeout_s), self._timeout_s)
@@ -96,7 +97,7 @@ class BusStore(Store):
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         async def all_of_them() -> None:
             pairs = zip(keys, values, strict=True)
-            await asyncio.gather(*(self._rendezvous.set(key, _bytes(value)) for key, value in pairs))
+            await asyncio.gather(*(self._set(key, value) for key, value in pairs))
 
         self._call(all_of_them())
 
@@ -122,6 +123,15 @@ class BusStore(Store):
             running = list(self._running)
         for call in running:
             call.cancel()
+
+    async def forget(self) -> None:
+        """Takes back what was `set` here, so that a later meeting of the same name finds nothing old."""
+        written, self._written = self._written, {}
+        for key, sequence in written.items():
+            await self._rendezvous.forget(key, sequence)
+
+    async def _set(self, key: str, value: str | bytes) -> None:
+        self._written[key] = await self._rendezvous.set(key, _bytes(value))
 
     @property
     def _timeout_s(self) -> float:

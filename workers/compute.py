@@ -86,11 +86,19 @@ class ComputeThread:
             try:
                 result, error = task(), None
             except BaseException as caught:  # delivered to whoever awaits; this thread must live on
-                result, error = None, caught
+                result, error = None, _harmless(caught)
             self._busy_s += time.perf_counter() - began
             task = None  # type: ignore[assignment]  # drop the closure's tensors before waiting again
             self._loop.call_soon_threadsafe(_deliver, future, result, error)
             del result, error, future
+
+
+def _harmless(error: BaseException) -> Exception:
+    """What a future can carry: no StopIteration, and nothing that ends the event loop (`sys.exit()`)."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    harmless = RuntimeError(f"{type(error).__name__} raised: {error}")
+    return harmless.with_traceback(error.__traceback__)
 
 
 def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

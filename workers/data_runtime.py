@@ -24,6 +24,7 @@ from schemas.step import Member, MicrobatchDispatch, StepAbort, StepAborted
 from workers.data import Prefetcher, Split, open_dataset
 from workers.links import HopExchange
 from workers.next_hop import Binder
+from workers.user_code import describe
 
 log = get_logger("data")
 
@@ -185,12 +186,12 @@ class DataRuntime:
 
     def _tracked(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() or task.exception() is None:
+        error = None if task.cancelled() else task.exception()
+        if error is None:
             return
-        error = task.exception()
         if not isinstance(error, DmscError):
             log.error("data failed", sid=self.member.sid, exc_info=error)
-            error = DmscError(f"{type(error).__name__} in the data instance: {error}")
+            error = DmscError(f"data instance failed: {describe(error)}")
         self.failed(error)
 
     @property

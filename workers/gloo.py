@@ -191,28 +191,33 @@ class GroupBuild:
             PeerUnreachable: the others did not come, or could not be reached, in time.
             BadInput: the address is not this machine's.
         """
-        try:
-            return await in_thread("gloo-build", self._build)
-        except DmscError:
-            raise
-        except (RuntimeError, ValueError) as error:  # DistStoreError and gloo's own are RuntimeErrors
-            raise PeerUnreachable(
-                f"group {self.name} was not built: {first_line(error)}",
-                name=self.name,
-            ) from error
+        built = await in_thread("gloo-build", self._build)
+        if isinstance(built, str):
+            await self.forget()
+            raise PeerUnreachable(f"group {self.name} was not built: {built}", name=self.name)
+        return built
+
+    async def forget(self) -> None:
+        """Takes back this rank's address from the rendezvous: nobody is to find it there any more."""
+        with contextlib.suppress(DmscError):  # it expires
+            await self._store.forget()
 
     def cancel(self) -> None:
         """Gives up: a build that waits for the others ends now, one that connects at its timeout."""
         self._store.release()
 
-    def _build(self) -> tuple[Group, Device]:
+    def _build(self) -> tuple[Group, Device] | str:
+        """The group, or what went wrong: an error's traceback would keep the device alive."""
         device = open_device(self._address, self._ports)
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = self._build_timeout
         options._devices = [device]
         options._threads = 1
         store = PrefixStore(self.name, self._store)
-        group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
+        try:
+            group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
+        except RuntimeError as error:  # DistStoreError is one, too
+            return first_line(error)
         group._set_default_timeout(self._operation_timeout)
         return cast(Group, group), device
 

@@ -47,7 +47,7 @@ from workers.data_runtime import DataRuntime
 from workers.links import HopExchange
 from workers.stage_runtime import StageRuntime
 from workers.telemetry import device_sample, resident_bytes
-from workers.user_code import code_digest
+from workers.user_code import code_digest, describe
 
 log = get_logger("instance")
 
@@ -126,11 +126,15 @@ class Instance:
                 await self._serve(bus, presence, stack)
             except DmscError as error:
                 self._fail(error)
+            except Exception as error:  # user code may raise anything
+                log.error("instance broke", sid=self.unit.sid, exc_info=error)
+                self._fail(DmscError(describe(error)))
             if self._failure is None:
                 await presence.change(InstanceState.DRAINING, "stopping")
             else:
                 log.error("instance failed", sid=self.unit.sid, reason=self._failure.text)
-                await presence.change(InstanceState.FAULTED, self._failure.text)
+                fault = "" if self._failure.retryable else self._failure.code
+                await presence.change(InstanceState.FAULTED, self._failure.text, fault=fault)
         return 0 if self._failure is None else FAILED_EXIT
 
     async def _serve(self, bus: Bus, presence: Presence, stack: AsyncExitStack) -> None:
@@ -168,6 +172,7 @@ class Instance:
             device=device,
         )
         runtime.exchange = await stack.enter_async_context(exchange)
+        stack.push_async_callback(runtime.close)  # before the links: what we end ourselves is nobody's fault
         await self._subscribe(bus, runtime, stack)
 
         async def table_changed(change: Change) -> None:

@@ -233,7 +233,9 @@ class HopExchange:
                 if failures >= ATTEMPTS:
                     raise PeerUnreachable(
                         f"{offer.receiver.sid} ({offer.receiver.incarnation}) cannot be reached from "
-                        f"{self._member.sid} over tensor links, {failures} times in a row: {error.text}",
+                        f"{self._member.sid} over tensor links, {failures} times in a row: {error.text}; if "
+                        "its node lies behind a firewall or advertises a wrong address, join it with "
+                        "--address ADDRESS --ports LO-HI and open that range",
                         peer=offer.receiver.sid,
                         incarnation=offer.receiver.incarnation,
                     ) from error

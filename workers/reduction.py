@@ -42,12 +42,14 @@ class ReductionGroup:
         name: str,
         timeout_s: float,
         built: tuple[gloo.Group, gloo.Device] | None,
+        build: gloo.GroupBuild | None,
     ) -> None:
         self.members = tuple(members)
         self.rank = rank
         self.name = name
         self._timeout_s = timeout_s
         self._built = built
+        self._build = build
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._threads: set[asyncio.Task[Any]] = set()
 
@@ -86,7 +88,7 @@ class ReductionGroup:
         digest = hashlib.blake2b(crew.encode(), digest_size=8).hexdigest()
         name = f"{job}/{stage}/{epoch}/{generation}/{digest}"
         if len(members) == 1:
-            return cls(members, rank, name, timeout_s, None)
+            return cls(members, rank, name, timeout_s, None, None)
         build = gloo.GroupBuild(
             bus,
             namespace=f"reduction/{job}",
@@ -99,7 +101,7 @@ class ReductionGroup:
             operation_timeout_s=timeout_s,
         )
         try:
-            return cls(members, rank, name, timeout_s, await build.run())
+            return cls(members, rank, name, timeout_s, await build.run(), build)
         except asyncio.CancelledError:
             build.cancel()
             raise
@@ -151,10 +153,15 @@ class ReductionGroup:
             self._over.set_result(None)
         built, self._built = self._built, None
         if built is not None:
-            work = partial(gloo.release, built[0])
-            freeing = asyncio.create_task(gloo.in_thread("release-group", work), name=f"release {self.name}")
+            freeing = asyncio.create_task(self._free(built[0]), name=f"release {self.name}")
             self._threads.add(freeing)
             freeing.add_done_callback(self._threads.discard)
+
+    async def _free(self, group: gloo.Group) -> None:
+        await gloo.in_thread("release-group", partial(gloo.release, group))
+        del group
+        if self._build is not None:
+            await self._build.forget()
 
     async def released_fully(self) -> None:
         """Returns once no thread works in the group any more."""

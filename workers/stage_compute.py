@@ -6,6 +6,7 @@ that sums (DESIGN §5 rule 5), so that a vote can't name what is not in the sum.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from schemas.cluster import InstanceStart
+from schemas.errors import GradientRefused
 from schemas.learning_rate import learning_rate
 from schemas.step import StepCommit
 from workers.gradient_sum import GradientSum
@@ -57,6 +59,9 @@ class StageCompute:
 
         `hop.inputs`: activations as the stage before made them ((samples, tokens) int64 at the first
         stage), then the targets. Sets `outputs`, `sent_forward`, `loss`, `forward_ms`.
+
+        Raises:
+            GradientRefused: the loss of a training microbatch is not finite.
         """
         began = time.perf_counter()
         *activations, targets = (tensor.to(self._device, non_blocking=True) for tensor in hop.inputs)
@@ -69,6 +74,12 @@ class StageCompute:
             if self.loss is not None:
                 loss = self.loss(outputs[0], targets)
                 hop.loss = float(loss.detach())
+                if not hop.evaluate and not math.isfinite(hop.loss):
+                    raise GradientRefused(
+                        f"microbatch {hop.microbatch}: the loss is {hop.loss}; "
+                        "lower the learning rate, or look at this microbatch's data",
+                        microbatch=hop.microbatch,
+                    )
                 outputs = (loss,)
         hop.outputs = outputs
         hop.forward_ms = (time.perf_counter() - began) * 1e3

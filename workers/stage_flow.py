@@ -30,6 +30,7 @@ from workers.microbatch import Hop, HopKey, MicrobatchState
 from workers.next_hop import Binder
 from workers.stage_compute import StageCompute
 from workers.stage_state import StageState
+from workers.user_code import describe
 
 log = get_logger("stage")
 
@@ -269,7 +270,7 @@ class StageFlow:
             return
         if not isinstance(error, DmscError):
             log.error("stage failed", sid=self.member.sid, exc_info=error)
-            error = DmscError(f"{type(error).__name__} in stage {self.stage}: {error}")
+            error = DmscError(f"stage {self.stage} failed: {describe(error)}")
         self.failed(error)
 
     # --- boundaries of steps and attempts ----------------------------------------------------------------

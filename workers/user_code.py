@@ -21,6 +21,7 @@ CODE_PATH = "DMSC_CODE_PATH"
 """Environment variable: folders with user code, as in `PATH`; searched after the working directory."""
 
 _OWN = frozenset({"bus", "dmsc", "entities", "policies", "schemas", "workers"})
+_ROOT = Path(__file__).parents[1]
 
 
 def load(factory: str) -> Callable[..., Any]:
@@ -52,12 +53,15 @@ def load(factory: str) -> Callable[..., Any]:
 
 def describe(error: BaseException) -> str:
     """One line: type, first line of the text, and the last place in user code that it came through."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}:{error.lineno})"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not _installed(Path(frame.filename)) and frame.filename != __file__ and frame.filename[0] != "<":
+        path = Path(frame.filename)
+        if frame.filename[0] != "<" and not _installed(path) and not _ours(path):
             return f"{text} ({Path(frame.filename).name}:{frame.lineno})"
     return text
 
@@ -153,6 +157,11 @@ def _is_users(name: str) -> bool:
     return bool(spec.submodule_search_locations) and not any(
         _installed(Path(folder)) for folder in spec.submodule_search_locations or ()
     )
+
+
+def _ours(path: Path) -> bool:
+    """Whether a file is DMSC's own, also where it runs from a checkout."""
+    return any(path.is_relative_to(_ROOT / package) for package in _OWN)
 
 
 def _installed(path: Path) -> bool:

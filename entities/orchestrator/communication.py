@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import QOS_POLICY
+from entities.orchestrator.mesh_view import MeshView
 from schemas.errors import DmscError, Unavailable
 from schemas.signals import CommunicationPolicy, StagePolicy
-
-from entities.orchestrator.mesh_view import MeshView
 
 log = get_logger("orchestrator")
 

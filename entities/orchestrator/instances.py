@@ -9,6 +9,7 @@ from typing import Any
 
 from bus.connection import Bus
 from bus.subjects import START_INSTANCE, STOP_INSTANCE, Subject
+from entities.orchestrator.mesh_view import MeshView
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DmscError, Unavailable
@@ -16,8 +17,6 @@ from schemas.job import InstanceView, JobSpec
 from schemas.registry import InstanceState
 from schemas.step import Member
 from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
-
-from entities.orchestrator.mesh_view import MeshView
 
 START_DEADLINE_S = 20.0
 """An agent answers within milliseconds; this covers one that restarts."""

@@ -9,6 +9,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import ANALYSE, CHECKPOINT, FORGET_TOPOLOGY, RELEASE_JOB, WRITE_SAMPLE
+from entities.orchestrator.communication import Communication
+from entities.orchestrator.instances import Instances, MemberLost, StartFailed
+from entities.orchestrator.journal import Journal
+from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.placement import NoRoom
+from entities.orchestrator.planning import first_policy, plan
+from entities.orchestrator.recovery import Recovery, checkpoint_url, locate, restore_all
+from entities.orchestrator.results import export_weights
+from entities.orchestrator.setbacks import Setbacks, Unrecoverable
+from entities.orchestrator.step_loop import AttemptFailed, EntryLost, StepLoop
 from schemas.cluster import Analyse, AnalysisFailed, ForgetTopology, SampleWritten, WriteSample
 from schemas.errors import BadModel, DmscError, Fenced, Unavailable
 from schemas.fault import FaultReport
@@ -17,16 +27,6 @@ from schemas.registry import ReleaseJob
 from schemas.signals import TerminationReport
 from schemas.step import CheckpointOrder, Member, MicrobatchClaim, StepDecision
 from schemas.task_graph import ModelTopology, Placement
-
-from entities.orchestrator.communication import Communication
-from entities.orchestrator.instances import Instances, MemberLost, StartFailed
-from entities.orchestrator.journal import Journal
-from entities.orchestrator.mesh_view import MeshView
-from entities.orchestrator.placement import NoRoom
-from entities.orchestrator.planning import first_policy, plan
-from entities.orchestrator.recovery import Recovery, Unrecoverable, checkpoint_url, locate, restore_all
-from entities.orchestrator.results import export_weights
-from entities.orchestrator.step_loop import AttemptFailed, EntryLost, StepLoop
 
 log = get_logger("orchestrator")
 
@@ -39,8 +39,6 @@ AGENTS_BACK_S = 12.0
 DEPLOY_TRIES = 3
 RECOVERY_TRIES = 8
 """Recoveries in a row, each broken by a new loss, before the job fails."""
-SAME_STEP_LIMIT = 6
-"""Attempts of one step before the job fails: what breaks it again and again is in the job itself."""
 
 OccupiedFn = Callable[[str], dict[str, list[Placement]]]
 
@@ -64,6 +62,7 @@ class JobRun:
         self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
         self.loop = StepLoop(bus, self.job, self.spec, self.epoch, self.instances)
         self.recovery = Recovery(bus, mesh, self.instances, journal, self.epoch)
+        self.setbacks = Setbacks()
         self.step = 0
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -259,16 +258,11 @@ class JobRun:
         await self.journal.move(JobState.RUNNING, f"step {self.step} of {training.steps}")
         decided_at = time.monotonic()
         begun: asyncio.Task[None] | None = None
-        same_step, last_step = 0, -1
         ledger = self.loop.open(self.step)
         while self.step < training.steps:
-            same_step = same_step + 1 if self.step == last_step else 0
-            last_step = self.step
             try:
                 decision = await self._unless_fault(self.loop.gather(ledger, begun=begun is not None))
             except (MemberLost, AttemptFailed) as error:
-                if same_step >= SAME_STEP_LIMIT:
-                    raise
                 await self._recover(error)
                 ledger, begun = self.loop.open(self.step), None
                 continue
@@ -282,6 +276,7 @@ class JobRun:
             begun = None if pause else asyncio.create_task(self.loop.begin(ahead))
             silent = await self.loop.commit(decision)
             self.step = ahead
+            self.setbacks.committed(decision.step)
             await self._tell_step(result)
             if begun is not None:
                 try:
@@ -330,7 +325,11 @@ class JobRun:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def _recover(self, error: DmscError) -> None:
-        """Brings the job back to running; `self.step` is where it goes on."""
+        """Brings the job back to running; `self.step` is where it goes on.
+
+        Raises:
+            Unrecoverable: it can't be brought back, or what broke it breaks it each time.
+        """
         if isinstance(error, MemberLost):
             for member in error.members:
                 self.instances.mark_lost(member)
@@ -338,16 +337,19 @@ class JobRun:
             await self.journal.tell("fault", text=str(error))
             if isinstance(error, EntryLost):
                 await self._choose_entry()
-        began = time.monotonic()
+        began, broken = time.monotonic(), self.step
         names = sorted(
             member.sid for member in self.instances.members.values() if member in self.instances.lost
         )
         why = f"lost {', '.join(names)}" if names else str(error)
+        self.setbacks.attempt_failed(broken, why)
+        self.setbacks.ended(broken, await self.recovery.last_words())
         await self.journal.move(JobState.RECOVERING, why, recoveries=self.journal.record.recoveries + 1)
         for tries in range(RECOVERY_TRIES):
             self._fault.clear()
             self.loop.attempt += 1
             self.step = await self.recovery.restore(self.step, self.loop.attempt)
+            self.setbacks.ended(broken, await self.recovery.last_words())
             try:
                 await self.loop.form_groups()
             except MemberLost as lost:

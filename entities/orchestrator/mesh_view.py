@@ -44,6 +44,9 @@ class MeshView:
     async def record(self, change: Change) -> None:
         """The registry's bucket moved."""
         if change.message is not None:
+            before = self.records.get(change.message.sid)
+            if before is not None and before.job and before.incarnation != change.message.incarnation:
+                self._departed[before.sid] = before  # replaced: how it ended is still asked for
             self.records[change.message.sid] = change.message
             if change.message.state in (InstanceState.GONE, InstanceState.FAULTED):
                 self._left(change.message.sid)
@@ -97,6 +100,10 @@ class MeshView:
             ),
             None,
         )
+
+    def has_ended(self, member: Member) -> bool:
+        """The registry says that this incarnation is faulted or gone."""
+        return self.state_of(member) in (InstanceState.FAULTED, InstanceState.GONE)
 
     def state_of(self, member: Member) -> InstanceState | None:
         """The registry's state of this incarnation; GONE if another one has its place."""

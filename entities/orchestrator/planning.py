@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from entities.orchestrator.placement import NoRoom, place
+from entities.orchestrator.segmentation import segment
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
 from schemas.signals import CommunicationPolicy, StagePolicy
@@ -18,9 +20,6 @@ from schemas.task_graph import (
     TaskUnit,
     UnitKind,
 )
-
-from entities.orchestrator.placement import NoRoom, place
-from entities.orchestrator.segmentation import segment
 
 OPTIMIZER_BYTES_PER_PARAMETER = 4 + 8 + 16
 """fp32 weights, two AdamW moments, and the int64 gradient sum with its scratch (DESIGN §5)."""
@@ -39,7 +38,7 @@ def plan(
         BadJob: the model can't be cut as asked.
     """
     replicas = spec.parallel.replicas_per_stage()
-    cuts, why = segment(topology.layers, replicas, method=spec.parallel.segmentation)
+    cuts, why = segment(topology.layers, replicas, tied=topology.tied, method=spec.parallel.segmentation)
     clusters = list(spec.parallel.clusters) or sorted({node.cluster for node in nodes})
     data_replicas = max(1, min(len(clusters), replicas[0]))
     units: list[TaskUnit] = [

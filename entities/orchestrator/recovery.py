@@ -22,17 +22,17 @@ from bus.subjects import (
     STEP_ABORT,
     STOP_INSTANCE,
 )
-from schemas.cluster import InstanceStop, Judge, Judgement
-from schemas.errors import DmscError, NotFound, Unavailable
-from schemas.fault import FaultReport, FaultVerdict
-from schemas.registry import InstanceState, Resolve, Resolved
-from schemas.step import Member, StateRestore, StateSend, StateWait, StepAbort, StepAborted
-from schemas.task_graph import TaskUnit, UnitKind
-
 from entities.orchestrator.instances import Instances, MemberLost, StartFailed
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.placement import NoRoom, place
+from entities.orchestrator.setbacks import Unrecoverable
+from schemas.cluster import InstanceStop, Judge, Judgement
+from schemas.errors import DmscError, NotFound, Unavailable
+from schemas.fault import FaultReport, FaultVerdict
+from schemas.registry import InstanceState, Resolve, Resolved, ServiceRecord
+from schemas.step import Member, StateRestore, StateSend, StateWait, StepAbort, StepAborted
+from schemas.task_graph import TaskUnit, UnitKind
 
 log = get_logger("orchestrator")
 
@@ -44,14 +44,10 @@ ROOM_DEADLINE_S = 600.0
 """How long a job with a lost instance waits for a free slot before it fails."""
 RETRY_S = 0.5
 """Pause before a recovery that failed without a culprit is tried again."""
+LAST_WORDS_S = 1.0
+"""How long to wait until the registry says how a lost instance ended; mostly it has already."""
 ROUNDS = 5
 """Recoveries that themselves lose members before the job fails."""
-
-
-class Unrecoverable(DmscError):
-    """The job can't be brought back by restarting what it lost."""
-
-    code = "unrecoverable"
 
 
 async def locate(
@@ -102,7 +98,7 @@ def judge(
             verdict="structural",
             scope="instance",
             action="replace",
-            reason=f"process {judgement.process}: {judgement.evidence or report.evidence}",
+            reason=f"process {judgement.process}: {_evidence(judgement, report)}",
         )
     if state in (InstanceState.FAULTED, InstanceState.GONE):
         return FaultVerdict(
@@ -129,6 +125,11 @@ def judge(
     )
 
 
+def _evidence(judgement: Judgement, report: FaultReport) -> str:
+    """What the instance or its agent said of its end, before what is left of its process."""
+    return (report.kind == "instance" and report.evidence) or judgement.evidence or report.evidence
+
+
 class Recovery:
     """Brings a job's members back to one version of the weights, with new instances for the lost ones."""
 
@@ -139,6 +140,14 @@ class Recovery:
         self._journal = journal
         self._job = journal.job
         self._epoch = epoch
+        self._heard: set[Member] = set()
+
+    async def last_words(self) -> list[ServiceRecord]:
+        """How those ended that were lost since the last call, as far as the registry knows."""
+        lost = sorted_members(self._instances.lost - self._heard)
+        self._heard.update(lost)
+        await self._mesh.until(lambda: all(self._mesh.has_ended(member) for member in lost), LAST_WORDS_S)
+        return [record for member in lost if (record := self._mesh.last_of(member)) is not None]
 
     async def restore(self, step: int, attempt: int) -> int:
         """Aborts what is open below `attempt`, replaces the lost, evens out the state.
@@ -230,7 +239,7 @@ class Recovery:
                 log.warning("stop of a lost instance failed", sid=member.sid, reason=str(error))
 
     async def _find_room(self, units: list[TaskUnit]) -> None:
-        """Keeps each unit's slot if its node is there and the slot free, else places it anew; waits for room."""
+        """Keeps each unit's slot if its node is there and it is free, else places it anew; waits for room."""
         instances = self._instances
         assert instances.graph is not None
         loop = asyncio.get_running_loop()

@@ -8,11 +8,10 @@ import json
 from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from bus.subjects import EXPORT
+from entities.orchestrator.instances import Instances
 from schemas.job import JobSpec, WeightsManifest
 from schemas.step import Exported, ExportOrder
 from schemas.weights_digest import INDEX_NAME, weights_sha256
-
-from entities.orchestrator.instances import Instances
 
 EXPORT_DEADLINE_S = 300.0
 

@@ -3,10 +3,12 @@
 Exact dynamic programme over (layers, stages): minimise the slowest stage's time per microbatch, where a
 stage's time is its compute divided by its replicas, plus what crosses its lower boundary. Ties go to the
 smaller sum of boundary bytes. O(layers² · stages), which is milliseconds up to some hundreds of layers.
+Layers that share a parameter stay together, with all that lies between them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +28,7 @@ def segment(
     layers: Sequence[LayerProfile],
     replicas: Sequence[int],
     *,
+    tied: Sequence[Sequence[int]] = (),
     method: Literal["measured", "uniform"] = "measured",
     config: SegmentationConfig = SegmentationConfig(),
 ) -> tuple[list[tuple[int, int]], str]:
@@ -34,6 +37,7 @@ def segment(
     Args:
         layers: the analysed layers, in order, with milliseconds and bytes per microbatch.
         replicas: how many instances will share each stage.
+        tied: groups of layer indices that share a parameter: no cut separates them.
         method: `measured` balances measured time, `uniform` the number of layers.
         config: the price of a boundary.
 
@@ -41,7 +45,7 @@ def segment(
         (first, last) layer of each stage, `last` exclusive, and the reason in words.
 
     Raises:
-        BadJob: more stages than layers.
+        BadJob: more stages than layers, or than ties leave to be cut.
     """
     stages = len(replicas)
     if stages > len(layers):
@@ -49,9 +53,12 @@ def segment(
             f"parallel.stages is {stages}, but the model has only {len(layers)} layers: "
             f"set parallel.stages to at most {len(layers)}"
         )
+    edges_allowed = _edges(len(layers), tied)
+    if stages > len(edges_allowed) - 1:
+        raise BadJob(_too_tied(layers, stages, tied, len(edges_allowed) - 1))
     if method == "uniform":
-        edges = [round(index * len(layers) / stages) for index in range(stages + 1)]
-        cuts = list(zip(edges[:-1], edges[1:], strict=True))
+        edges = _nearest(edges_allowed, stages)
+        cuts = list(itertools.pairwise(edges))
         return cuts, f"uniform: {', '.join(str(last - first) for first, last in cuts)} layers"
 
     compute = [0.0]
@@ -67,8 +74,8 @@ def segment(
     best = [[unset] * (count + 1) for _ in range(stages + 1)]
     best[0][0] = (0.0, 0, -1)
     for stage in range(1, stages + 1):
-        for last in range(stage, count - (stages - stage) + 1):
-            for first in range(stage - 1, last):
+        for index, last in enumerate(edges_allowed):
+            for first in edges_allowed[:index]:
                 bottleneck, crossing, _ = best[stage - 1][first]
                 if bottleneck == float("inf"):
                     continue
@@ -88,4 +95,32 @@ def segment(
         "balanced by measured time: "
         + ", ".join(f"stage {index} {time:.1f} ms" for index, time in enumerate(times))
         + f" per microbatch; bottleneck {best[stages][count][0]:.1f} ms after sharing among replicas"
+    )
+
+
+def _edges(count: int, tied: Sequence[Sequence[int]]) -> list[int]:
+    """Where stages may begin and end: a cut at `edge` lies in front of that layer, and inside no group."""
+    return [edge for edge in range(count + 1) if not any(min(group) < edge <= max(group) for group in tied)]
+
+
+def _nearest(edges: Sequence[int], stages: int) -> list[int]:
+    """`stages + 1` of the edges, each as near as can be to where equal shares of the layers would have it."""
+    count = edges[-1]
+    chosen = [0]
+    for stage in range(1, stages):
+        begin = edges.index(chosen[-1]) + 1
+        left = edges[begin : len(edges) - (stages - stage)]
+        wanted = round(stage * count / stages)
+        chosen.append(min(left, key=lambda edge: abs(edge - wanted)))
+    return [*chosen, count]
+
+
+def _too_tied(
+    layers: Sequence[LayerProfile], stages: int, tied: Sequence[Sequence[int]], possible: int
+) -> str:
+    groups = "; ".join(" and ".join(layers[index].name for index in group) for group in tied)
+    return (
+        f"parallel.stages is {stages}, but layers that share a parameter ({groups}) and those between them "
+        f"must stay together, which leaves {possible} to be cut: set parallel.stages to at most {possible}, "
+        "or untie them in the model"
     )

@@ -1,4 +1,4 @@
-"""The orchestrator's service: registrations, submissions, the queue, and the way of each message to its job."""
+"""The orchestrator's service: registrations, submissions, the queue, each message's way to its job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
@@ -15,18 +15,6 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
-from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
-from schemas.door import CancelJob, JobList, JobQuery, JobSummary, MeshQuery, MeshStatus, SubmitJob
-from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, Conflict, DmscError, NotFound
-from schemas.fault import FaultReport
-from schemas.job import ENDED, JobRecord, JobState
-from schemas.policy import ModuleLifecycle, PolicyDecision, PolicySuggestion
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
-from schemas.signals import NodeRegistration, TerminationReport
-from schemas.step import MicrobatchClaim
-from schemas.task_graph import ModelTopology, Placement
-
 from entities.orchestrator.arbitration import (
     ArbitrationConfig,
     ArbitrationState,
@@ -39,6 +27,17 @@ from entities.orchestrator.arbitration import (
 from entities.orchestrator.job_run import JobRun
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
+from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
+from schemas.door import CancelJob, JobList, JobQuery, JobSummary, MeshQuery, MeshStatus, SubmitJob
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, Conflict, DmscError, NotFound
+from schemas.fault import FaultReport
+from schemas.job import ENDED, JobRecord, JobState
+from schemas.policy import ModuleLifecycle, PolicyDecision, PolicySuggestion
+from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.signals import NodeRegistration, TerminationReport
+from schemas.step import MicrobatchClaim
+from schemas.task_graph import ModelTopology, Placement
 
 log = get_logger("orchestrator")
 
@@ -51,11 +50,14 @@ class OrchestratorConfig:
     """Settings of the orchestrator.
 
     `ended_kept` bounds how many ended jobs stay in memory for listings; the bucket keeps all.
+    `submissions_kept` bounds how many submissions are remembered, so that a client's command that was
+    repeated through another gateway is the same job; clients give up after a minute.
     """
 
     sid: str = "orchestrator"
     node: str = "mesh"
     ended_kept: int = 1000
+    submissions_kept: int = 4096
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
 
 
@@ -68,6 +70,7 @@ class Orchestrator:
         self.mesh = MeshView()
         self._runs: dict[str, JobRun] = {}
         self._ended: dict[str, JobRecord] = {}
+        self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
         self._arbitration = ArbitrationState()
         self._tasks: asyncio.TaskGroup | None = None
         self._revising = asyncio.Lock()
@@ -100,7 +103,7 @@ class Orchestrator:
 
     async def _serve(self) -> list[Subscription]:
         bus = self._bus
-        served = [
+        return [
             await bus.serve(subjects.MESH_REGISTRATION, self._register),
             await bus.serve(subjects.NODE_STATUS, self._node),
             await bus.serve(subjects.TOPOLOGY, self._topology),
@@ -116,9 +119,8 @@ class Orchestrator:
             await bus.subscribe(subjects.TERMINATION, self._termination),
             await bus.subscribe(subjects.SUGGESTION, self._suggestion),
         ]
-        return served
 
-    # --- the mesh -------------------------------------------------------------------------------------------
+    # --- the mesh ---------------------------------------------------------------------------------------
     async def _register(self, message: NodeRegistration, envelope: Envelope) -> Ack:
         known = self.mesh.services.get(message.sid)
         await self.mesh.service(message)
@@ -156,8 +158,27 @@ class Orchestrator:
             jobs=jobs,
         )
 
-    # --- jobs -----------------------------------------------------------------------------------------------
+    # --- jobs -------------------------------------------------------------------------------------------
     async def _submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
+        """`causation` is the client's own command, where it came by the bus: once heard, one job."""
+        if envelope.causation is None:
+            return await self._queue(message)
+        command = (message.user, envelope.causation)
+        if command in self._submitted:
+            return await asyncio.shield(self._submitted[command])
+        promise = self._submitted[command] = asyncio.get_running_loop().create_future()
+        while len(self._submitted) > self.config.submissions_kept:
+            self._submitted.popitem(last=False)
+        try:
+            record = await self._queue(message)
+        except BaseException:  # it did not become a job: a repetition may
+            self._submitted.pop(command, None)
+            promise.cancel()
+            raise
+        promise.set_result(record)
+        return record
+
+    async def _queue(self, message: SubmitJob) -> JobRecord:
         now = time.time()
         record = JobRecord(
             job=f"j{secrets.token_hex(3)}",
@@ -189,7 +210,7 @@ class Orchestrator:
             self.mesh.forget_job(run.job)
 
     async def _resume(self) -> None:
-        """Jobs that an earlier orchestrator left open start again, under a new epoch, from their checkpoint."""
+        """Jobs that an earlier orchestrator left open start again: new epoch, from their checkpoint."""
         entries = await self._bus.bucket(subjects.JOB_RECORD).entries()
         for entry in sorted(entries, key=lambda entry: entry.message.submitted_at):
             record = entry.message
@@ -233,7 +254,7 @@ class Orchestrator:
         records = [*self._ended.values(), *(run.journal.record for run in self._runs.values())]
         return sorted(records, key=lambda record: record.submitted_at)
 
-    # --- messages on their way to a job -----------------------------------------------------------------------
+    # --- messages on their way to a job -----------------------------------------------------------------
     async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
             run.topology(message)
@@ -263,7 +284,7 @@ class Orchestrator:
             self._spawn(run.fault(message))
         return Ack(note="taken up" if run else "no such job runs")
 
-    # --- functional modules -----------------------------------------------------------------------------------
+    # --- functional modules -----------------------------------------------------------------------------
     async def _lifecycle(self, message: ModuleLifecycle, envelope: Envelope) -> Ack:
         self._arbitration = register(self._arbitration, message, time.monotonic())
         return Ack()

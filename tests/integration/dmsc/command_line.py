@@ -47,9 +47,14 @@ class Running:
         return self.process.wait(timeout_s)
 
     def until(self, seen: Callable[[str], bool] | str, timeout_s: float = 60.0) -> str:
-        """Until the output has this; fails with what it had."""
+        """Until the output has this; fails with what it had, at once if the process has ended."""
         wanted = (lambda text: seen in text) if isinstance(seen, str) else seen
-        wait_for(lambda: wanted(self.output), timeout_s, lambda: f"output was:\n{self.output}")
+
+        def had() -> str:
+            return f"exit code {self.process.poll()}, output was:\n{self.output}"
+
+        wait_for(lambda: wanted(self.output) or self.process.poll() is not None, timeout_s, had)
+        assert wanted(self.output), had()
         return self.output
 
 

@@ -34,7 +34,9 @@ async def test_a_broken_stream_goes_on_where_it_was() -> None:
             losses = [event.result.loss async for event in client.events("j1") if event.result]
     assert stand_in.break_after is None, "the break did not happen"
     assert losses == [4.0, 3.0]
-    assert stand_in.starts == [1, 4]
+    first, again = stand_in.starts
+    assert first == 1
+    assert again in (3, 4)  # behind what had arrived: the cut may overtake the event before it
 
 
 async def test_the_next_gateway_is_asked_when_one_is_away() -> None:

@@ -20,6 +20,8 @@ from schemas.job import JobSpec
 
 READY_S = 60.0
 STOP_S = 30.0
+USER_MODELS = Path(__file__).parent / "user_models"
+"""On every mesh's code path, as a user would put a folder of their own there."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,22 @@ class Mesh:
 
 def start_mesh(state: Path, *options: str) -> Mesh:
     """`dmsc up` with free ports; returns once it is ready."""
-    command = [sys.executable, "-m", "dmsc", "up", "--state", str(state), "--nats-port", "0", "--http-port", "0"]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-m",
+        "dmsc",
+        "up",
+        "--state",
+        str(state),
+        "--nats-port",
+        "0",
+        "--http-port",
+        "0",
+    ]
+    environment = {**os.environ, "DMSC_CODE_PATH": str(USER_MODELS)}
+    process = subprocess.Popen(
+        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+    )
     deadline = time.monotonic() + READY_S
     found: dict[str, Any] = {}
     while time.monotonic() < deadline:

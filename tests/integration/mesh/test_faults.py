@@ -1,4 +1,4 @@
-"""Draft §4.4(5), §5.5: an instance is killed; MG or SR reports, the SMO locates and replaces, the job completes.
+"""Draft §4.4(5), §5.5: an instance is killed; MG or SR reports, the SMO locates and replaces.
 
 With exact accumulation the weights are then the same, bit for bit, as without the fault.
 """

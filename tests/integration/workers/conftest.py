@@ -30,7 +30,7 @@ class Child:
         self.process = process
         self.pid = process.pid
 
-    async def event(self, name: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    async def event(self, name: str, timeout_s: float = 45.0) -> dict[str, Any]:
         """The next event of that name."""
         assert self.process.stdout is not None
         async with asyncio.timeout(timeout_s):

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import os
 import random
+import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ Arrival = tuple[MicrobatchNotice, Sequence[Tensor]]
 class Instance:
     """A member with an exchange, an inbox, and a decision that a test may change."""
 
+    job = "job"
+
     def __init__(self, bus: Bus, sid: str, incarnation: str = "1", **options: Any) -> None:
         self.member = Member(sid=sid, incarnation=incarnation)
         self.inbox: asyncio.Queue[Arrival] = asyncio.Queue()
@@ -46,7 +49,7 @@ class Instance:
         self.exchange = HopExchange(
             bus,
             member=self.member,
-            job="job",
+            job=self.job,
             epoch=3,
             decide=self.decide,
             received=lambda notice, tensors: self.inbox.put_nowait((notice, tensors)),
@@ -72,6 +75,12 @@ class Instance:
 
     async def arrival(self, timeout_s: float = 10.0) -> Arrival:
         return await asyncio.wait_for(self.inbox.get(), timeout_s)
+
+
+@pytest.fixture(autouse=True)
+def own_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Incarnations are unique in the wild, here only within a test: each has a job of its own."""
+    monkeypatch.setattr(Instance, "job", f"job-{secrets.token_hex(4)}")
 
 
 Make = Callable[..., Awaitable[Instance]]
@@ -246,13 +255,13 @@ async def test_duplicate_and_reordered_notices(
         await interceptor.swallowing.wait()
     notices = {notice.microbatch: notice for notice in interceptor.swallowed}
     for number in (3, 1, 4, 0, 2, 3, 3, 0):  # by another hand, in another order, some of them twice
-        await raw.publish(NOTICE, notices[number], job="job", sid="two")
+        await raw.publish(NOTICE, notices[number], job=Instance.job, sid="two")
     arrived = [(await two.arrival()) for _ in range(5)]
     assert [notice.microbatch for notice, _ in arrived] == [3, 1, 4, 0, 2]
     assert all(torch.equal(tensors[0], numbered(notice.microbatch)) for notice, tensors in arrived)
     assert set(await asyncio.gather(*sends)) == {"delivered"}
     for notice in notices.values():  # and once more when all is over
-        await raw.publish(NOTICE, notice, job="job", sid="two")
+        await raw.publish(NOTICE, notice, job=Instance.job, sid="two")
     assert await two.send(one, 0) == "delivered"
     assert len(two.asked) == 5
     assert two.inbox.empty()
@@ -424,7 +433,7 @@ async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
     """The error comes at once, the new incarnation takes the same hop again, and nothing stays behind."""
     one = await make("one", config=LinkConfig(build_timeout_s=1.0))
     before = held()
-    child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
+    child = await spawn("link_peer.py", server.url, Instance.job, "two", "1", "take")
     await child.event("ready")
     big = torch.arange(64 << 20, dtype=torch.float32)  # 256 MB: some 200 ms on loopback
     old, new = Member(sid="two", incarnation="1"), Member(sid="two", incarnation="2")
@@ -442,7 +451,7 @@ async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
     one.exchange.fence(old)
     with pytest.raises(PeerUnreachable):
         await asyncio.wait_for(sending, 1)
-    second = await spawn("link_peer.py", server.url, "job", "two", "2", "take")
+    second = await spawn("link_peer.py", server.url, Instance.job, "two", "2", "take")
     await second.event("ready")
     assert await asyncio.wait_for(one.send(new, 0, big, attempt=1), 30) == "delivered"
     said = await second.event("received")
@@ -459,7 +468,7 @@ async def test_a_dead_receiver_is_unreachable_after_a_few_links(
 ) -> None:
     """Nobody fences: the sender gives up by itself, in one line that names the peer."""
     one = await make("one", config=LinkConfig(build_timeout_s=0.5))
-    child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
+    child = await spawn("link_peer.py", server.url, Instance.job, "two", "1", "take")
     await child.event("ready")
     peer = Member(sid="two", incarnation="1")
     await one.send(peer, 0, numbered(0))
@@ -475,7 +484,7 @@ async def test_the_sender_is_killed_in_the_middle_of_a_big_transfer(
 ) -> None:
     two = await make("two")
     before = held()
-    child = await spawn("link_peer.py", server.url, "job", "one", "1", "offer", "two", "1", 256)
+    child = await spawn("link_peer.py", server.url, Instance.job, "one", "1", "offer", "two", "1", 256)
     await two.was_asked(2)
     await asyncio.sleep(0.03)
     await two.arrival()  # the small one
@@ -497,7 +506,7 @@ async def test_a_fence_frees_what_waits_for_a_stopped_process(
     """Stopped (`T`), not dead: no connection closes, only the fence ends it."""
     one = await make("one")
     before = held()
-    child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
+    child = await spawn("link_peer.py", server.url, Instance.job, "two", "1", "take")
     await child.event("ready")
     peer = Member(sid="two", incarnation="1")
     await one.send(peer, 0, numbered(0))
@@ -524,7 +533,7 @@ async def test_accepted_and_never_taken_is_an_error(
     """A peer that stops in the middle of an accepted transfer, and nobody who says so."""
     monkeypatch.setattr(link_table, "SLOWEST_BYTES_PER_S", 1e9)
     one = await make("one", config=LinkConfig(transfer_timeout_s=0.5, build_timeout_s=0.5))
-    child = await spawn("link_peer.py", server.url, "job", "two", "1", "take")
+    child = await spawn("link_peer.py", server.url, Instance.job, "two", "1", "take")
     await child.event("ready")
     peer = Member(sid="two", incarnation="1")
     await one.send(peer, 0, numbered(0))  # the link stands

@@ -107,6 +107,22 @@ async def test_a_member_that_never_comes_fails_the_build(connect: Connect, held:
     await before.nothing_more()
 
 
+async def test_the_same_name_may_be_met_under_again(connect: Connect) -> None:
+    """After a build that failed, and after a group that was released: nobody connects to what is gone."""
+    bus = await connect("replicas")
+    with pytest.raises(PeerUnreachable):
+        await ReductionGroup.build(
+            bus, job="job", stage=0, generation=35, members=MEMBERS[:2], me=MEMBERS[0], build_timeout_s=0.3
+        )
+    for _ in range(3):
+        groups = await build(bus, MEMBERS[:2], 35)
+        sums = await asyncio.gather(*(group.all_reduce(torch.tensor([1])) for group in groups))
+        assert [int(one) for one in sums] == [2, 2]
+        for group in groups:
+            group.release()
+            await group.released_fully()
+
+
 async def test_only_members_and_only_summable_types(connect: Connect) -> None:
     bus = await connect("replicas")
     stranger = Member(sid="stranger", incarnation="1")

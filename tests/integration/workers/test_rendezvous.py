@@ -74,6 +74,17 @@ async def test_compare_set_append_delete(connect: Connect) -> None:
     assert not await meet.check(["k"])
 
 
+async def test_forget_takes_back_only_what_was_written_then(connect: Connect) -> None:
+    meet = Rendezvous(await connect("one"), "forget")
+    first = await meet.set("k", b"1")
+    await meet.forget("k", first)
+    assert not await meet.check(["k"])
+    old = await meet.set("k", b"2")
+    await meet.set("k", b"3")
+    await meet.forget("k", old)
+    assert await meet.get("k", timeout_s=0) == b"3"
+
+
 async def test_it_makes_its_streams_and_makes_them_again_after_a_restart(own_server: EmbeddedServer) -> None:
     async with Bus.connect(own_server.url, name="one", kind=EntityKind.INSTANCE) as bus:
         await asyncio.gather(*(rendezvous.ensure(bus) for _ in range(4)))

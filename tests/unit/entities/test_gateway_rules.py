@@ -20,7 +20,6 @@ from schemas import errors
 from schemas.fault import FaultReport
 from schemas.job import JobEvent, JobState
 
-
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -94,7 +93,12 @@ def test_an_event_is_one_record_even_with_line_breaks_in_it() -> None:
 
 def fault(kind: str, incarnation: str = "i1") -> FaultReport:
     return FaultReport(
-        reporter="router-east", job="j", sid="j-s0-r0", incarnation=incarnation, kind=kind, evidence="seen"  # type: ignore[arg-type]
+        reporter="router-east",
+        job="j",
+        sid="j-s0-r0",
+        incarnation=incarnation,
+        kind=kind,
+        evidence="seen",  # type: ignore[arg-type]
     )
 
 
@@ -121,7 +125,9 @@ def test_which_begin_overtakes_which() -> None:
     assert supersedes(base._replace(attempt=2), base)
     assert supersedes(base._replace(epoch=4, step=2, attempt=0), base)
     assert not supersedes(base, base)
-    assert not supersedes(base._replace(step=11, attempt=0), base), "the next step may begin before this one ended"
+    assert not supersedes(base._replace(step=11, attempt=0), base), (
+        "the next step may begin before this one ended"
+    )
     assert not supersedes(base._replace(step=11, attempt=5), base)
 
 

@@ -14,7 +14,8 @@ def node(cluster: str, name: str, slots: int, busy: int = 0) -> NodeStatus:
         node=name,
         incarnation="i",
         slots=tuple(
-            Slot(index=index, device="cpu", busy_with="other" if index < busy else None) for index in range(slots)
+            Slot(index=index, device="cpu", busy_with="other" if index < busy else None)
+            for index in range(slots)
         ),
         address="127.0.0.1",
         warm=True,
@@ -25,7 +26,9 @@ def units(stages: int, replicas: int, data: int = 1) -> list[TaskUnit]:
     found = [TaskUnit(sid=f"d{r}", kind=UnitKind.DATA, stage=-1, replica=r) for r in range(data)]
     for stage in range(stages):
         for replica in range(replicas):
-            found.append(TaskUnit(sid=f"s{stage}r{replica}", kind=UnitKind.STAGE, stage=stage, replica=replica))
+            found.append(
+                TaskUnit(sid=f"s{stage}r{replica}", kind=UnitKind.STAGE, stage=stage, replica=replica)
+            )
     return found
 
 

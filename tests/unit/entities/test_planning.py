@@ -73,3 +73,10 @@ def test_windows_keep_a_pipeline_full_and_are_never_zero() -> None:
 def test_no_room_is_passed_on() -> None:
     refused = plan("j1", spec(), topology(), [node("a", "n", 1)])
     assert isinstance(refused, NoRoom)
+
+
+def test_ties_that_the_analysis_found_reach_the_cut() -> None:
+    tied = topology().model_copy(update={"tied": ((0, 3),)})
+    graph = plan("j1", spec(), tied, [node("a", "n", 4), node("b", "n", 4)])
+    assert not isinstance(graph, NoRoom)
+    assert [(unit.first_layer, unit.last_layer) for unit in graph.stage(0)] == [(0, 4), (0, 4)]

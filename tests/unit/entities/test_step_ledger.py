@@ -16,7 +16,14 @@ M = 4
 
 def ledger(clip_norm: float | None = None) -> StepLedger:
     return StepLedger(
-        job="j", epoch=1, step=3, attempt=2, microbatches=M, membership=MEMBERS, generations=(5, 6), clip_norm=clip_norm
+        job="j",
+        epoch=1,
+        step=3,
+        attempt=2,
+        microbatches=M,
+        membership=MEMBERS,
+        generations=(5, 6),
+        clip_norm=clip_norm,
     )
 
 
@@ -129,7 +136,7 @@ def test_claims_must_link_up_from_stage_to_stage() -> None:
     claims[1] = claims[1].model_copy(update={"upstream": "s0r1"})
     effects = play(ledger(), claims, votes())
     assert isinstance(effects[-1], Inconsistent)
-    assert "did not own it" in effects[-1].reason
+    assert "not its owner" in effects[-1].reason
 
 
 def test_votes_of_another_generation_or_attempt_are_ignored() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from pydantic import ValidationError
 
@@ -44,7 +46,7 @@ def test_the_rate_warms_up_peaks_and_ends_at_its_floor() -> None:
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4] == 1.0
     assert rates[-1] == pytest.approx(0.1)
-    assert all(earlier >= later for earlier, later in zip(rates[4:], rates[5:], strict=False))
+    assert all(earlier >= later for earlier, later in itertools.pairwise(rates[4:]))
 
 
 def test_every_state_has_a_row_and_ends_are_final() -> None:

@@ -49,3 +49,14 @@ async def test_an_exception_reaches_whoever_waits_and_the_thread_lives_on() -> N
             await compute.submit(Priority.FORWARD, broken)
         assert await compute.submit(Priority.FORWARD, lambda: 7) == 7
         assert compute.busy_s >= 0
+
+
+@pytest.mark.parametrize("error", [StopIteration("no more"), SystemExit(3), asyncio.CancelledError()])
+async def test_what_would_end_the_loop_or_be_lost_arrives_as_an_error(error: BaseException) -> None:
+    def broken() -> None:
+        raise error
+
+    async with ComputeThread() as compute:
+        with pytest.raises(RuntimeError, match=type(error).__name__):
+            await compute.submit(Priority.FORWARD, broken)
+        assert await compute.submit(Priority.FORWARD, lambda: 7) == 7

@@ -9,7 +9,9 @@ from schemas.step import Member
 from workers.next_hop import Binder, choose
 
 
-def entry(sid: str, weight: float = 1.0, window: int = 2, cluster: str = "a", incarnation: str = "i") -> RouteEntry:
+def entry(
+    sid: str, weight: float = 1.0, window: int = 2, cluster: str = "a", incarnation: str = "i"
+) -> RouteEntry:
     return RouteEntry(sid=sid, incarnation=incarnation, cluster=cluster, weight=weight, window=window)
 
 

@@ -1,0 +1,69 @@
+"""When to stop trying: what broke the steps of a job so far. Pure; no I/O, no clock.
+
+A fault of the world (a killed process, a broken link) may be gone at the next attempt. An instance that
+ended itself with an error of its own (user code raised, a gradient that can't be summed) meets it again,
+because a batch is a pure function of seed, step and microbatch: twice at one step is enough.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from schemas.errors import DmscError
+from schemas.registry import InstanceState, ServiceRecord
+
+STEP_ATTEMPTS = 6
+"""Attempts of one step, whatever breaks them, before the job fails."""
+
+Key = tuple[int, int | None, str]
+"""(step, stage, code of the error)."""
+
+
+class Unrecoverable(DmscError):
+    """The job can't be brought back by restarting what it lost."""
+
+    code = "unrecoverable"
+
+
+class Setbacks:
+    """What broke each step that was not committed since. A roll-back forgets nothing of later steps."""
+
+    def __init__(self) -> None:
+        self._attempts: Counter[int] = Counter()
+        self._before: set[Key] = set()
+        self._now: set[Key] = set()
+
+    def attempt_failed(self, step: int, why: str) -> None:
+        """One more attempt of `step` failed.
+
+        Raises:
+            Unrecoverable: it was one too many.
+        """
+        self._before |= self._now
+        self._now = set()
+        self._attempts[step] += 1
+        if self._attempts[step] > STEP_ATTEMPTS:
+            raise Unrecoverable(f"step {step} failed {self._attempts[step]} times, the last: {why}")
+
+    def ended(self, step: int, records: Iterable[ServiceRecord]) -> None:
+        """These incarnations ended in the attempt that failed last.
+
+        Replicas that meet the same error in one attempt count once.
+
+        Raises:
+            Unrecoverable: one of them repeats the error that ended an earlier attempt of `step`.
+        """
+        for record in records:
+            if record.state is not InstanceState.FAULTED or not record.fault:
+                continue
+            key = (step, record.stage, record.fault)
+            if key in self._before:
+                raise Unrecoverable(f"step {step} fails each time: {record.sid}: {record.reason}")
+            self._now.add(key)
+
+    def committed(self, step: int) -> None:
+        """`step` is behind the job: what broke it counts no more."""
+        self._attempts = Counter({key: count for key, count in self._attempts.items() if key > step})
+        self._before = {key for key in self._before if key[0] > step}
+        self._now = {key for key in self._now if key[0] > step}

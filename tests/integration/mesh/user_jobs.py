@@ -1,0 +1,53 @@
+"""Jobs of `user_models/troubled.py` on a few thousand bytes: a second each."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from dmsc.client import Client
+from schemas.job import JobSpec, JobState
+
+SEED, MICROBATCHES, SAMPLE_TOKENS = 7, 2, 16
+
+
+def words(folder: Path, size: int = 20_000) -> Path:
+    """A dataset: always the same bytes, no two samples alike."""
+    path = folder / "words.bin"
+    path.write_bytes(random.Random(5).randbytes(size))
+    return path
+
+
+def user_job(factory: str, source: Path, **sections: Any) -> JobSpec:
+    """Two steps of `troubled:<factory>`; sections are merged with what stands here."""
+    job: dict[str, Any] = {
+        "name": factory.replace("_", "-"),
+        "model": {"factory": f"troubled:{factory}"},
+        "data": {"source": str(source), "sample_tokens": SAMPLE_TOKENS, "validation_fraction": 0.1},
+        "training": {
+            "steps": 2,
+            "microbatches": MICROBATCHES,
+            "microbatch_samples": 1,
+            "seed": SEED,
+            "checkpoint_every": 0,
+            "validation_microbatches": 1,
+        },
+    }
+    for section, values in sections.items():
+        job[section] = {**job[section], **values} if isinstance(job.get(section), dict) else values
+    return JobSpec.model_validate(job)
+
+
+HELD_STEPS = 40
+"""Enough for a job to be held in mid-run, and to be over in a second or two once it is let go."""
+
+
+def hold(client: Client, spec: JobSpec, gate: Path) -> str:
+    """Submits a job of `troubled:held` and holds it as soon as it runs, until `gate` is removed."""
+    job = client.submit(spec).job
+    for event in client.events(job):
+        if event.state is JobState.RUNNING:
+            gate.touch()
+            return job
+    raise AssertionError(f"{job} never ran: {client.job(job).history}")

@@ -1,0 +1,89 @@
+"""User code that goes wrong, each factory in its own way; milliseconds per step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY = 256
+WIDTH = 8
+
+
+def sound(depth: int = 2) -> nn.Sequential:
+    return chain(nn.Embedding(VOCABULARY, WIDTH), depth)
+
+
+def raising() -> nn.Sequential:
+    raise OSError("the tokenizer's file\nis on another machine")
+
+
+def no_model() -> dict[str, Any]:
+    return {"layers": 3}
+
+
+def misfit() -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 16), nn.Linear(WIDTH, VOCABULARY))
+
+
+def tied() -> nn.Sequential:
+    """The embedding is the head's weight too, as in GPT-2."""
+    model = chain(nn.Embedding(VOCABULARY, WIDTH), 2)
+    model[-1].weight = model[0].weight
+    return model
+
+
+def allergic(poison: list[int], reaction: str) -> nn.Sequential:
+    """Reacts to the one microbatch that begins with the tokens `poison`."""
+    return chain(Allergic(poison, reaction), 2)
+
+
+def held(gate: str, depth: int = 2) -> nn.Sequential:
+    """Each microbatch takes 2 s, but no CPU time, as long as the file `gate` exists."""
+    return nn.Sequential(Held(gate), *sound(depth))
+
+
+def exam_nerves() -> nn.Sequential:
+    """Trains well and can't be evaluated."""
+    return nn.Sequential(TrainsOnly(), *sound())
+
+
+def chain(first: nn.Module, depth: int) -> nn.Sequential:
+    middle = [nn.Linear(WIDTH, WIDTH) for _ in range(depth)]
+    return nn.Sequential(first, *middle, nn.Linear(WIDTH, VOCABULARY, bias=False))
+
+
+class Allergic(nn.Embedding):
+    def __init__(self, poison: list[int], reaction: str) -> None:
+        super().__init__(VOCABULARY, WIDTH)
+        self.poison, self.reaction = poison, reaction
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded = super().forward(tokens)
+        if tokens[0, : len(self.poison)].tolist() != self.poison:
+            return embedded
+        if self.reaction == "raise":
+            raise LookupError("no such word\nin any dictionary")
+        return embedded * torch.nan
+
+
+class Held(nn.Module):
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.gate = Path(gate)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        for _ in range(100):
+            if self.training and self.gate.exists():
+                time.sleep(0.02)
+        return tokens
+
+
+class TrainsOnly(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        if not self.training:
+            raise ValueError("nothing prepared me for this")
+        return tokens

@@ -1,0 +1,57 @@
+"""docker-compose.yml: every entity its own service, and only commands that `dmsc` knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from dmsc.cli import app
+from dmsc.composition import ENTITIES
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+COMMANDS = {
+    name: one["command"]
+    for name, one in SERVICES.items()
+    if one["image"] == "dmsc:local" and "command" in one
+}
+
+
+def test_every_entity_is_a_service_of_its_own_in_two_clusters() -> None:
+    alone = {
+        command[1]: name
+        for name, command in COMMANDS.items()
+        if command[0] == "run" and "--cluster" not in command
+    }
+    assert set(alone) == {"service-registry", "authorizer", "orchestrator"}
+    for cluster in "ab":
+        beside = [command[:2] for command in COMMANDS.values() if cluster in command]
+        assert sorted(command[-1] if command[0] == "run" else command[0] for command in beside) == [
+            "gateway",
+            "join",
+            "router",
+        ]
+    assert {*alone, "gateway", "router"} == set(ENTITIES)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "secrets"])
+def test_its_command_is_one_that_dmsc_parses(name: str) -> None:
+    group = typer.main.get_command(app)
+    arguments = list(COMMANDS[name])
+    while hasattr(group, "commands"):
+        group = group.commands[arguments.pop(0)]
+    group.make_context(name, arguments)  # parses, runs nothing
+
+
+def test_services_do_not_run_as_root_and_wait_for_the_bus() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("USER")] == ["USER dmsc"]
+    for name in COMMANDS:
+        if name != "secrets":
+            assert SERVICES[name]["depends_on"]["nats"]["condition"] == "service_healthy", name
+    assert "healthz" in " ".join(SERVICES["nats"]["healthcheck"]["test"])
