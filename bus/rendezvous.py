@@ -70,7 +70,7 @@ class Rendezvous:
         self._namespace = namespace
 
     async def set(self, key: str, value: bytes) -> int:
-        """Writes; whoever waits for the key wakes up. The stream has it when this returns: its number there."""
+        """Writes; whoever waits for the key wakes up. Returns its number in the stream."""
         return await self._ask(lambda: jetstream.publish(self._bus.link, self._value_subject(key), value))
 
     async def forget(self, key: str, sequence: int) -> None:

@@ -160,26 +160,37 @@ class ClusterAgent:
         return self._processes.pid
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Offer this node to the mesh until cancelled; `ready` is set once instances can be started.
+        """Offer this node to the mesh until cancelled.
+
+        `ready` is set once the node is registered; its slots follow when the fork server is warm (torch
+        takes a second or two to load), and are told as a change of status.
 
         Raises:
             Unavailable: the fork server can't be started (torch missing, for instance).
         """
         async with self._processes, self._ending_instances():
-            await self._processes.wait_ready()
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                tasks.create_task(self._processes.failed())
-                async with Presence(self._bus, self._record()), self._serving():
-                    self._bus.on_reconnect(self._report_again)
-                    tasks.create_task(self._report_status())
-                    tasks.create_task(self._report_samples())
-                    if ready is not None:
-                        ready.set()
-                    log.info(
-                        "node offers slots", node=self._config.sid, slots=len(self._instances.ledger.slots)
-                    )
-                    await asyncio.Event().wait()
+            try:
+                await self._offer(ready)
+            except BaseExceptionGroup as group:
+                ended = group.subgroup(Unavailable)
+                if ended is None:
+                    raise
+                raise _first(ended) from None
+
+    async def _offer(self, ready: asyncio.Event | None) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._processes.failed())
+            async with Presence(self._bus, self._record()) as presence, self._serving():
+                self._bus.on_reconnect(self._report_again)
+                tasks.create_task(self._report_status())
+                tasks.create_task(self._report_samples())
+                if ready is not None:
+                    ready.set()
+                await self._processes.wait_ready()
+                await presence.update(capability=self._record().capability)
+                log.info("node offers slots", node=self._config.sid, slots=len(self._instances.ledger.slots))
+                await asyncio.Event().wait()
 
     # --- orders ---------------------------------------------------------------------------------------------
     async def _start(self, order: InstanceStart, envelope: Envelope) -> InstanceStarted:
@@ -361,3 +372,11 @@ def look(pid: int) -> Sight:
             return see(process.status(), pid, times.user + times.system)
     except psutil.NoSuchProcess:
         return Sight(state="gone", note=f"process {pid} does not exist")
+
+
+def _first(group: BaseExceptionGroup[Unavailable]) -> Unavailable:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, Unavailable)
+    return found

@@ -29,7 +29,7 @@ async def recent(bus: Bus, row: Subject, since: float, **tokens: Any) -> list[Re
     """
 
     async def first_from(sequence: int) -> Recorded | None:
-        async with aclosing(bus.history(row, start=sequence, **tokens)) as items:  # type: ignore[type-var]
+        async with aclosing(bus.history(row, start=sequence, **tokens)) as items:
             async for item in items:
                 return item
         return None
@@ -38,7 +38,7 @@ async def recent(bus: Bus, row: Subject, since: float, **tokens: Any) -> list[Re
     if start is None:
         return []
     found: list[Recorded] = []
-    async with aclosing(bus.history(row, start=start, **tokens)) as items:  # type: ignore[type-var]
+    async with aclosing(bus.history(row, start=start, **tokens)) as items:
         async for item in items:
             if item.envelope.sent_at >= since:
                 found.append(item)

@@ -150,7 +150,7 @@ def join(
 
     No ranks, no master address: the bus's address is all. `dmsc doctor` says if peers can reach it.
 
-    Example: dmsc join nats://10.0.0.5:4222 --token SECRET --cluster b --slots 2 --ports 29500-29600
+    Example: dmsc join nats://10.0.0.5:4222 --token SECRET --cluster b --slots 2 --ports 40000-40100
     """
     from dmsc.composition import AgentOptions, address_towards, agent_part, node_name
     from dmsc.settings import find_bus
@@ -201,5 +201,5 @@ def _range(text: str | None) -> tuple[int, int] | None:
         return None
     low, _, high = text.partition("-")
     if not (low.isdigit() and high.isdigit() and 0 < int(low) <= int(high) < 65536):
-        raise BadInput(f"--ports {text}: write it as LO-HI, for example 29500-29600")
+        raise BadInput(f"--ports {text}: write it as LO-HI, for example 40000-40100")
     return int(low), int(high)

@@ -36,6 +36,8 @@ CHECKPOINT_DEADLINE_S = 300.0
 TERMINATION_DEADLINE_S = 5.0
 AGENTS_BACK_S = 12.0
 """How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
+GATEWAY_BACK_S = 20.0
+"""How long a job waits for any gateway."""
 DEPLOY_TRIES = 3
 RECOVERY_TRIES = 8
 """Recoveries in a row, each broken by a new loss, before the job fails."""
@@ -237,9 +239,10 @@ class JobRun:
 
     async def _choose_entry(self, *, first: bool = False) -> None:
         """The gateway that took the job dispatches for it; another one if it is gone."""
+        # after a restart of the orchestrator they register again by themselves, within 10 s
+        if not await self._mesh.until(lambda: bool(self._mesh.gateways()), GATEWAY_BACK_S):
+            raise Unavailable(f"no gateway registered within {GATEWAY_BACK_S:.0f} s")
         gateways = self._mesh.gateways()
-        if not gateways:
-            raise Unavailable("no gateway is registered")
         present = self.loop.entry_gateway
         if first:
             entry = self._gateway if self._gateway in gateways else gateways[0]
@@ -280,8 +283,8 @@ class JobRun:
             await self._tell_step(result)
             if begun is not None:
                 try:
-                    await begun
-                except EntryLost as error:
+                    await self._unless_fault(begun)  # a gateway waits for a dead data instance's answer
+                except (MemberLost, EntryLost) as error:
                     await self._recover(error)
                     ledger, begun = self.loop.open(self.step), None
                     continue

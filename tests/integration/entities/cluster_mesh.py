@@ -156,12 +156,13 @@ class Mesh:
             agent, ready = ClusterAgent(bus, config), asyncio.Event()
             running = asyncio.create_task(agent.run(ready))
             try:
-                waiting = asyncio.create_task(ready.wait())
+                waiting = asyncio.create_task(self.smo.status(config.sid, lambda status: status.warm))
                 await asyncio.wait({running, waiting}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
                 if running.done():
+                    waiting.cancel()
                     running.result()
                 assert ready.is_set()
+                waiting.result()  # warm: its slots are known
                 yield agent
             finally:
                 running.cancel()

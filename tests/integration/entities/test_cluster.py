@@ -100,7 +100,7 @@ async def test_an_instance_gets_its_slot_its_payload_and_its_end(mesh: Mesh, sha
     sid = order.unit.sid
     started = await mesh.smo.start(shared, order)
     assert alive(started.pid)
-    taken = await mesh.smo.status(shared, lambda s: s.slots[2].busy_with == sid)
+    taken = await mesh.smo.status(shared, lambda s: bool(s.slots) and s.slots[2].busy_with == sid)
     assert [slot.busy_with for slot in taken.slots] == [None, None, sid, None]
     assert await mesh.smo.start(shared, order) == started  # a repeat starts nothing
 
@@ -118,7 +118,7 @@ async def test_an_instance_gets_its_slot_its_payload_and_its_end(mesh: Mesh, sha
     change = await mesh.srd.state(sid, InstanceState.GONE)
     assert change.reason == "stopped as ordered (killed by SIGTERM)"
     await mesh.smo.heard.first(
-        NodeStatus, lambda s: s.sid == shared and s.slots[2].busy_with is None and s is not taken
+        NodeStatus, lambda s: s.sid == shared and s.warm and s.slots[2].busy_with is None and s is not taken
     )
     note = (await mesh.smo.stop(shared, order)).note
     assert note == f"{sid} {order.incarnation} is not on a-n"  # a repeat finds it done
