@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as events of the loop: what the next one does is decided by who is at work."""
+"""Ctrl-C, SIGTERM, a closed terminal as events of the loop: who is at work decides what the next one does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Action = Callable[[int], None]
 
 
 class Interrupts:
-    """SIGINT and SIGTERM while a command runs. The innermost `handled_by` decides."""
+    """SIGINT, SIGTERM and SIGHUP while a command runs. The innermost `handled_by` decides."""
 
     def __init__(self, default: Action) -> None:
         self._actions: list[tuple[Action, list[int]]] = [(default, [0])]
@@ -34,7 +34,7 @@ class Interrupts:
 
 @contextmanager
 def interrupts(default: Action | None = None) -> Iterator[Interrupts]:
-    """Own both signals of the process. By default the first cancels the task that asked for this.
+    """Own these signals of the process. By default the first cancels the task that asked for this.
 
     The second is let pass: cleaning up is under way. The third cancels that, too.
     """
@@ -47,7 +47,9 @@ def interrupts(default: Action | None = None) -> Iterator[Interrupts]:
             task.cancel()
 
     owner = Interrupts(default or cancel)
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: meant to outlive its terminal
+        numbers.append(signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         loop.add_signal_handler(number, owner._arrived)

@@ -37,7 +37,7 @@ from bus.subjects import (
 )
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind
-from schemas.errors import BadModel, DmscError, PeerUnreachable
+from schemas.errors import BadModel, DmscError, Fenced, PeerUnreachable
 from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
 from schemas.step import Member
 from schemas.task_graph import UnitKind
@@ -184,12 +184,20 @@ class Instance:
         stack.push_async_callback(watch.stop)
         await presence.change(InstanceState.ACTIVE, "ready")
         async with asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(self._telemetry(bus, runtime))]
+            beside = [
+                tasks.create_task(self._telemetry(bus, runtime)),
+                tasks.create_task(self._end_when_fenced(presence)),
+            ]
             if isinstance(runtime, DataRuntime):
                 beside.append(tasks.create_task(runtime.pump()))
             await self._stop.wait()
             for task in beside:
                 task.cancel()
+
+    async def _end_when_fenced(self, presence: Presence) -> None:
+        """The registry knows a newer incarnation of this SID: what this one does counts for nothing."""
+        await presence.fenced.wait()
+        self._fail(Fenced(f"{self.unit.sid} {self.member.incarnation} was replaced"))
 
     async def _subscribe(self, bus: Bus, runtime: StageRuntime | DataRuntime, stack: AsyncExitStack) -> None:
         if isinstance(runtime, DataRuntime):

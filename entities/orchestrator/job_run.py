@@ -71,6 +71,7 @@ class JobRun:
         self._terminated: set[str] = set()
         self._termination = asyncio.Event()
         self._fault = asyncio.Event()
+        self._fault_text = ""
         self._reported: set[tuple[str, str, str]] = set()
         self._analyst: str | None = None
         self._cancelled: str | None = None
@@ -109,6 +110,7 @@ class JobRun:
         await self.journal.tell(
             "fault", text=f"{member.sid}: {verdict.verdict} ({verdict.reason}); {verdict.action}"
         )
+        self._fault_text = f"{member.sid}: {verdict.reason}"
         if verdict.verdict == "structural":
             self.instances.mark_lost(member)
             self._fault.set()
@@ -320,7 +322,7 @@ class JobRun:
             await asyncio.wait({task, fault}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()  # type: ignore[return-value]  # None only for those who ignore it
-            raise MemberLost(self.instances.lost, "a fault was confirmed")
+            raise MemberLost(self.instances.lost, self._fault_text)
         finally:
             fault.cancel()
             if not task.done():

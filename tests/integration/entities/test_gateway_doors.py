@@ -256,6 +256,7 @@ async def test_events_are_replayed_then_followed_until_the_end(
 
 async def test_a_client_that_leaves_ends_its_stream(http: httpx.AsyncClient, gateway: Gateway) -> None:
     job = await submit(http)
+    await http.get(f"/v1/jobs/{job}", headers=bearer("vera"))  # whoever is hired at the first question is
     before = len(asyncio.all_tasks())
     async with http.stream("GET", f"/v1/jobs/{job}/events", headers=bearer("vera")) as response:
         async for line in response.aiter_lines():

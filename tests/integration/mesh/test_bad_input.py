@@ -313,7 +313,9 @@ def test_other_code_on_another_node_is_refused_with_one_line(
     before = entities(mesh)
     with running(*arguments, "--code", str(tmp_path), cwd=tmp_path, DMSC_BUS_TOKEN=secret) as node:
         wait_for(
-            lambda: any(one.node == "other" for one in mesh.client.mesh().nodes), 60, lambda: node.output
+            lambda: any(one.node == "other" and one.slots for one in mesh.client.mesh().nodes),
+            60,
+            lambda: node.output,
         )
         spec = user_job("sound", source, parallel={"clusters": ["a", "c"], "replicas": 2})
         record = failure(mesh, mesh.client.submit(spec).job)
