@@ -62,6 +62,8 @@ class Communication:
         """Issues the next revision; returns its number."""
         held = self.policy
         assert held is not None
+        if held.ended:
+            return held.revision  # a suggestion or a lapse came too late
         stages: tuple[StagePolicy, ...] = held.stages
         if weights is not None:
             stages = tuple(

@@ -12,7 +12,7 @@ from bus.subjects import START_INSTANCE, STOP_INSTANCE, Subject
 from entities.orchestrator.mesh_view import MeshView
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop
-from schemas.errors import DmscError, Unavailable
+from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
 from schemas.job import InstanceView, JobSpec
 from schemas.registry import InstanceState
 from schemas.step import Member
@@ -34,6 +34,12 @@ class MemberLost(DmscError):
     def __init__(self, members: Iterable[Member], text: str) -> None:
         super().__init__(text)
         self.members = set(members)
+
+
+class _Lost(Unavailable):
+    """The member was judged lost while its answer was awaited."""
+
+    code = "lost"
 
 
 class StartFailed(DmscError):
@@ -85,6 +91,11 @@ class Instances:
             tuple(self.members[unit.sid] for unit in self.graph.stage(stage) if unit.sid in self.members)
             for stage in range(count)
         )
+
+    @property
+    def expected_ms(self) -> float:
+        """Milliseconds of one microbatch through all stages, as analysed."""
+        return sum({unit.stage: unit.requirements.cost_ms for unit in self.units}.values())
 
     def stage_members(self) -> list[Member]:
         return [member for members in self.stages() for member in members]
@@ -172,7 +183,7 @@ class Instances:
                 if asked.done():
                     answer: Message = asked.result()
                     return answer
-                raise Unavailable(f"{member.sid} was lost")
+                raise _Lost(f"{member.sid} was lost")
             finally:
                 asked.cancel()
                 gone.cancel()
@@ -181,7 +192,8 @@ class Instances:
         silent = []
         problems = []
         for member, answer in zip(targets, answers, strict=True):
-            if isinstance(answer, Unavailable):
+            # what an instance itself could not reach (a store, the bus) is no sign of its death
+            if isinstance(answer, (NoResponders, DeadlineExceeded, _Lost)):
                 silent.append(member)
                 problems.append(f"{member.sid}: {answer}")
             elif isinstance(answer, BaseException):

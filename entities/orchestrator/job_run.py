@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
+from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import ANALYSE, CHECKPOINT, FORGET_TOPOLOGY, RELEASE_JOB, WRITE_SAMPLE
@@ -15,7 +17,7 @@ from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.placement import NoRoom
 from entities.orchestrator.planning import first_policy, plan
-from entities.orchestrator.recovery import Recovery, checkpoint_url, locate, restore_all
+from entities.orchestrator.recovery import OccupiedFn, Recovery, checkpoint_url, locate, restore_all
 from entities.orchestrator.results import export_weights
 from entities.orchestrator.setbacks import Setbacks, Unrecoverable
 from entities.orchestrator.step_loop import AttemptFailed, EntryLost, StepLoop
@@ -26,11 +28,15 @@ from schemas.job import JobState, StepResult, WeightsManifest
 from schemas.registry import ReleaseJob
 from schemas.signals import TerminationReport
 from schemas.step import CheckpointOrder, Member, MicrobatchClaim, StepDecision
-from schemas.task_graph import ModelTopology, Placement
+from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
 
 ANALYSIS_DEADLINE_S = 180.0
+ANALYSTS = 3
+"""Node agents asked to analyse, one after the other, before the job fails."""
+CHECKPOINTS_KEPT = 2
+"""The last, and the one before in case that the last is damaged."""
 SAMPLE_DEADLINE_S = 90.0
 CHECKPOINT_DEADLINE_S = 300.0
 TERMINATION_DEADLINE_S = 5.0
@@ -41,8 +47,6 @@ GATEWAY_BACK_S = 20.0
 DEPLOY_TRIES = 3
 RECOVERY_TRIES = 8
 """Recoveries in a row, each broken by a new loss, before the job fails."""
-
-OccupiedFn = Callable[[str], dict[str, list[Placement]]]
 
 
 class JobRun:
@@ -63,7 +67,7 @@ class JobRun:
         self.communication = Communication(bus, mesh)
         self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
         self.loop = StepLoop(bus, self.job, self.spec, self.epoch, self.instances)
-        self.recovery = Recovery(bus, mesh, self.instances, journal, self.epoch)
+        self.recovery = Recovery(bus, mesh, self.instances, journal, self.epoch, occupied)
         self.setbacks = Setbacks()
         self.step = 0
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
@@ -73,8 +77,10 @@ class JobRun:
         self._fault = asyncio.Event()
         self._fault_text = ""
         self._reported: set[tuple[str, str, str]] = set()
-        self._analyst: str | None = None
         self._cancelled: str | None = None
+        self._checkpoints = [] if record.checkpoint_step is None else [record.checkpoint_step]
+        self._checkpoint_tried = -1
+        self.over = False
         self._task: asyncio.Task[None] | None = None
 
     # --- what the service hands in ------------------------------------------------------------------------
@@ -121,9 +127,16 @@ class JobRun:
 
     def cancel(self, reason: str) -> None:
         """Ends the job; everything is cleaned up."""
-        if self._cancelled is None and self._task is not None:
+        if self._cancelled is None and not self.over:
             self._cancelled = reason
+            if self._task is not None:
+                self._task.cancel()
+
+    async def shut_down(self) -> None:
+        """The orchestrator stops: the record stays as it is, so that the next start resumes the job."""
+        if self._task is not None and not self._task.done():
             self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     # --- the job's life -----------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -131,12 +144,14 @@ class JobRun:
         self._task = asyncio.current_task()
         state, reason = JobState.FAILED, ""
         try:
+            if self._cancelled is not None:
+                raise asyncio.CancelledError
             manifest = await self._work()
             state = JobState.DONE
             reason = f"weights {manifest.sha256[:12]}"
         except asyncio.CancelledError:
             if self._cancelled is None:
-                await self._clean_up()
+                await self.instances.stop()
                 raise
             asyncio.current_task().uncancel()  # type: ignore[union-attr]  # we are inside a task
             state, reason = JobState.CANCELLED, self._cancelled
@@ -148,8 +163,11 @@ class JobRun:
         except Exception as error:
             log.error("job failed on an internal error", job=self.job, exc_info=error)
             reason = f"internal error: {type(error).__name__}: {error}"
-        await self._clean_up()
-        await self.journal.move(state, reason)
+        self.over = True
+        try:
+            await self._clean_up()
+        finally:
+            await self.journal.move(state, reason)
 
     async def _work(self) -> WeightsManifest:
         if self.epoch > 1:
@@ -182,15 +200,26 @@ class JobRun:
             await self.journal.reason("no node has joined: waiting")
             while not self._agents():
                 await self._mesh.next_change()
-        self._analyst = self._agents()[0]
-        await self._bus.command(
-            ANALYSE, Analyse(job=self.job, spec=self.spec), deadline_s=20.0, agent=self._analyst
-        )
-        try:
-            async with asyncio.timeout(ANALYSIS_DEADLINE_S):
-                return await self._topology
-        except TimeoutError:
-            raise Unavailable(f"no topology from {self._analyst} in {ANALYSIS_DEADLINE_S:.0f} s") from None
+        order = Analyse(job=self.job, spec=self.spec)
+        asked: list[str] = []
+        for _ in range(ANALYSTS):
+            agent = next((sid for sid in self._agents() if sid not in asked), None)
+            if agent is None:
+                break
+            asked.append(agent)
+            await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent)
+            gone = asyncio.create_task(self._mesh.until(partial(self._has_left, agent), ANALYSIS_DEADLINE_S))
+            try:
+                await asyncio.wait([self._topology, gone], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+            finally:
+                gone.cancel()
+            if self._topology.done():
+                return self._topology.result()
+            log.warning("no topology, asking another node", job=self.job, agent=agent)
+        raise Unavailable(f"no topology from {', '.join(asked) or 'any node'}")
+
+    def _has_left(self, agent: str) -> bool:
+        return agent not in self._mesh.nodes
 
     def _agents(self) -> list[str]:
         wanted = self.spec.parallel.clusters
@@ -227,13 +256,12 @@ class JobRun:
                 if "killed by" not in failed.text or tries == DEPLOY_TRIES - 1:
                     raise
                 del instances.members[failed.member.sid]
-        version = self.journal.record.checkpoint_step or 0
-        if version:
-            url = checkpoint_url(self.spec.artifacts, self.job, version)
-            await restore_all(self.job, self.epoch, instances, url, version)
-            await self.journal.tell("recovery", text=f"resumed from the checkpoint of step {version}")
-        self.step = version
+        self.step = version = self.journal.record.checkpoint_step or 0
         try:
+            if version:
+                url = checkpoint_url(self.spec.artifacts, self.job, version)
+                await restore_all(self.job, self.epoch, instances, url, version)
+                await self.journal.tell("recovery", text=f"resumed from the checkpoint of step {version}")
             await self.loop.form_groups()
         except DmscError as error:  # somebody died between start and group
             await self._recover(error)
@@ -279,17 +307,20 @@ class JobRun:
             pause = ahead >= training.steps or self._validation_due(ahead) or self._checkpoint_due(ahead)
             ledger = self.loop.open(ahead)
             begun = None if pause else asyncio.create_task(self.loop.begin(ahead))
-            silent = await self.loop.commit(decision)
-            self.step = ahead
-            self.setbacks.committed(decision.step)
-            await self._tell_step(result)
-            if begun is not None:
-                try:
+            try:
+                silent = await self.loop.commit(decision)
+                self.step = ahead
+                self.setbacks.committed(decision.step)
+                await self._tell_step(result)
+                if begun is not None:
                     await self._unless_fault(begun)  # a gateway waits for a dead data instance's answer
-                except (MemberLost, EntryLost) as error:
-                    await self._recover(error)
-                    ledger, begun = self.loop.open(self.step), None
-                    continue
+            except (MemberLost, AttemptFailed) as error:
+                await self._recover(error)
+                ledger, begun = self.loop.open(self.step), None
+                continue
+            finally:
+                if begun is not None and not begun.done():
+                    begun.cancel()
             if silent or self._fault.is_set():
                 await self._recover(
                     MemberLost(self._by_sid(silent), f"after step {decision.step}: {sorted(silent)}")
@@ -399,7 +430,8 @@ class JobRun:
 
     def _checkpoint_due(self, step: int) -> bool:
         every = self.spec.training.checkpoint_every
-        return bool(every) and step % every == 0 and self.journal.record.checkpoint_step != step
+        known = (self.journal.record.checkpoint_step, self._checkpoint_tried)
+        return bool(every) and step % every == 0 and step not in known
 
     async def _validate(self) -> None:
         evaluated = await self.loop.evaluate(self.step)
@@ -410,9 +442,25 @@ class JobRun:
         url = checkpoint_url(self.spec.artifacts, self.job, self.step)
         order = CheckpointOrder(job=self.job, epoch=self.epoch, version=self.step, url=url)
         first = [members[0] for members in self.instances.stages()]
-        await self.instances.order(CHECKPOINT, order, first, deadline_s=CHECKPOINT_DEADLINE_S)
+        self._checkpoint_tried = self.step
+        try:
+            await self.instances.order(CHECKPOINT, order, first, deadline_s=CHECKPOINT_DEADLINE_S)
+        except MemberLost:
+            self._checkpoint_tried = -1
+            raise
+        except DmscError as error:  # the store is full or away: training goes on, the one before still counts
+            log.warning("no checkpoint", job=self.job, step=self.step, reason=str(error))
+            await self.journal.tell("checkpoint", text=f"step {self.step}: not written: {error}")
+            return
         await self.journal.note(now=True, checkpoint_step=self.step)
         await self.journal.tell("checkpoint", text=f"step {self.step} at {url}")
+        self._checkpoints = [*(one for one in self._checkpoints if one < self.step), self.step]
+        while len(self._checkpoints) > CHECKPOINTS_KEPT:
+            old = checkpoint_url(self.spec.artifacts, self.job, self._checkpoints.pop(0))
+            try:
+                await open_artifacts(old, self._bus).delete()
+            except DmscError as error:
+                log.warning("old checkpoint not removed", job=self.job, url=old, reason=str(error))
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _finish(self) -> WeightsManifest:

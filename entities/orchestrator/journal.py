@@ -5,19 +5,23 @@ The record in the bucket is the truth; the stream of events is what people and c
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import JOB_EVENT, JOB_RECORD
-from schemas.errors import IllegalTransition
+from schemas.errors import IllegalTransition, Unavailable
 from schemas.job import ENDED, JOB_TRANSITIONS, JobEvent, JobRecord, JobState
 
 log = get_logger("orchestrator")
 
 HISTORY = 50
 """State changes kept in a job's record."""
+
+WRITE_DEADLINE_S, WRITE_RETRY_S = 60.0, 0.2
+"""How long a record waits for the bus, and how often it asks."""
 
 RECORD_EVERY_S = 1.0
 """Figures of a running job are written at most this often; states at once. Events carry every step."""
@@ -73,8 +77,17 @@ class Journal:
         await self._bus.append(JOB_EVENT, event, job=self.job)
 
     async def _write(self) -> None:
+        """The bus may be away for a while: a running job must not end of that."""
         self._written_at = time.monotonic()
-        await self._bus.bucket(JOB_RECORD).put(self.record, job=self.job)
+        deadline = time.monotonic() + WRITE_DEADLINE_S
+        while True:
+            try:
+                await self._bus.bucket(JOB_RECORD).put(self.record, job=self.job)
+                return
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(WRITE_RETRY_S)
 
     @property
     def ended(self) -> bool:

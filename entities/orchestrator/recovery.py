@@ -8,7 +8,8 @@ goes back to the last checkpoint, and all others with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -32,9 +33,12 @@ from schemas.errors import DmscError, NotFound, Unavailable
 from schemas.fault import FaultReport, FaultVerdict
 from schemas.registry import InstanceState, Resolve, Resolved, ServiceRecord
 from schemas.step import Member, StateRestore, StateSend, StateWait, StepAbort, StepAborted
-from schemas.task_graph import TaskUnit, UnitKind
+from schemas.task_graph import Placement, TaskUnit, UnitKind
 
 log = get_logger("orchestrator")
+
+OccupiedFn = Callable[[str], dict[str, list[Placement]]]
+"""Slots promised to all jobs but the named one, by node agent."""
 
 ASK_DEADLINE_S = 3.0
 """SRD and agents answer in milliseconds; one that is being restarted gets this long."""
@@ -133,8 +137,19 @@ def _evidence(judgement: Judgement, report: FaultReport) -> str:
 class Recovery:
     """Brings a job's members back to one version of the weights, with new instances for the lost ones."""
 
-    def __init__(self, bus: Bus, mesh: MeshView, instances: Instances, journal: Journal, epoch: int) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        instances: Instances,
+        journal: Journal,
+        epoch: int,
+        occupied: OccupiedFn,
+    ) -> None:
         self._bus = bus
+        self._occupied = occupied
+        self._fresh: set[Member] = set()  # started here, without the job's state as yet
+        self._rolling = False  # a roll-back was begun and has not come to its end
         self._mesh = mesh
         self._instances = instances
         self._journal = journal
@@ -196,32 +211,37 @@ class Recovery:
         behind = []
         for member in instances.stage_members():
             answer = answers.get(member.sid)
-            if member in lost or answer is None:
+            if member in lost or answer is None or member in self._fresh:
                 continue
             assert isinstance(answer, StepAborted)
             if answer.version != step:
                 behind.append(member)
-        if behind and len(behind) < len([m for m in instances.stage_members() if m not in lost]):
+        settled = [one for one in instances.stage_members() if one not in lost and one not in self._fresh]
+        if behind and len(behind) < len(settled) and not self._rolling:
             raise MemberLost(behind, "not at the step that was committed")
-        rollback = bool(behind)
+        rollback = bool(behind) or self._rolling
         lost_units = (
             [instances.graph.unit(member.sid) for member in sorted_members(lost)] if instances.graph else []
         )
         survivors = {
-            stage: [member for member in members if member not in lost]
+            stage: [member for member in members if member not in lost and member not in self._fresh]
             for stage, members in enumerate(instances.stages())
         }
         rollback = rollback or any(not members for members in survivors.values())
         if lost_units:
             await self._clear(lost)
             await self._find_room(lost_units)
-            newcomers = await instances.start(lost_units)
-            await instances.order(STEP_ABORT, order, newcomers, deadline_s=ABORT_DEADLINE_S)
-        else:
-            newcomers = []
+            started = await instances.start(lost_units)
+            self._fresh.update(started)
+            await instances.order(STEP_ABORT, order, started, deadline_s=ABORT_DEADLINE_S)
+        newcomers = [member for member in instances.members.values() if member in self._fresh]
         if rollback:
-            return await self._roll_back()
-        await self._transfer(survivors, newcomers, step)
+            self._rolling = True
+            step = await self._roll_back()
+            self._rolling = False
+        else:
+            await self._transfer(survivors, newcomers, step)
+        self._fresh.clear()
         return step
 
     async def _clear(self, lost: Iterable[Member]) -> None:
@@ -244,32 +264,59 @@ class Recovery:
         assert instances.graph is not None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ROOM_DEADLINE_S
-        for unit in units:
-            while True:
-                where = instances.graph.placement(unit.sid)
-                agent = self._mesh.agent_of(where.cluster, where.node)
-                if agent is not None and (
-                    unit.kind is UnitKind.DATA
-                    or any(
-                        slot.index == where.slot and slot.busy_with in (None, unit.sid)
-                        for slot in self._mesh.nodes[agent].slots
-                    )
-                ):
-                    break
-                placed = place([unit], list(self._mesh.nodes.values()))
-                if not isinstance(placed, NoRoom):
-                    others = tuple(one for one in instances.graph.placements if one.sid != unit.sid)
-                    instances.graph = instances.graph.model_copy(update={"placements": (*others, *placed)})
-                    break
-                await self._journal.reason(f"{unit.sid}: {placed.reason}")
-                left = deadline - loop.time()
-                if left <= 0:
-                    raise Unrecoverable(f"no room for {unit.sid} in {ROOM_DEADLINE_S:.0f} s: {placed.reason}")
-                try:
-                    async with asyncio.timeout(left):
-                        await self._mesh.next_change()
-                except TimeoutError:
-                    continue
+        while True:
+            homeless = [unit for unit in units if not self._has_slot(unit)]
+            if not homeless:
+                return
+            names = {unit.sid for unit in homeless}
+            others = tuple(one for one in instances.graph.placements if one.sid not in names)
+            placed = place(
+                homeless,
+                list(self._mesh.nodes.values()),
+                clusters=self._journal.record.spec.parallel.clusters,
+                occupied=self._taken(others),
+            )
+            if not isinstance(placed, NoRoom):
+                instances.graph = instances.graph.model_copy(update={"placements": (*others, *placed)})
+                return
+            await self._journal.reason(f"{', '.join(sorted(names))}: {placed.reason}")
+            left = deadline - loop.time()
+            if left <= 0:
+                raise Unrecoverable(f"no room for {', '.join(sorted(names))}: {placed.reason}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._mesh.next_change()
+
+    def _has_slot(self, unit: TaskUnit) -> bool:
+        """Its node is there, and its slot free and nobody else's."""
+        graph = self._instances.graph
+        assert graph is not None
+        where = graph.placement(unit.sid)
+        agent = self._mesh.agent_of(where.cluster, where.node)
+        if agent is None:
+            return False
+        if unit.kind is UnitKind.DATA:
+            return True
+        rivals = [*graph.placements, *self._occupied(self._job).get(agent, [])]
+        if any(
+            one.sid != unit.sid
+            and (one.cluster, one.node, one.slot) == (where.cluster, where.node, where.slot)
+            for one in rivals
+        ):
+            return False
+        return any(
+            slot.index == where.slot and slot.busy_with in (None, unit.sid)
+            for slot in self._mesh.nodes[agent].slots
+        )
+
+    def _taken(self, own: Iterable[Placement]) -> dict[str, list[Placement]]:
+        """Slots promised to other jobs and to the rest of this one, by node agent."""
+        taken = self._occupied(self._job)
+        for one in own:
+            agent = self._mesh.agent_of(one.cluster, one.node)
+            if agent is not None and one.slot >= 0:
+                taken.setdefault(agent, []).append(one)
+        return taken
 
     async def _transfer(self, survivors: dict[int, list[Member]], newcomers: list[Member], step: int) -> None:
         """Streams the state of a survivor of the same stage to each newcomer."""

@@ -98,6 +98,7 @@ class Orchestrator:
                 try:
                     await asyncio.Event().wait()
                 finally:
+                    await asyncio.gather(*(run.shut_down() for run in list(self._runs.values())))
                     for subscription in served:
                         await subscription.stop()
 
@@ -238,6 +239,8 @@ class Orchestrator:
             if record is None:
                 raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
             raise Conflict(f"job {message.job} has already ended: {record.state}")
+        if run.over:
+            raise Conflict(f"job {message.job} is ending: {run.journal.record.state}")
         run.cancel(message.reason or f"cancelled by {message.user}")
         return run.journal.record
 
@@ -320,7 +323,8 @@ class Orchestrator:
             await self._bus.publish(subjects.POLICY_DECISION, decision, cause=envelope, module=message.module)
 
     def _facts(self, run: JobRun) -> JobFacts | None:
-        if run.communication.policy is None or run.instances.graph is None:
+        policy = run.communication.policy
+        if policy is None or policy.ended or run.instances.graph is None:
             return None
         return JobFacts(
             active={
@@ -328,7 +332,7 @@ class Orchestrator:
                 for stage, members in enumerate(run.instances.stages())
             },
             weights=run.communication.weights(),
-            revision=run.communication.policy.revision,
+            revision=policy.revision,
             step=run.step,
         )
 
@@ -342,9 +346,13 @@ class Orchestrator:
                 lapses, self._arbitration = lapse(self._arbitration, facts, time.monotonic())
                 for one in lapses:
                     run = self._runs.get(one.job)
-                    if run is not None:
+                    if run is None:
+                        continue
+                    try:
                         await run.communication.revise(one.reason, weights=(one.stage, one.weights))
                         await run.journal.tell("policy", text=one.reason)
+                    except DmscError as error:
+                        log.warning("lapse not carried out", job=one.job, reason=str(error))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         assert self._tasks is not None

@@ -17,7 +17,7 @@ from bus.logs import get_logger
 from bus.subjects import GROUP_FORM, STEP_BEGIN, STEP_COMMIT, STEP_DECISION, STEP_PREPARE, STEP_STATUS
 from entities.orchestrator.instances import Instances, MemberLost
 from entities.orchestrator.step_ledger import Decide, Effect, Inconsistent, Prepare, StepLedger
-from schemas.errors import Conflict, DeadlineExceeded, DmscError, Fenced, Unavailable
+from schemas.errors import Conflict, DmscError, Fenced, Unavailable
 from schemas.job import JobSpec, StepResult
 from schemas.learning_rate import learning_rate
 from schemas.step import (
@@ -38,6 +38,8 @@ BEGIN_DEADLINE_S = 10.0
 PREPARE_DEADLINE_S = 30.0
 COMMIT_DEADLINE_S = 30.0
 GROUP_DEADLINE_S = 20.0
+RECORD_DEADLINE_S, RECORD_RETRY_S = 60.0, 0.2
+"""How long a decision waits for the bus, and how often it asks."""
 QUIET_S = 1.0
 """Without a claim for this long, instances are asked what they hold (rule 11)."""
 STALL_S = 30.0
@@ -143,6 +145,8 @@ class StepLoop:
             )
         except Unavailable as error:
             raise EntryLost(f"gateway {self.entry_gateway} did not begin step {step}: {error}") from None
+        except DmscError as error:
+            raise AttemptFailed(f"step {step} was not begun: {error}") from None
 
     def open(self, step: int) -> StepLedger:
         """Opens the account of a step's present attempt; from here on its claims count."""
@@ -219,7 +223,7 @@ class StepLoop:
             except TimeoutError:
                 pass
             times = sorted(claim.forward_ms + claim.backward_ms for claim in ledger.claims.values())
-            patience = max(STALL_S, 0.02 * times[len(times) // 2] if times else 0.0)
+            patience = max(self._patience_s(), 0.02 * times[len(times) // 2] if times else 0.0)
             missing = ledger.missing()
             if not missing:
                 moved_at = time.monotonic()  # preparing; its orders have their own deadlines
@@ -232,6 +236,10 @@ class StepLoop:
                 raise AttemptFailed(
                     f"step {ledger.step}: no progress for {patience:.0f} s, missing {missing[:4]}"
                 )
+
+    def _patience_s(self) -> float:
+        """A first claim needs a whole way through the pipeline: ten times what was measured for that."""
+        return max(STALL_S, 10 * self._instances.expected_ms / 1e3)
 
     async def _ask(self, ledger: StepLedger) -> None:
         query = StepStatus(job=self._job, epoch=self._epoch, step=ledger.step, attempt=ledger.attempt)
@@ -254,30 +262,32 @@ class StepLoop:
         Raises:
             Fenced: another orchestrator has moved the record on; this one must stop.
         """
-        try:
-            if self._revision is None:
-                held = await self._decisions.get(leader=True, job=self._job)
-                if held is not None and held.message.epoch > self._epoch:
-                    raise Fenced(f"job {self._job} is led in epoch {held.message.epoch}")
-                self._revision = held.revision if held is not None else 0
-            if self._revision:
-                self._revision = await self._decisions.update(
-                    decision, revision=self._revision, job=self._job
-                )
-            else:
-                self._revision = await self._decisions.create(decision, job=self._job)
-        except DeadlineExceeded:
-            # unknown: it may have been written. Read through the leader before anything else.
-            held = await self._decisions.get(leader=True, job=self._job)
-            if held is None or held.message != decision:
-                raise
-            self._revision = held.revision
-        except Conflict as error:
-            held = await self._decisions.get(leader=True, job=self._job)
-            if held is not None and held.message == decision:
-                self._revision = held.revision
+        deadline = time.monotonic() + RECORD_DEADLINE_S
+        while True:
+            try:
+                await self._write_decision(decision)
                 return
-            raise Fenced(f"the decision record of job {self._job} moved on: {error}") from None
+            except Conflict as error:
+                raise Fenced(f"the decision record of job {self._job} moved on: {error}") from None
+            except Unavailable:
+                # unknown: it may have been written; read through the leader before anything else
+                if time.monotonic() > deadline:
+                    raise
+                self._revision = None
+                await asyncio.sleep(RECORD_RETRY_S)
+
+    async def _write_decision(self, decision: StepDecision) -> None:
+        if self._revision is None:
+            held = await self._decisions.get(leader=True, job=self._job)
+            if held is not None and held.message.epoch > self._epoch:
+                raise Fenced(f"job {self._job} is led in epoch {held.message.epoch}")
+            self._revision = held.revision if held is not None else 0
+            if held is not None and held.message == decision:
+                return
+        if self._revision:
+            self._revision = await self._decisions.update(decision, revision=self._revision, job=self._job)
+        else:
+            self._revision = await self._decisions.create(decision, job=self._job)
 
     async def commit(self, decision: StepDecision) -> set[str]:
         """Has every member apply the decision. Returns the SIDs of those that did not answer.
@@ -348,7 +358,7 @@ class StepLoop:
                         await self._progress.wait()
                     moved_at = time.monotonic()
                 except TimeoutError:
-                    if time.monotonic() - moved_at > STALL_S:
+                    if time.monotonic() - moved_at > self._patience_s():
                         raise AttemptFailed(f"validation at step {version} made no progress") from None
             return Evaluated(dict(self._evaluation))
         finally:
