@@ -40,14 +40,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work, as both sides get it. About 5 million parameters; some 100 ms per microbatch and stage."""
+    """The work, as both sides get it. About 5 million parameters; some 200 ms per microbatch and stage."""
 
     layers: int = 6
     width: int = 256
     heads: int = 8
     context: int = 128
     microbatches: int = 8
-    microbatch_samples: int = 4
+    microbatch_samples: int = 8
     warmup: int = 2
     steps: int = 6
     cut: int = 4  # layers of the first stage; taken from the mesh's own plan once there is one

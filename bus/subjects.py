@@ -56,7 +56,7 @@ class Subject:
         for key in self.tokens:
             if not is_token(str(tokens.get(key, ""))):
                 raise BadMessage(
-                    f"subject {self.name}: {key}={tokens.get(key)!r} is not a token of letters, digits, _, -"
+                    f"subject {self.name}: {key}={tokens.get(key)!r} is not one token (letters, digits, _, -)"
                 )
         return f"{self.prefix}.{self.pattern.format(**tokens)}"
 

@@ -63,12 +63,16 @@ class MicrobatchClaim(Message, wire="step.claim"):
 
 
 class StepStatus(Message, wire="step.status"):
-    """SMO → MI: what do you hold of this step? Repairs lost claims (DESIGN §5 rule 11)."""
+    """SMO → MI: what do you hold of this step? Repairs lost claims (DESIGN §5 rule 11).
+
+    `evaluate` asks for the validation at this step instead: the last stage tells what it scored.
+    """
 
     job: Token
     epoch: int
     step: int
     attempt: int
+    evaluate: bool = False
 
 
 class StepStatusReply(Message, wire="step.status.reply"):

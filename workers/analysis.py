@@ -17,7 +17,7 @@ from schemas.job import JobSpec
 from schemas.task_graph import ModelTopology
 from workers.data import Dataset, batch, open_dataset
 from workers.layer_profile import Profiler
-from workers.model import build, loss_function, tied_layers
+from workers.model import build, check_trained, loss_function, tied_layers
 from workers.short_lived import answer, connect
 from workers.user_code import code_digest
 
@@ -54,12 +54,15 @@ def analyse(
     """The job's layer graph with measured costs.
 
     Raises:
-        BadModel: the factory fails, the layers don't fit together, or the loss does not fit them.
+        BadModel: the factory fails, the layers can't be trained here, don't fit together, or don't fit the
+            loss.
         BadData: see `open_dataset`.
     """
     training = spec.training
     torch.set_num_threads(training.compute_threads)
     layers = build(spec.model, training.seed)
+    for name, layer in layers:
+        check_trained((f"{name}.{own}", weight) for own, weight in layer.named_parameters())
     loss = loss_function(spec.model)
     sample = batch(
         dataset, "train", training.seed, 0, 0, training.microbatch_samples, spec.data.sample_tokens

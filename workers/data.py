@@ -7,7 +7,6 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +180,8 @@ def batch(
 
 
 class Prefetcher:
-    """Makes expected batches ahead, on one thread. At most `capacity` wait; the oldest unused goes first.
+    """Makes expected batches ahead, on one thread. At most `capacity` wait: what is expected first is wanted
+    first, so that what comes when all places are taken is made when it is wanted.
 
     Args:
         dataset: where batches come from.
@@ -198,7 +198,7 @@ class Prefetcher:
         self._shape = (samples, sample_tokens)
         self._seed = seed
         self._capacity = capacity
-        self._ahead: OrderedDict[tuple[Split, int, int], Future[Batch]] = OrderedDict()
+        self._ahead: dict[tuple[Split, int, int], Future[Batch]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
 
     def expect(self, split: Split, step: int, microbatch: int) -> None:
@@ -206,9 +206,15 @@ class Prefetcher:
         key = (split, step, microbatch)
         if key in self._ahead:
             return
-        self._ahead[key] = self._thread.submit(self._make, *key)
-        while len(self._ahead) > self._capacity:
-            self._ahead.popitem(last=False)[1].cancel()
+        if len(self._ahead) >= self._capacity:
+            self._drop_before(step - 1)
+        if len(self._ahead) < self._capacity:
+            self._ahead[key] = self._thread.submit(self._make, *key)
+
+    def _drop_before(self, step: int) -> None:
+        """Batches of steps gone by that were dispatched elsewhere must not hold their places for good."""
+        for key in [key for key in self._ahead if key[1] < step]:
+            self._ahead.pop(key).cancel()
 
     async def get(self, split: Split, step: int, microbatch: int) -> Batch:
         """The batch, made ahead or now."""

@@ -81,6 +81,8 @@ class DataRuntime:
         if order.step > self.step:
             self.binder.next_step()
             self._seen = {work for work in self._seen if work[0] >= order.step}
+            for work in [work for work in self._open if work[0] < order.step]:
+                self.binder.returned(self._open.pop(work).sid)  # the first stage forgets them, too
         self.step = max(self.step, order.step)
         for microbatch in order.microbatches:
             work = (order.step, order.attempt, microbatch, order.evaluate)
@@ -160,6 +162,8 @@ class DataRuntime:
         """Forgets what is queued and open below `order.attempt`. Idempotent."""
         if order.epoch != self.epoch:
             raise Fenced(f"epoch {order.epoch} speaks to an instance of epoch {self.epoch}")
+        if self.member in order.fenced:
+            self.failed(Fenced(f"{self.member.sid} {self.member.incarnation} was replaced"))
         for member in order.fenced:
             self.binder.fence(member)
             if self.exchange is not None:

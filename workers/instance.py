@@ -6,6 +6,7 @@ Started by a fork server on the order of a node agent; `main` is what the child 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -129,13 +130,18 @@ class Instance:
             except Exception as error:  # user code may raise anything
                 log.error("instance broke", sid=self.unit.sid, exc_info=error)
                 self._fail(DmscError(describe(error)))
+            await self._take_leave(presence)
+        return 0 if self._failure is None else FAILED_EXIT
+
+    async def _take_leave(self, presence: Presence) -> None:
+        """The last word to the registry, which may be away or know a newer incarnation: then so be it."""
+        with contextlib.suppress(DmscError):
             if self._failure is None:
                 await presence.change(InstanceState.DRAINING, "stopping")
-            else:
-                log.error("instance failed", sid=self.unit.sid, reason=self._failure.text)
-                fault = "" if self._failure.retryable else self._failure.code
-                await presence.change(InstanceState.FAULTED, self._failure.text, fault=fault)
-        return 0 if self._failure is None else FAILED_EXIT
+                return
+            log.error("instance failed", sid=self.unit.sid, reason=self._failure.text)
+            fault = "" if self._failure.retryable else self._failure.code
+            await presence.change(InstanceState.FAULTED, self._failure.text, fault=fault)
 
     async def _serve(self, bus: Bus, presence: Presence, stack: AsyncExitStack) -> None:
         device = torch.device(self.given.device)

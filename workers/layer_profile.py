@@ -59,8 +59,10 @@ class Profiler:
         for index, (name, layer) in enumerate(self._layers):
             carried = tuple(_leaf(tensor) if index else tensor for tensor in tensors)
             saved = _SavedBytes(layer) if count else None
+            buffers = _saved_buffers(layer) if count else {}
             forward_began = self._now()
             outputs = self._forward(index, carried, saved)
+            self._check_buffers(index, buffers)
             last = index == len(self._layers) - 1
             ends = (self._scalar_loss(outputs, targets),) if last else outputs
             backward_began = self._now()
@@ -100,6 +102,19 @@ class Profiler:
         except Exception as error:  # user code may raise anything
             raise BadModel(self._misfit(index, carried, error)) from error
         return as_tensors(output, index, name, layer)
+
+    def _check_buffers(self, index: int, before: dict[str, Tensor]) -> None:
+        """Refuses what a training forward changed beside its output: the gradients alone are summed."""
+        name, layer = self._layers[index]
+        now = layer.state_dict()
+        for buffer, held in before.items():
+            if not torch.equal(now[buffer], held):
+                inner = buffer.rpartition(".")[0]
+                kind = type(layer.get_submodule(inner)).__name__
+                raise BadModel(
+                    f"layer {index} ({f'{name}.{inner}' if inner else name}: {kind}) keeps running "
+                    "statistics, which would depend on who computes what; use LayerNorm or GroupNorm"
+                )
 
     def _misfit(self, index: int, carried: Sequence[Tensor], error: Exception) -> str:
         name, layer = self._layers[index]
@@ -177,6 +192,12 @@ class _SavedBytes:
             self._seen.add(storage.data_ptr())
             self.total += storage.nbytes()
         return tensor
+
+
+def _saved_buffers(layer: nn.Module) -> dict[str, Tensor]:
+    """Copies of the layer's persistent buffers: those that belong to its weights."""
+    saved = layer.state_dict()
+    return {name: buffer.clone() for name, buffer in layer.named_buffers() if name in saved}
 
 
 def _same(tensor: Tensor) -> Tensor:

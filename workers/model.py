@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 
@@ -95,6 +95,20 @@ def _take_apart(factory: str, model: Any) -> list[Layer]:
             "an nn.ModuleList, or a module with one of them as .layers"
         )
     return [(prefix + name, layer) for name, layer in container._modules.items() if layer is not None]
+
+
+def check_trained(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Exact sums and the fused optimizer take float32 alone.
+
+    Raises:
+        BadModel: a trainable parameter is of another type.
+    """
+    for name, weight in named:
+        if weight.requires_grad and weight.dtype is not torch.float32:
+            raise BadModel(
+                f"parameter {name} is {str(weight.dtype).removeprefix('torch.')}; trainable parameters must "
+                "be float32; for bf16 compute set training.precision: bf16"
+            )
 
 
 def tied_layers(layers: Sequence[Layer]) -> tuple[tuple[int, ...], ...]:

@@ -22,11 +22,17 @@ from bus.connection import Bus
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from workers import gloo
+from workers.tensor_link import SLOWEST_BYTES_PER_S
 
 TIMEOUT_S = 5.0
 """Default for an all-reduce. Longer tolerates replicas that come late, shorter frees the others sooner
 when one has died unnoticed (`release` frees them at once)."""
 REDUCIBLE = (torch.int64, torch.int32, torch.float32, torch.float64)
+
+
+def reduce_timeout_s(size_bytes: int) -> float:
+    """Patience with an all-reduce: in a ring, each member sends and receives up to twice the tensor."""
+    return TIMEOUT_S + 2 * size_bytes / SLOWEST_BYTES_PER_S
 
 
 class ReductionGroup:

@@ -1,7 +1,11 @@
-"""Safetensors files in an artifact store: written whole, read in part, checked before anything changes."""
+"""Safetensors files in an artifact store: written whole, read in part, checked before anything changes.
+
+Writing, hashing and reading go through `asyncio.to_thread`: gigabytes take longer than the registry's lease.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import tempfile
@@ -39,10 +43,14 @@ async def put_tensors(
     """
     with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
         path = Path(folder) / "shard"
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, metadata)
-        digest = file_sha256(path)
+        digest = await asyncio.to_thread(_write, path, tensors, metadata)
         await artifacts.put_file(name, path)
     return digest
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str:
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, metadata)
+    return file_sha256(path)
 
 
 def file_sha256(path: Path) -> str:
@@ -83,14 +91,18 @@ async def get_tensors(
     with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
         path = Path(folder) / "shard"
         await artifacts.get_file(name, path)
-        if sha256 is not None and file_sha256(path) != sha256:
-            raise BadInput(f"{artifacts.url}/{name} is damaged: its SHA-256 is not the recorded one")
-        try:
-            with safe_open(path, framework="pt") as file:
-                present = set(file.keys())
-                return {key: file.get_tensor(key).clone() for key in wanted if key in present}
-        except SafetensorError as error:
-            raise BadInput(f"{artifacts.url}/{name} is damaged: {error}") from None
+        return await asyncio.to_thread(_load, path, f"{artifacts.url}/{name}", wanted, sha256)
+
+
+def _load(path: Path, source: str, wanted: Iterable[str], sha256: str | None) -> dict[str, Tensor]:
+    if sha256 is not None and file_sha256(path) != sha256:
+        raise BadInput(f"{source} is damaged: its SHA-256 is not the recorded one")
+    try:
+        with safe_open(path, framework="pt") as file:
+            present = set(file.keys())
+            return {key: file.get_tensor(key).clone() for key in wanted if key in present}
+    except SafetensorError as error:
+        raise BadInput(f"{source} is damaged: {error}") from None
 
 
 @torch.no_grad()

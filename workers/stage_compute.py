@@ -19,7 +19,7 @@ from schemas.learning_rate import learning_rate
 from schemas.step import StepCommit
 from workers.gradient_sum import GradientSum
 from workers.microbatch import Hop
-from workers.model import build, loss_function, slice_stage
+from workers.model import build, check_trained, loss_function, slice_stage
 from workers.optimizer import build_optimizer
 
 
@@ -36,7 +36,7 @@ class StageCompute:
         """Builds the whole model from the job's seed, keeps the stage's slice of it.
 
         Raises:
-            BadModel: the user's code fails.
+            BadModel: the user's code fails, or trains parameters that are not float32.
         """
         unit, spec = self._start.unit, self._start.spec
         self.module = slice_stage(
@@ -46,6 +46,7 @@ class StageCompute:
             job_seed=spec.training.seed,
             precision=spec.training.precision,
         )
+        check_trained(self.module.trainable())
         self.module.to(self._device)
         self.loss = loss_function(spec.model) if self._last else None
         self.parameters = [weight for _, weight in self.module.trainable()]
@@ -127,6 +128,10 @@ class StageCompute:
     def copy_sum(self) -> tuple[frozenset[int], Tensor]:
         """The set in the sum, and a copy of it for the all-reduce: local sums survive a failed one."""
         return self.sum.microbatches, self.sum.copy_for_reduce()
+
+    def finish_alone(self) -> tuple[frozenset[int], tuple[list[Tensor], str, tuple[float, ...]]]:
+        """`copy_sum` and `finish_sum` of the only replica: nothing can spoil the sum, so it is not copied."""
+        return self.sum.microbatches, self.finish_sum(self.sum.total)
 
     def finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
         """Mean gradients, the checksum of the reduced sum, and each parameter's squared norm."""

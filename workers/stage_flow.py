@@ -275,8 +275,16 @@ class StageFlow:
 
     # --- boundaries of steps and attempts ----------------------------------------------------------------
     def next_step(self) -> None:
-        """The version moved on: forget the step before, take up what came early."""
-        self._hops = {key: hop for key, hop in self._hops.items() if hop.step >= self.version}
+        """The version moved on: forget the step before, take up what came early.
+
+        A validation may still be on its way here, scored already: nothing returns it any more, so its
+        place in the window is given back now.
+        """
+        for hop in [hop for hop in self._hops.values() if hop.step < self.version]:
+            del self._hops[hop.key]
+            if hop.state is MicrobatchState.FORWARD_DONE and hop.downstream is not None:
+                self.binder.returned(hop.downstream.sid)
+        self._unbound = deque(hop for hop in self._unbound if hop.step >= self.version)
         self.binder.next_step()
         early, self._early = self._early, []
         for notice, tensors in early:
@@ -300,14 +308,16 @@ class StageFlow:
         if self.exchange is not None:
             self.exchange.reconsider()
 
-    def claims(self, step: int, attempt: int) -> tuple[MicrobatchClaim, ...]:
-        """What of this step is in the sum."""
+    def claims(self, step: int, attempt: int, *, evaluate: bool = False) -> tuple[MicrobatchClaim, ...]:
+        """What of this step is in the sum; `evaluate`: what was scored, which the last stage alone claims."""
+        if evaluate and not self.last:
+            return ()
         return tuple(
             self._claim(hop)
             for hop in self._hops.values()
             if (hop.step, hop.attempt) == (step, attempt)
             and hop.state is MicrobatchState.ACCUMULATED
-            and not hop.evaluate
+            and hop.evaluate == evaluate
         )
 
     def waiting(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from schemas.step import (
     StepVote,
 )
 from workers.compute import Priority
-from workers.reduction import ReductionGroup
+from workers.reduction import ReductionGroup, reduce_timeout_s
 from workers.stage_flow import StageFlow
 
 
@@ -83,7 +83,10 @@ class StageRuntime(StageFlow):
         return GroupFormed(member=self.member, generation=self.generation)
 
     async def prepare(self, order: StepPrepare) -> StepVote:
-        """All-reduces a copy of the sum and votes with what the sum holds. Idempotent."""
+        """All-reduces a copy of the sum and votes with what the sum holds. Idempotent.
+
+        A group of one has nobody to add: its sum is taken as it is, in one go.
+        """
         self._check_epoch(order.epoch)
         if (order.step, order.attempt) != (self.version, self.attempt):
             raise Fenced(
@@ -97,15 +100,22 @@ class StageRuntime(StageFlow):
             and self._prepared.step == order.step
         ):
             return self._prepared.vote
-        began = time.perf_counter()
-        microbatches, flat = await self.compute.submit(Priority.ORDER, self.trained.copy_sum)
-        reduced = await self.group.all_reduce(flat)
-        reduce_ms = (time.perf_counter() - began) * 1e3
-        if (order.step, order.attempt) != (self.version, self.attempt):
-            raise Fenced("aborted while reducing")
-        gradients, checksum, norms = await self.compute.submit(
-            Priority.ORDER, lambda: self.trained.finish_sum(reduced)
-        )
+        reduce_ms = 0.0
+        if len(self.group.members) == 1:
+            microbatches, (gradients, checksum, norms) = await self.compute.submit(
+                Priority.ORDER, self.trained.finish_alone
+            )
+        else:
+            began = time.perf_counter()
+            microbatches, flat = await self.compute.submit(Priority.ORDER, self.trained.copy_sum)
+            patience_s = reduce_timeout_s(flat.numel() * flat.element_size())
+            reduced = await self.group.all_reduce(flat, timeout_s=patience_s)
+            reduce_ms = (time.perf_counter() - began) * 1e3
+            if (order.step, order.attempt) != (self.version, self.attempt):
+                raise Fenced("aborted while reducing")
+            gradients, checksum, norms = await self.compute.submit(
+                Priority.ORDER, lambda: self.trained.finish_sum(reduced)
+            )
         self.load.reduce_ms = reduce_ms
         vote = StepVote(
             member=self.member,
@@ -141,6 +151,8 @@ class StageRuntime(StageFlow):
     async def abort(self, order: StepAbort) -> StepAborted:
         """Forgets the open step below `order.attempt`: queues, sums, offers, group. Idempotent."""
         self._check_epoch(order.epoch)
+        if self.member in order.fenced:
+            self.failed(Fenced(f"{self.member.sid} {self.member.incarnation} was replaced"))
         for member in order.fenced:
             self.binder.fence(member)
             if self.exchange is not None:
@@ -157,7 +169,7 @@ class StageRuntime(StageFlow):
             member=self.member,
             version=self.version,
             attempt=self.attempt,
-            claims=self.claims(query.step, query.attempt),
+            claims=self.claims(query.step, query.attempt, evaluate=query.evaluate),
             waiting=self.waiting()[:32],
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from workers.compute import ComputeThread, Priority
 from workers.optimizer import load_state_tensors, state_tensors
 from workers.stage_compute import StageCompute
 from workers.weights import export, load_initial, restore_checkpoint, save_checkpoint
+
+T = TypeVar("T")
 
 
 class StageState:
@@ -46,7 +49,7 @@ class StageState:
         await self._thread.submit(Priority.ORDER, self._stage.build)
         url = self._start.spec.initial_weights
         if url:
-            await load_initial(self._stage.module, open_artifacts(url, self._bus), url)
+            await load_initial(self._stage.module, open_artifacts(url, self._bus), url, run=self._ordered)
 
     async def move_to(self, version: int) -> None:
         """The stage is at `version` now; whoever waits for it goes on."""
@@ -84,7 +87,9 @@ class StageState:
             await self.build()
         else:
             artifacts = open_artifacts(order.checkpoint, self._bus)
-            await restore_checkpoint(stage.module, stage.optimizer, artifacts, order.checkpoint)
+            await restore_checkpoint(
+                stage.module, stage.optimizer, artifacts, order.checkpoint, run=self._ordered
+            )
         await self._thread.submit(Priority.ORDER, stage.sum.clear)
         await self.move_to(order.version)
         return StateReady(member=self._member, version=self.version)
@@ -98,6 +103,7 @@ class StageState:
             open_artifacts(order.url, self._bus),
             stage=self._start.unit.stage,
             version=order.version,
+            run=self._ordered,
         )
         return Exported(member=self._member, version=self.version, url=order.url, bytes=size)
 
@@ -106,3 +112,6 @@ class StageState:
         artifacts = open_artifacts(order.url, self._bus)
         size, lines = await export(self._stage.module, artifacts, order.shard)
         return Exported(member=self._member, version=self.version, url=order.url, bytes=size, tensors=lines)
+
+    def _ordered(self, work: Callable[[], T]) -> Awaitable[T]:
+        return self._thread.submit(Priority.ORDER, work)

@@ -7,9 +7,10 @@ Hugging Face layout; the orchestrator, which sees all shards, writes the index a
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,17 @@ from workers.safetensors_files import (
 
 MANIFEST_SUFFIX = ".manifest.json"
 
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """Runs work that touches live tensors off the event loop, which has heartbeats to send.
+
+    A stage's is its compute thread. `asyncio.to_thread`, the default, is for where nothing trains.
+    """
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
 
 def weight_tensors(stage: StageModule) -> dict[str, Tensor]:
     """Full name → tensor on the CPU, contiguous; copies only where they lie elsewhere."""
@@ -45,13 +57,17 @@ async def export(stage: StageModule, artifacts: Artifacts, shard: str) -> tuple[
     Returns:
         Bytes of the tensors, and full parameter name → `dtype shape sha256(bytes)`.
     """
-    tensors = weight_tensors(stage)
+    tensors = await asyncio.to_thread(weight_tensors, stage)
     await put_tensors(artifacts, shard, tensors, {"format": "pt"})
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return size, {name: describe_tensor(tensor) for name, tensor in tensors.items()}
+    return size, await asyncio.to_thread(
+        lambda: {name: describe_tensor(tensor) for name, tensor in tensors.items()}
+    )
 
 
-async def load_initial(stage: StageModule, artifacts: Artifacts, url: str) -> None:
+async def load_initial(
+    stage: StageModule, artifacts: Artifacts, url: str, *, run: Runner = asyncio.to_thread
+) -> None:
     """Takes the stage's weights from a folder of safetensors, with or without an index.
 
     All of them are read and checked before the first is changed.
@@ -60,6 +76,7 @@ async def load_initial(stage: StageModule, artifacts: Artifacts, url: str) -> No
         stage: whose weights are replaced, in place.
         artifacts: the folder.
         url: how the user wrote it, for messages.
+        run: where the weights are replaced.
 
     Raises:
         BadModel: no safetensors there, or a tensor is missing or of another shape or type.
@@ -79,7 +96,7 @@ async def load_initial(stage: StageModule, artifacts: Artifacts, url: str) -> No
     loaded: dict[str, Tensor] = {}
     for shard, wanted in names.items():
         loaded |= await get_tensors(artifacts, shard, wanted)
-    copy_into(own, loaded, f"initial_weights {url}")
+    await run(lambda: copy_into(own, loaded, f"initial_weights {url}"))
 
 
 async def _locate(artifacts: Artifacts, url: str, own: Mapping[str, Tensor]) -> dict[str, str]:
@@ -112,11 +129,13 @@ async def save_checkpoint(
     *,
     stage: int,
     version: int,
+    run: Runner = asyncio.to_thread,
 ) -> int:
     """Writes weights and optimizer state at `version` below the artifacts' URL.
 
-    First the shard, then a manifest with its SHA-256: a shard without manifest does not count. The state
-    is copied before the first wait, so that training may go on; writing the same again is fine.
+    First the shard, then a manifest with its SHA-256: a shard without manifest does not count. The copy of
+    the state is queued in `run` before anything is awaited, ahead of any later update, so that training may
+    go on; writing the same again is fine.
 
     Args:
         stage_module: the stage.
@@ -124,14 +143,12 @@ async def save_checkpoint(
         artifacts: the checkpoint's folder, shared by all stages of one version.
         stage: number of the stage, for whoever reads the manifest.
         version: steps applied.
+        run: where the state is copied, in the order of calls.
 
     Returns:
         Bytes of the tensors.
     """
-    tensors = {
-        name: tensor.detach().to("cpu", copy=True).contiguous()
-        for name, tensor in _checkpoint_state(stage_module, optimizer)
-    }
+    tensors = await run(lambda: _copied(_checkpoint_state(stage_module, optimizer)))
     name = f"layers-{stage_module.first_layer:05d}-{stage_module.last_layer:05d}"
     digest = await put_tensors(artifacts, name + SUFFIX, tensors, {"version": str(version)})
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -148,6 +165,10 @@ async def save_checkpoint(
     return size
 
 
+def _copied(state: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state}
+
+
 def _checkpoint_state(stage: StageModule, optimizer: torch.optim.AdamW) -> list[tuple[str, Tensor]]:
     """`named_state` with one step count per parameter, so that a parameter can move to another stage."""
     *named, (_, steps) = named_state(stage, optimizer)
@@ -156,11 +177,16 @@ def _checkpoint_state(stage: StageModule, optimizer: torch.optim.AdamW) -> list[
 
 
 async def restore_checkpoint(
-    stage_module: StageModule, optimizer: torch.optim.AdamW, artifacts: Artifacts, url: str
+    stage_module: StageModule,
+    optimizer: torch.optim.AdamW,
+    artifacts: Artifacts,
+    url: str,
+    *,
+    run: Runner = asyncio.to_thread,
 ) -> int:
     """Takes the stage's weights and optimizer state from a checkpoint, of whatever segmentation.
 
-    All is read and checked before anything changes.
+    All is read and checked before anything changes, which happens in `run`.
 
     Returns:
         The checkpoint's version (steps applied).
@@ -192,8 +218,8 @@ async def restore_checkpoint(
         )
     counts = [loaded[f"step/{name}"] for name, _ in stage_module.trainable()]
     steps = torch.stack(counts) if counts else torch.zeros(0)
-    named = named_state(stage_module, optimizer)[:-1]
-    load_state_tensors(stage_module, optimizer, [*(loaded[name] for name, _ in named), steps])
+    state_tensors = [*(loaded[name] for name, _ in named_state(stage_module, optimizer)[:-1]), steps]
+    await run(lambda: load_state_tensors(stage_module, optimizer, state_tensors))
     return versions[0]
 
 

@@ -97,6 +97,11 @@ class Instances:
         """Milliseconds of one microbatch through all stages, as analysed."""
         return sum({unit.stage: unit.requirements.cost_ms for unit in self.units}.values())
 
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the largest stage's gradient sum, at most: what an all-reduce moves."""
+        return max(unit.requirements.memory_bytes for unit in self.units) // 2
+
     def stage_members(self) -> list[Member]:
         return [member for members in self.stages() for member in members]
 

@@ -36,6 +36,8 @@ log = get_logger("orchestrator")
 
 BEGIN_DEADLINE_S = 10.0
 PREPARE_DEADLINE_S = 30.0
+SLOWEST_BYTES_PER_S = 4e6
+"""A reduction slower than this counts as broken (the instances reckon with the same)."""
 COMMIT_DEADLINE_S = 30.0
 GROUP_DEADLINE_S = 20.0
 RECORD_DEADLINE_S, RECORD_RETRY_S = 60.0, 0.2
@@ -204,11 +206,15 @@ class StepLoop:
             generation=ledger.generations[stage],
         )
         member = next(member for member in ledger.membership[stage] if member.sid == sid)
-        answers = await self._instances.order(STEP_PREPARE, order, [member], deadline_s=PREPARE_DEADLINE_S)
+        answers = await self._instances.order(STEP_PREPARE, order, [member], deadline_s=self._prepare_s())
         vote = answers[sid]
         assert isinstance(vote, StepVote)
         for effect in ledger.vote(stage, vote):
             self._effects.put_nowait(effect)
+
+    def _prepare_s(self) -> float:
+        """Longer than an all-reduce of this size may take on the slowest link that is borne with."""
+        return PREPARE_DEADLINE_S + 4 * self._instances.sum_bytes / SLOWEST_BYTES_PER_S
 
     async def _watch(self, ledger: StepLedger) -> None:
         """Repairs lost claims; gives up on an attempt that no longer moves."""
@@ -229,7 +235,8 @@ class StepLoop:
                 moved_at = time.monotonic()  # preparing; its orders have their own deadlines
                 continue
             held = len(ledger.claims)
-            await self._ask(ledger)
+            everyone = [member.sid for members in ledger.membership for member in members]
+            await self._ask(ledger.step, ledger.attempt, everyone)
             if len(ledger.claims) > held:
                 moved_at = time.monotonic()
             if time.monotonic() - moved_at > patience:
@@ -241,8 +248,9 @@ class StepLoop:
         """A first claim needs a whole way through the pipeline: ten times what was measured for that."""
         return max(STALL_S, 10 * self._instances.expected_ms / 1e3)
 
-    async def _ask(self, ledger: StepLedger) -> None:
-        query = StepStatus(job=self._job, epoch=self._epoch, step=ledger.step, attempt=ledger.attempt)
+    async def _ask(self, step: int, attempt: int, sids: list[str], *, evaluate: bool = False) -> None:
+        """Asks instances what they hold of a step, and counts what they say like claims."""
+        query = StepStatus(job=self._job, epoch=self._epoch, step=step, attempt=attempt, evaluate=evaluate)
 
         async def one(sid: str) -> None:
             try:
@@ -253,7 +261,6 @@ class StepLoop:
             for claim in reply.claims:
                 self.claimed(claim)
 
-        sids = [member.sid for members in ledger.membership for member in members]
         await asyncio.gather(*(one(sid) for sid in sids))
 
     async def record(self, decision: StepDecision) -> None:
@@ -358,6 +365,8 @@ class StepLoop:
                         await self._progress.wait()
                     moved_at = time.monotonic()
                 except TimeoutError:
+                    last = self._instances.stages()[-1]
+                    await self._ask(version, self.attempt, [member.sid for member in last], evaluate=True)
                     if time.monotonic() - moved_at > self._patience_s():
                         raise AttemptFailed(f"validation at step {version} made no progress") from None
             return Evaluated(dict(self._evaluation))

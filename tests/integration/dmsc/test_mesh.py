@@ -76,8 +76,10 @@ def mesh_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_status_knows_every_entity(mesh_folder: Path) -> None:
-    done = dmsc("status", "--json", cwd=mesh_folder)
-    status = json.loads(done.stdout)
+    status = json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)
+    deadline = time.monotonic() + 60
+    while not all(node["warm"] for node in status["nodes"]) and time.monotonic() < deadline:
+        status = json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)  # torch is still being loaded
     kinds = sorted(service["kind"] for service in status["services"] if service["state"] == "active")
     assert kinds == sorted(
         ["service-registry", "authorizer", "orchestrator", *["gateway", "router", "cluster"] * 2]

@@ -87,6 +87,19 @@ def tied():
     model = chain(nn.Linear(8, 8), nn.Linear(8, 256, bias=False))
     model[2].weight = model[0].weight
     return model
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+    def forward(self, x): return self.norm(x)
+
+def batch_norm(): return chain(nn.BatchNorm1d(8), nn.Linear(8, 256))
+def inner_batch_norm(): return chain(Normed(), nn.Linear(8, 256))
+def still_buffers():
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    norm.register_buffer("scale", torch.ones(8))
+    return chain(norm, nn.Linear(8, 256))
+def half(): return chain(nn.Linear(8, 8).to(torch.bfloat16), nn.Linear(8, 256))
 def vector_loss(output, targets): return output.mean(dim=(0, 1))
 def constant_loss(output, targets): return torch.zeros(())
 def failing_loss(output, targets): raise ValueError("no targets like these")
@@ -123,6 +136,19 @@ def job(factory: str, loss: str = "cross_entropy", **data: Any) -> JobSpec:
         (job("in_place"), "bad_model", "changes its input in place"),
         (job("ends_in_two"), "bad_model", "a loss takes one tensor"),
         (job("dictionary"), "bad_model", "layer 1 (1: Dictionary) returned a dict"),
+        (
+            job("batch_norm"),
+            "bad_model",
+            "layer 1 (1: BatchNorm1d) keeps running statistics, which would depend on who computes what; "
+            "use LayerNorm or GroupNorm",
+        ),
+        (job("inner_batch_norm"), "bad_model", "layer 1 (1.norm: BatchNorm1d) keeps running statistics"),
+        (
+            job("half"),
+            "bad_model",
+            "parameter 1.weight is bfloat16; trainable parameters must be float32; "
+            "for bf16 compute set training.precision: bf16",
+        ),
         (job("good", "users_layers:vector_loss"), "bad_model", "must return a scalar mean"),
         (job("good", "users_layers:constant_loss"), "bad_model", "does not depend on the model's parameters"),
         (job("good", "users_layers:failing_loss"), "bad_model", "ValueError: no targets like these"),
@@ -137,6 +163,10 @@ def test_what_cannot_be_trained_is_one_line(users_layers: Path, spec: JobSpec, c
     assert failed["code"] == code
     assert text in failed["text"]
     assert "\n" not in failed["text"]
+
+
+def test_buffers_that_stay_as_they_are_are_fine(users_layers: Path) -> None:
+    assert "topology" in asked(users_layers, job("still_buffers"))
 
 
 def test_layers_may_pass_several_tensors_and_share_parameters(users_layers: Path) -> None:

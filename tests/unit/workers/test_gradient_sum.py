@@ -89,8 +89,14 @@ def test_a_microbatch_counts_once_and_clearing_forgets_it() -> None:
     total.clear()
     assert total.microbatches == frozenset()
     assert not total.copy_for_reduce().any()
+    assert not total.total.any()
     total.add(2, gradients(2))
     assert torch.equal(total.copy_for_reduce(), summed([2]))
+    assert torch.equal(total.total, summed([2]))
+    total.clear()
+    with pytest.raises(GradientRefused):
+        total.add(3, [tensor * float("nan") for tensor in gradients(3)])
+    assert not total.copy_for_reduce().any()
 
 
 def test_the_copy_is_apart_from_the_sum() -> None:
@@ -118,6 +124,13 @@ def test_the_checksum_sees_values_and_their_order(exact: bool) -> None:
     swapped[[5, 66_000]] = swapped[[66_000, 5]]
     assert len({same, GradientSum.checksum(changed), GradientSum.checksum(swapped)}) == 3
     assert len(same) == 16
+
+
+def test_the_checksum_never_changes() -> None:
+    """Frozen: other digits would be another wire format between replicas of two versions."""
+    words = torch.arange(70_000, dtype=torch.int64) * 0x1_0000_0001
+    assert GradientSum.checksum(words) == "beb82ceed188514a"
+    assert GradientSum.checksum(words.float()) == "333bc21bb4daa0f0"
 
 
 def test_norms_are_per_parameter_and_independent_of_grouping() -> None:

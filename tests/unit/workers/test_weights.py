@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from bus.artifacts import open_artifacts
 from schemas.errors import BadInput, BadModel, Conflict, NotFound
 from schemas.job import ModelSpec, OptimizerSpec
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
+from workers import safetensors_files
+from workers.compute import ComputeThread, Priority
 from workers.model import StageModule, build, slice_stage
 from workers.optimizer import build_optimizer, named_state
 from workers.weights import export, load_initial, restore_checkpoint, save_checkpoint
@@ -160,3 +165,37 @@ async def test_a_shard_without_its_manifest_does_not_count(tmp_path: Path) -> No
     (tmp_path / "layers-00000-00004.manifest.json").unlink()  # killed between the two writes
     with pytest.raises(NotFound, match="there is no checkpoint"):
         await restore_checkpoint(stage, optimizer, artifacts, str(tmp_path))
+
+
+async def test_a_checkpoint_is_copied_ahead_of_later_updates_and_written_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[threading.Thread] = []
+
+    def slow_save(*args: object) -> None:
+        writers.append(threading.current_thread())
+        save_file(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(safetensors_files, "save_file", slow_save)
+    ((stage, optimizer),) = stages([0, 4], trained=True)
+    before = {name: weight.detach().clone() for name, weight in stage.trainable()}
+    artifacts = open_artifacts(str(tmp_path), None)
+
+    def update() -> None:
+        with torch.no_grad():
+            for _, weight in stage.trainable():
+                weight.add_(1)
+
+    async with ComputeThread() as compute:
+        run = partial(compute.submit, Priority.ORDER)
+        saving = asyncio.create_task(
+            save_checkpoint(stage, optimizer, artifacts, stage=0, version=1, run=run)
+        )
+        await asyncio.sleep(0)
+        await compute.submit(Priority.ORDER, update)
+        await saving
+        assert writers
+        assert threading.main_thread() not in writers
+        ((other, other_optimizer),) = stages([0, 4], seed=9)
+        await restore_checkpoint(other, other_optimizer, artifacts, str(tmp_path), run=run)
+    assert all(torch.equal(weight, before[name]) for name, weight in other.trainable())

@@ -1,0 +1,200 @@
+"""What an instance does with its microbatches at the boundaries of steps, and when it was replaced."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch
+
+from bus.presence import Presence
+from schemas.cluster import InstanceStart
+from schemas.data_plane import RouteEntry, RouteTable
+from schemas.errors import BadModel, DmscError, Fenced, Unavailable
+from schemas.job import JobSpec
+from schemas.registry import InstanceState
+from schemas.step import Member, MicrobatchDispatch, StepAbort, StepPrepare, StepStatus
+from schemas.task_graph import TaskUnit, UnitKind
+from workers.compute import ComputeThread
+from workers.data_runtime import DataRuntime
+from workers.instance import Instance, InstancePayload
+from workers.microbatch import Hop, MicrobatchState
+from workers.reduction import ReductionGroup
+from workers.stage_compute import StageCompute
+from workers.stage_runtime import StageRuntime
+
+ME, UP, DOWN = (Member(sid=sid, incarnation="i") for sid in ("me", "up", "down"))
+SPEC = JobSpec.model_validate(
+    {
+        "name": "small",
+        "model": {
+            "factory": "workers.models.gpt:byte_gpt",
+            "args": {"layers": 1, "width": 8, "heads": 1, "context": 4},
+        },
+        "data": {"source": "stdlib:", "sample_tokens": 4},
+        "training": {"steps": 2, "microbatches": 2, "microbatch_samples": 1},
+    }
+)
+
+
+def start(stage: int = 0, stages: int = 2) -> InstanceStart:
+    kind = UnitKind.DATA if stage < 0 else UnitKind.STAGE
+    layers = {0: (0, 1), 1: (1, 3)}[stage] if stages == 2 and stage >= 0 else (0, 3)
+    return InstanceStart(
+        job="j",
+        epoch=1,
+        spec=SPEC,
+        unit=TaskUnit(
+            sid=ME.sid, kind=kind, stage=stage, replica=0, first_layer=layers[0], last_layer=layers[1]
+        ),
+        incarnation=ME.incarnation,
+        slot=0,
+        stages=stages,
+        layer_count=3,
+        code_digest="",
+    )
+
+
+def table(stage: int, sid: str, window: int = 1) -> RouteTable:
+    entry = RouteEntry(sid=sid, incarnation="i", cluster="a", weight=1.0, window=window)
+    return RouteTable(job="j", cluster="a", stage=stage, revision=1, router="r", entries=(entry,))
+
+
+class Cell:
+    """A stage instance without a bus, and what it said of itself."""
+
+    def __init__(self, compute: ComputeThread, unit: InstanceStart) -> None:
+        self.failures: list[DmscError] = []
+        bus: Any = None
+        self.runtime = StageRuntime(
+            bus=bus,
+            start=unit,
+            member=ME,
+            cluster="a",
+            device=torch.device("cpu"),
+            compute=compute,
+            failed=self.failures.append,
+        )
+
+    def hop(self, microbatch: int, *states: MicrobatchState, evaluate: bool = False) -> Hop:
+        hop = Hop(self.runtime.version, microbatch, 0, evaluate, UP)
+        for state in states:
+            hop.advance(state)
+        self.runtime._hops[hop.key] = hop
+        return hop
+
+
+@pytest.fixture
+async def compute() -> AsyncIterator[ComputeThread]:
+    async with ComputeThread() as thread:
+        yield thread
+
+
+QUEUED, DONE, SUMMED = (
+    MicrobatchState.FORWARD_QUEUED,
+    MicrobatchState.FORWARD_DONE,
+    MicrobatchState.ACCUMULATED,
+)
+
+
+async def test_a_hop_that_its_step_leaves_behind_gives_its_window_back(compute: ComputeThread) -> None:
+    runtime = (cell := Cell(compute, start(0))).runtime
+    runtime.binder.update(table(1, DOWN.sid))
+    sent = cell.hop(0, QUEUED, DONE, evaluate=True)
+    sent.downstream = runtime.binder.bind(1)
+    waiting = cell.hop(1, QUEUED, DONE, evaluate=True)
+    runtime._unbound.append(waiting)
+    assert runtime.binder.bind(1) is None
+    runtime.state.version = 1
+    runtime.next_step()
+    assert runtime.waiting() == ()
+    assert runtime.binder.open == 0
+    runtime.routes_changed()  # what waited for a window is gone, too
+    assert runtime.binder.open == 0
+
+
+async def test_a_data_instance_gives_windows_of_earlier_steps_back() -> None:
+    bus: Any = None
+    runtime = DataRuntime(
+        bus=bus, start=start(-1), member=ME, cluster="a", failed=lambda error: pytest.fail(error.text)
+    )
+    runtime.binder.update(table(0, DOWN.sid))
+    target = runtime.binder.bind(0)
+    assert target is not None
+    runtime._open[0, 0, 3, True] = target
+    await runtime.dispatch(MicrobatchDispatch(job="j", epoch=1, step=1, attempt=0, microbatches=()))
+    assert runtime.in_flight == 0
+    assert runtime.binder.bind(0) == DOWN
+
+
+async def test_only_the_last_stage_claims_what_it_scored(compute: ComputeThread) -> None:
+    for stage, evaluated in ((0, []), (1, [5])):
+        cell = Cell(compute, start(stage))
+        cell.hop(4, QUEUED, SUMMED)
+        cell.hop(5, QUEUED, SUMMED, evaluate=True)
+        for evaluate, expected in ((False, [4]), (True, evaluated)):
+            query = StepStatus(job="j", epoch=1, step=0, attempt=0, evaluate=evaluate)
+            claims = (await cell.runtime.status(query)).claims
+            assert [claim.microbatch for claim in claims] == expected
+            assert all(claim.evaluate == evaluate for claim in claims)
+
+
+async def test_an_incarnation_that_is_fenced_ends_itself(compute: ComputeThread) -> None:
+    cell = Cell(compute, start(0))
+    data_failures: list[DmscError] = []
+    bus: Any = None
+    data = DataRuntime(bus=bus, start=start(-1), member=ME, cluster="a", failed=data_failures.append)
+    for fenced in (DOWN, ME):
+        order = StepAbort(job="j", epoch=1, step=0, attempt=0, fenced=(fenced,))
+        assert (await cell.runtime.abort(order)).member == ME
+        assert (await data.abort(order)).member == ME
+        expected = [] if fenced == DOWN else [Fenced]
+        assert [type(error) for error in cell.failures] == expected
+        assert [type(error) for error in data_failures] == expected
+
+
+async def test_the_only_replica_votes_with_the_bits_of_a_copy(compute: ComputeThread) -> None:
+    runtime = Cell(compute, start(0)).runtime
+    await runtime.build()
+    bus: Any = None
+    runtime.group = await ReductionGroup.build(
+        bus, job="j", stage=0, generation=0, members=[ME], me=ME, epoch=1
+    )
+    runtime.generation = 0
+    trained = runtime.trained
+    generator = torch.Generator().manual_seed(1)
+    for microbatch in range(2):
+        drawn = [torch.randn(weight.shape, generator=generator) for weight in trained.parameters]
+        trained.sum.add(microbatch, drawn)
+    vote = await runtime.prepare(StepPrepare(job="j", epoch=1, step=0, attempt=0, generation=0))
+    microbatches, copied = trained.copy_sum()
+    _, checksum, norms = trained.finish_sum(copied)
+    assert (vote.microbatches, vote.checksum, vote.squared_norms) == (tuple(microbatches), checksum, norms)
+
+
+def test_a_stage_refuses_to_train_half_precision_parameters() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(BadModel, match="is bfloat16; trainable parameters must be float32"):
+            StageCompute(start(0), torch.device("cpu")).build()
+    finally:
+        torch.set_default_dtype(before)
+
+
+async def test_a_registry_that_is_away_does_not_spoil_the_end() -> None:
+    said: list[InstanceState] = []
+
+    class Away:
+        async def change(self, state: InstanceState, *_: str, **__: str) -> None:
+            said.append(state)
+            raise Unavailable("the registry does not answer")
+
+    away: Any = Away()
+    instance = Instance(InstancePayload(start=start(0), servers=[], cluster="a", node="n", agent="x"))
+    presence: Presence = away
+    await instance._take_leave(presence)
+    instance._fail(Fenced("replaced"))
+    await instance._take_leave(presence)
+    assert said == [InstanceState.DRAINING, InstanceState.FAULTED]
