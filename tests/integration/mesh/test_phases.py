@@ -25,7 +25,7 @@ from bus.tap import Tap, Tapped
 from schemas.door import DoorRequest, JobList
 from schemas.envelope import EntityKind
 from schemas.fault import FaultReport, FaultVerdict
-from schemas.job import JobEvent, JobRecord, JobState
+from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicySuggestion, SetWeights
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, RouteAdvertisement
@@ -214,9 +214,11 @@ async def test_the_six_phases_of_section_4_4(
     os.kill(pid, signal.SIGKILL)
 
     def ended() -> bool:
-        """Told after the record was written; the tap may see the bucket ahead of the other subjects."""
-        found = messages(recording, subjects.JOB_EVENT, JobEvent)
-        return any(one.job == job and one.state in (JobState.DONE, JobState.FAILED) for one in found)  # type: ignore[attr-defined]
+        """Record and event, each by its own subscription of the tap: either may be seen first."""
+        return all(
+            any(one.job == job and one.state in ENDED for one in messages(recording, row, kind))  # type: ignore[attr-defined]
+            for row, kind in ((subjects.JOB_EVENT, JobEvent), (subjects.JOB_RECORD, JobRecord))
+        )
 
     await until(recording, ended, "the end of the job", 90)
     last = [one for one in messages(recording, subjects.JOB_RECORD, JobRecord) if one.job == job][-1]  # type: ignore[attr-defined]
