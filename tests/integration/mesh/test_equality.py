@@ -6,6 +6,7 @@ And with exact accumulation the weights are bit-identical whatever the stages, r
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +44,21 @@ def test_the_weights_are_bit_identical_for_every_shape() -> None:
     if len(hashes) < 2:
         pytest.skip("needs the runs above")
     assert len(set(hashes.values())) == 1, hashes
+
+
+@pytest.mark.timeout(120)
+def test_a_job_goes_on_from_existing_weights_and_in_bf16(mesh: Mesh, tmp_path: Path) -> None:
+    first = mesh.client.wait(mesh.client.submit(tiny_job("first")).job, timeout_s=60)
+    mesh.client.download_weights(first.job, tmp_path / "weights")
+    again = tiny_job(
+        "again",
+        training={"steps": 4, "precision": "bf16"},
+        parallel={"stages": 2, "replicas": 1},
+        initial_weights=str(tmp_path / "weights"),  # type: ignore[arg-type]  # a plain key, not a section
+    )
+    second = mesh.client.wait(mesh.client.submit(again).job, timeout_s=60)
+    assert second.state is JobState.DONE, second.reason
+    assert first.loss_first is not None
+    assert first.loss_last is not None
+    assert second.loss_first is not None
+    assert abs(second.loss_first - first.loss_last) < 0.5 * (first.loss_first - first.loss_last)
