@@ -8,6 +8,7 @@ from schemas.base import Message, Part, Token
 from schemas.cluster import NodeStatus
 from schemas.job import JobRecord, JobSpec
 from schemas.registry import ServiceRecord
+from schemas.signals import QosReport
 
 
 class DoorRequest(Message, wire="door.request"):
@@ -62,3 +63,5 @@ class MeshStatus(Message, wire="mesh.status"):
     services: tuple[ServiceRecord, ...]
     nodes: tuple[NodeStatus, ...]
     jobs: tuple[JobSummary, ...]
+    quality: tuple[QosReport, ...] = ()
+    """The last Type 5 report of each gateway and router about each running job."""

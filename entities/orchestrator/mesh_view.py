@@ -13,7 +13,7 @@ from bus.buckets import Change
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind
 from schemas.registry import InstanceState, ServiceRecord
-from schemas.signals import NodeRegistration
+from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member
 
 
@@ -24,6 +24,7 @@ class MeshView:
         self.nodes: dict[str, NodeStatus] = {}
         self.services: dict[str, NodeRegistration] = {}
         self.records: dict[str, ServiceRecord] = {}
+        self.quality: dict[tuple[str, str], QosReport] = {}
         self._departed: dict[str, ServiceRecord] = {}
         self._changed = asyncio.Condition()
 
@@ -61,7 +62,14 @@ class MeshView:
         if record is not None and record.job is not None:
             self._departed[sid] = record.model_copy(update={"state": InstanceState.GONE})
 
+    def report(self, report: QosReport) -> None:
+        """Type 5 up: a gateway or router tells how a job's traffic goes in its cluster."""
+        if report.job is not None:
+            self.quality[report.sid, report.job] = report
+
     def forget_job(self, job: str) -> None:
+        for key in [key for key in self.quality if key[1] == job]:
+            del self.quality[key]
         for sid in [sid for sid, record in self._departed.items() if record.job == job]:
             del self._departed[sid]
 

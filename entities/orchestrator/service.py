@@ -35,7 +35,7 @@ from schemas.fault import FaultReport
 from schemas.job import ENDED, JobRecord, JobState
 from schemas.policy import ModuleLifecycle, PolicyDecision, PolicySuggestion
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
-from schemas.signals import NodeRegistration, TerminationReport
+from schemas.signals import NodeRegistration, QosReport, TerminationReport
 from schemas.step import MicrobatchClaim
 from schemas.task_graph import ModelTopology, Placement
 
@@ -118,6 +118,7 @@ class Orchestrator:
             await bus.serve(subjects.MESH_QUERY, self._mesh_query),
             await bus.subscribe(subjects.STEP_CLAIM, self._claim),
             await bus.subscribe(subjects.TERMINATION, self._termination),
+            await bus.subscribe(subjects.QOS_REPORT, self._quality),
             await bus.subscribe(subjects.SUGGESTION, self._suggestion),
         ]
 
@@ -157,6 +158,7 @@ class Orchestrator:
             services=tuple(sorted(self.mesh.records.values(), key=lambda record: (record.kind, record.sid))),
             nodes=tuple(self.mesh.nodes[sid] for sid in sorted(self.mesh.nodes)),
             jobs=jobs,
+            quality=tuple(self.mesh.quality[key] for key in sorted(self.mesh.quality)),
         )
 
     # --- jobs -------------------------------------------------------------------------------------------
@@ -286,6 +288,10 @@ class Orchestrator:
         if run is not None:
             self._spawn(run.fault(message))
         return Ack(note="taken up" if run else "no such job runs")
+
+    async def _quality(self, message: QosReport, envelope: Envelope) -> None:
+        if message.job in self._runs:
+            self.mesh.report(message)
 
     # --- functional modules -----------------------------------------------------------------------------
     async def _lifecycle(self, message: ModuleLifecycle, envelope: Envelope) -> Ack:
