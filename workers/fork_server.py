@@ -395,6 +395,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--code-path", action="append", default=[], help="users' modules; repeatable")
     parser.add_argument("--method", choices=["auto", "fork", "spawn"], default="auto")
     options = parser.parse_args(arguments)
+    if options.scratch is not None:  # so that an instance killed while it writes leaves nothing behind
+        os.environ["TMPDIR"] = str(options.scratch)
+        tempfile.tempdir = None
 
     channel = socket.socket(fileno=options.fd)
     channel.set_inheritable(False)
