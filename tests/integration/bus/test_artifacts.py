@@ -77,7 +77,7 @@ async def test_deleting_by_prefix(artifacts: Artifacts) -> None:
     assert await artifacts.list() == []
 
 
-@pytest.mark.parametrize("name", ["", "../up", "a/../../up", "/root", "a//b", "back\\slash", "nul\0"])
+@pytest.mark.parametrize("name", ["", "../up", "a/../../up", "/absolute", "a//b", "back\\slash", "nul\0"])
 async def test_names_that_lead_elsewhere_are_refused(artifacts: Artifacts, name: str) -> None:
     with pytest.raises(BadInput, match="is not the name of an artifact"):
         await artifacts.put_bytes(name, b"x")
