@@ -34,7 +34,7 @@ from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 KINDS = ("truncated", "unknown type", "wrong major", "noise")
 REASONS = {"malformed", "unknown type", "wrong version"}
 UNHEARD = {
-    "qos report", "node sample", "policy decision", "fault verdict", "log", "dead letter",
+    "node sample", "policy decision", "fault verdict", "log", "dead letter",
     "job record", "step decision",
 }  # fmt: skip
 """For people and functional modules, of which there are none here; and keys that are read, not watched."""
