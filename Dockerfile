@@ -19,15 +19,15 @@ FROM python:${PYTHON}-slim
 LABEL org.opencontainers.image.title="dmsc" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --uid 10001 --create-home dmsc \
- && install -d -o dmsc -g dmsc /run/dmsc /work /work/runs
+ && install -d -o dmsc -g dmsc /run/dmsc /home/dmsc/runs
 COPY --from=build /opt/dmsc /opt/dmsc
 COPY --chmod=755 deploy/dmsc.sh /opt/dmsc/front/dmsc
 COPY --chmod=755 deploy/cluster.sh /opt/dmsc/front/dmsc-cluster
 COPY deploy/make_secrets.py /opt/dmsc/front/make_secrets.py
-COPY --chown=dmsc:dmsc examples /work/examples
+COPY --chown=dmsc:dmsc examples /home/dmsc/examples
 ENV PATH=/opt/dmsc/front:/opt/dmsc/bin:$PATH \
     PYTHONUNBUFFERED=1
 USER dmsc
-WORKDIR /work
+WORKDIR /home/dmsc
 ENTRYPOINT ["dmsc"]
 CMD ["--help"]

@@ -23,6 +23,11 @@ help: ## this list
 demo: setup ## an embedded mesh of two clusters trains the example and goes away again
 	@$(VENV)/dmsc demo $(JOB) $(ARGS)
 
+.PHONY: demo-chaos
+demo-chaos: setup ## the same with instances, a cluster, the orchestrator and the server killed: what does it cost?
+	@$(VENV)/dmsc chaos examples/chaos-gpt.yaml --private --every 8s --faults 5 --seed 2 \
+		--what instance,freeze,cluster,orchestrator,server --plot runs/chaos.svg $(ARGS)
+
 .PHONY: test
 test: check pytest ## everything that must pass: style, types, layers, then all tests
 
@@ -30,8 +35,8 @@ test: check pytest ## everything that must pass: style, types, layers, then all 
 check: lint types layers ## the quick half of `test`
 
 .PHONY: pytest
-pytest: setup-dev ## the tests alone, e.g. make pytest ARGS="tests/unit -k ledger"
-	@$(VENV)/python -m pytest $(ARGS)
+pytest: setup-dev ## the tests alone, two files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
+	@$(VENV)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format, changes nothing
@@ -56,10 +61,18 @@ docs: setup ## rewrite the part of docs/ that is derived from the table of subje
 	@$(VENV)/python scripts/generate_protocol.py
 
 .PHONY: bench
-bench: setup ## bus against raw nats-py, training against torch's pipeline and DDP, waiting times
+bench: setup ## bus against raw nats-py, training against torch's pipeline and DDP, waiting times, deaths noticed
 	@$(VENV)/python benchmarks/bus_cost.py $(ARGS)
 	@$(VENV)/python benchmarks/training.py $(ARGS)
 	@$(VENV)/python benchmarks/readiness.py $(ARGS)
+	@$(VENV)/python benchmarks/detection.py $(ARGS)
+
+.PHONY: bench-faults
+bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside their bars, torchrun and torchft
+	@$(VENV)/python -c 'import torchft' 2>/dev/null \
+		|| $(VENV)/python -m pip install --quiet --retries 0 --editable '.[bench-peers]' 2>/dev/null \
+		|| echo 'torchft can not be installed here: the comparison with it is skipped'
+	@$(VENV)/python benchmarks/faults.py $(ARGS)
 
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service

@@ -28,6 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 from workers.models.gpt import byte_gpt
+from workers.models.padded import padded_gpt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class Workload:
     warmup: int  # steps before the clock starts
     steps: int  # steps measured
     cut: int
+    pad_ms: float = 0.0
     learning_rate: float = 1e-3
     clip_norm: float = 1.0
 
@@ -52,7 +54,8 @@ class Workload:
 
     def model(self) -> nn.Sequential:
         torch.manual_seed(0)
-        return byte_gpt(layers=self.layers, width=self.width, heads=self.heads, context=self.context)
+        sizes = {"layers": self.layers, "width": self.width, "heads": self.heads, "context": self.context}
+        return padded_gpt(pad_ms=self.pad_ms, **sizes) if self.pad_ms else byte_gpt(**sizes)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """One step's tokens and targets: (microbatches · samples, context) int64 each."""
@@ -125,7 +128,7 @@ def ddp(workload: Workload, rank: int, world: int) -> list[float]:
 
     def backward(inputs: Tensor, wanted: Tensor) -> None:
         loss = mean_loss(replica(inputs), wanted) / len(mine)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch: unannotated
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

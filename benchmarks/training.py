@@ -10,6 +10,12 @@ the medians of the step times; the spread over rounds stands beside it.
 
 The mesh's side includes what it always does: data instance, claims, telemetry, the step transaction, and
 exact gradient sums (`--float-sums` turns those off). The peers read no data and record nothing.
+
+On a machine with as many cores as computing processes, all that the mesh does beside computing (server,
+control plane, data instance) is taken from the computing. `--pad-ms 8 --microbatch-samples 1` emulates
+devices of their own instead: each block of the model also waits 8 ms forward and 16 ms backward, with the
+peers as well (`workers/models/padded.py`), so that a microbatch takes some 100 ms per stage and the cores
+are mostly free.
 """
 
 from __future__ import annotations
@@ -50,6 +56,7 @@ class Job:
     microbatch_samples: int = 8
     warmup: int = 2
     steps: int = 6
+    pad_ms: float = 0.0  # each block waits this long forward, twice that backward: an emulated device
     cut: int = 4  # layers of the first stage; taken from the mesh's own plan once there is one
 
     @property
@@ -58,10 +65,18 @@ class Job:
 
     def spec(self, stages: int, replicas: int, data: Path, *, exact: bool) -> dict[str, Any]:
         """The same as a job file."""
-        sizes = {"layers": self.layers, "width": self.width, "heads": self.heads, "context": self.context}
+        sizes: dict[str, Any] = {
+            "layers": self.layers,
+            "width": self.width,
+            "heads": self.heads,
+            "context": self.context,
+        }
+        factory, args = "workers.models.gpt:byte_gpt", sizes
+        if self.pad_ms:
+            factory, args = "workers.models.padded:padded_gpt", {**sizes, "pad_ms": self.pad_ms}
         return {
             "name": f"bench-{stages}x{replicas}",
-            "model": {"factory": "workers.models.gpt:byte_gpt", "args": sizes},
+            "model": {"factory": factory, "args": args},
             "data": {"source": data.as_uri(), "sample_tokens": self.context, "validation_fraction": 0.01},
             "training": {
                 "steps": self.warmup + self.steps,
@@ -215,10 +230,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6, help="measured steps per run")
     parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--microbatch-samples", type=int, default=8)
+    parser.add_argument("--pad-ms", type=float, default=0.0, help="wait per block: emulates devices")
     parser.add_argument("--float-sums", action="store_true", help="plain fp32 gradient sums in the mesh")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    job = Job(steps=arguments.steps, microbatches=arguments.microbatches)
+    job = Job(
+        steps=arguments.steps,
+        microbatches=arguments.microbatches,
+        microbatch_samples=arguments.microbatch_samples,
+        pad_ms=arguments.pad_ms,
+    )
     job, found = measure(job, arguments.rounds, exact=not arguments.float_sums)
     result = summary(job, found)
     if arguments.json:

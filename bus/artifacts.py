@@ -12,7 +12,7 @@ import contextlib
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -184,17 +184,25 @@ class FileArtifacts(Artifacts):
         return int(await self._call(name, lambda: self._fs.size(self._path(name))))
 
     async def list(self, prefix: str = "") -> list[str]:
-        found: list[str] = await self._call(prefix, lambda: self._fs.find(self._root))
+        found = await self._call(prefix, self._find)
         names = (path.removeprefix(self._root).lstrip("/") for path in found)
         return sorted(name for name in names if name.startswith(prefix) and not _is_temporary(name))
+
+    def _find(self) -> Sequence[str]:
+        self._fs.invalidate_cache()  # of listings: others write here too
+        found: Sequence[str] = self._fs.find(self._root)
+        return found
 
     async def exists(self, name: str) -> bool:
         return bool(await self._call(name, lambda: self._fs.isfile(self._path(name))))
 
     async def delete(self, prefix: str = "") -> None:
-        for name in await self.list(prefix):
+        names = await self.list(prefix)
+        for name in names:
             with contextlib.suppress(NotFound):  # somebody else was faster
                 await self._remove(name)
+        if self._local:
+            await asyncio.to_thread(_prune, Path(self._root), names)
 
     async def _remove(self, name: str) -> None:
         await self._call(name, lambda: self._fs.rm_file(self._path(name)))
@@ -268,6 +276,14 @@ def _umask() -> int:
         return int(status.split("Umask:")[1].split()[0], 8)
     except (OSError, IndexError, ValueError):
         return 0o022
+
+
+def _prune(root: Path, names: Iterable[str]) -> None:
+    """Removes the folders, `root` too, that are empty now that these files have gone."""
+    for name in names:
+        for parent in Path(name).parents:
+            with contextlib.suppress(OSError):  # not empty, or gone
+                (root / parent).rmdir()
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from schemas.errors import (
     Conflict,
     DmscError,
     NotFound,
+    Unavailable,
 )
 
 if TYPE_CHECKING:
@@ -37,8 +39,14 @@ if TYPE_CHECKING:
 log = get_logger("bus.buckets")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+ANSWER_S = 1.5
+"""A cluster that elects a stream's leader answers nobody: whoever asked before must ask again after, and
+should not notice late that it is over. Outlasts the sync of a busy disk."""
 PAUSE_S = 0.05
 """Before an interrupted watch is made again: a restarted server needs a moment to load its streams."""
+PATIENCE_S = 20.0
+"""How long a reading or a new watch puts up with a bus that is there and does not serve the bucket yet: a
+cluster that has just made it, or elects a leader, refuses consumers or forgets to answer."""
 CREATE_ATTEMPTS = 5
 """A create may find a marker that another writer replaces meanwhile; more often than this is a conflict."""
 
@@ -119,7 +127,9 @@ class Bucket:
                 return await self._write(message, expected, ttl_s, tokens)
             except Conflict:
                 # Through the leader: a replica may not have the marker yet.
-                last = await jetstream.last(self._bus.link, self._stream, self.row(**tokens), leader=True)
+                last = await jetstream.last(
+                    self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
+                )
                 if last is not None and not last.is_marker:
                     raise Conflict(f"{self.row.name} {self.row.key(**tokens)} exists already") from None
                 expected = 0 if last is None else last.sequence
@@ -139,7 +149,7 @@ class Bucket:
     async def delete(self, **tokens: Any) -> None:
         """Removes the key. The mark that watchers see goes away by itself."""
         headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
-        await jetstream.publish(self._bus.link, self.row(**tokens), b"", headers)
+        await jetstream.publish(self._bus.link, self.row(**tokens), b"", headers, timeout_s=ANSWER_S)
 
     async def _write(
         self, message: Message, expected: int | None, ttl_s: float | None, tokens: dict[str, Any]
@@ -153,7 +163,7 @@ class Bucket:
             headers["Nats-TTL"] = str(whole_seconds(ttl_s))
         payload = codec.encode(message, bus.sender_map, bus.next_id())
         try:
-            return await jetstream.publish(bus.link, subject, payload, headers or None)
+            return await jetstream.publish(bus.link, subject, payload, headers or None, timeout_s=ANSWER_S)
         except Conflict as error:
             key = self.row.key(**tokens)
             raise Conflict(f"{self.row.name} {key} moved on from revision {expected}", key=key) from error
@@ -162,7 +172,9 @@ class Bucket:
 
     async def get(self, *, leader: bool = False, **tokens: Any) -> Entry | None:
         """The present value, or None. `leader=True` where a decision hangs on it: never an older one."""
-        item = await jetstream.last(self._bus.link, self._stream, self.row(**tokens), leader=leader)
+        item = await jetstream.last(
+            self._bus.link, self._stream, self.row(**tokens), leader=leader, timeout_s=ANSWER_S
+        )
         if item is None or item.is_marker:
             return None
         return self._entry(item)
@@ -182,12 +194,20 @@ class Bucket:
         return found
 
     async def _present(self, tokens: dict[str, Any], *, headers_only: bool) -> list[jetstream.Stored]:
-        latest: dict[str, jetstream.Stored] = {}
         subject = self.row.wildcard(**tokens)
-        async with Reader.open(self._bus.link, self._stream, subject, headers_only=headers_only) as reader:
-            async for item in reader.present():
-                latest[item.subject] = item
-        return [item for item in latest.values() if not item.is_marker]
+        link = self._bus.link
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            latest: dict[str, jetstream.Stored] = {}
+            try:
+                async with Reader.open(link, self._stream, subject, headers_only=headers_only) as reader:
+                    async for item in reader.present():
+                        latest[item.subject] = item
+                return [item for item in latest.values() if not item.is_marker]
+            except Unavailable:
+                if not link.online.is_set() or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(PAUSE_S)
 
     def _entry(self, item: jetstream.Stored) -> Entry:
         message, envelope = codec.decode(item.data, self.row.schema)
@@ -222,6 +242,7 @@ class Bucket:
     async def _watching(self, handler: WatchHandler, subject: str, started: asyncio.Future[None]) -> None:
         known: dict[str, int] = {}
         link = self._bus.link
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 async with Reader.open(link, self._stream, subject) as reader:
@@ -229,7 +250,8 @@ class Bucket:
                         started.set_result(None)
                     await self._follow(reader, handler, known)
             except DmscError as error:
-                if not started.done():
+                patient = isinstance(error, Unavailable) and link.online.is_set()
+                if not started.done() and not (patient and time.monotonic() < deadline):
                     started.set_exception(error)
                     return
                 log.debug("watch interrupted", subject=subject, error=error.text)

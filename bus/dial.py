@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,10 @@ Token = str | Callable[[], str]
 BUFFER_BYTES = 16 << 20
 """Published while disconnected: kept up to here and sent after the reconnect, then refused."""
 RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 1.0
-"""Pause before a reconnect attempt: doubling between these, times a random half to whole."""
+"""Pause before a reconnect attempt: between these, times a random half to whole."""
+RECONNECT_SHARE = 0.05
+"""The pause is this share of the time that we have been away: the way back adds little to an outage, and
+a long one is not met with a storm."""
 PING_INTERVAL_S = 10
 """A hung server (no EOF) is noticed after three of these."""
 CLOSE_S = 2.0
@@ -44,6 +48,7 @@ class Dialer:
         self._servers = list(servers)
         self._token = token
         self._attempts = 0
+        self._away_since = 0.0
 
     @property
     def where(self) -> str:
@@ -123,10 +128,17 @@ class Dialer:
         self._attempts = 0
 
     def _next_server(self, pool: list[Server], info: dict[str, Any]) -> tuple[Server | None, float]:
-        pause = min(RECONNECT_MOST_S, RECONNECT_FIRST_S * 2 ** min(self._attempts, 10))
+        now = time.monotonic()
+        if not self._attempts:
+            self._away_since = now
         chosen = pool[self._attempts % len(pool)]
         self._attempts += 1
-        return chosen, jittered(pause)
+        return chosen, jittered(reconnect_pause(now - self._away_since))
+
+
+def reconnect_pause(away_s: float) -> float:
+    """Seconds before the next attempt, when the connection has been lost for `away_s`."""
+    return min(RECONNECT_MOST_S, max(RECONNECT_FIRST_S, RECONNECT_SHARE * away_s))
 
 
 def jittered(pause_s: float) -> float:

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -42,6 +43,17 @@ kill -KILL "$0" 2>/dev/null
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Peers:
+    """A server's place in a cluster. `name` is how its peers know it: the same after each restart."""
+
+    cluster: str
+    name: str
+    listen: str  # host:port for the other servers
+    routes: tuple[str, ...]  # host:port of every server
+    credentials: str  # user:password between the servers
+
+
 class EmbeddedServer:
     """`async with EmbeddedServer(folder) as server: … server.url`.
 
@@ -55,6 +67,7 @@ class EmbeddedServer:
         max_store_bytes, max_memory_bytes: Limits of JetStream; streams reserve from the first.
         max_payload_bytes: Largest message.
         monitor: Also serve NATS's monitoring pages on a free port (`monitor_url`).
+        peers: Its place in a cluster; None for a server alone. `bus.embedded_cluster` makes them.
     """
 
     def __init__(
@@ -69,6 +82,7 @@ class EmbeddedServer:
         max_memory_bytes: int = 1 << 30,
         max_payload_bytes: int = MAX_MESSAGE_BYTES,
         monitor: bool = True,
+        peers: Peers | None = None,
     ) -> None:
         self.store_dir = Path(store_dir).absolute()
         self.host = host
@@ -81,6 +95,7 @@ class EmbeddedServer:
         self._max_memory_bytes = max_memory_bytes
         self._max_payload_bytes = max_payload_bytes
         self._monitor = monitor
+        self._peers = peers
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
@@ -230,8 +245,9 @@ class EmbeddedServer:
 
     def _write_config(self) -> Path:
         quoted = json.dumps  # NATS reads JSON strings
+        name = f"dmsc-{os.getpid()}-{self.store_dir.name}" if self._peers is None else self._peers.name
         lines = [
-            f"server_name: {quoted(f'dmsc-{os.getpid()}-{self.store_dir.name}')}",
+            f"server_name: {quoted(name)}",
             f"listen: {quoted(f'{self.host}:{self._port}')}",
             f"ports_file_dir: {quoted(str(self.store_dir))}",
             f"log_file: {quoted(str(self.log_path))}",
@@ -248,6 +264,19 @@ class EmbeddedServer:
         if self._sync_always:
             lines.append("  sync_interval: always")
         lines.append("}")
+        if self._peers is not None:
+            routes = ", ".join(
+                quoted(f"nats-route://{self._peers.credentials}@{place}") for place in self._peers.routes
+            )
+            user, _, password = self._peers.credentials.partition(":")
+            lines += [
+                "cluster {",
+                f"  name: {quoted(self._peers.cluster)}",
+                f"  listen: {quoted(self._peers.listen)}",
+                f"  authorization {{ user: {quoted(user)}, password: {quoted(password)} }}",
+                f"  routes: [{routes}]",
+                "}",
+            ]
         if self._monitor:
             lines.append(f"http: {quoted(f'{self.host}:-1')}")
         if self._token is not None:

@@ -44,7 +44,9 @@ class Stored:
         return self.headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in self.headers
 
 
-async def call(link: Link, name: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+async def call(
+    link: Link, name: str, payload: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
     """One API request.
 
     Raises:
@@ -52,7 +54,7 @@ async def call(link: Link, name: str, payload: Mapping[str, Any] | None = None) 
     """
     try:
         reply = await link.ask(
-            f"{API}.{name}", json.dumps(payload).encode() if payload else b"", timeout_s=TIMEOUT_S
+            f"{API}.{name}", json.dumps(payload).encode() if payload else b"", timeout_s=timeout_s
         )
     except NoResponders:
         raise Unavailable("the bus has no JetStream, or it is not ready yet") from None
@@ -75,11 +77,13 @@ async def publish(
     return int(_checked(json.loads(reply.data), subject)["seq"])
 
 
-async def last(link: Link, stream: str, subject: str, *, leader: bool) -> Stored | None:
+async def last(
+    link: Link, stream: str, subject: str, *, leader: bool, timeout_s: float = TIMEOUT_S
+) -> Stored | None:
     """The last message on `subject`. A direct read may come from any replica and be older."""
     if not leader:
         try:
-            found = await link.ask(f"{API}.DIRECT.GET.{stream}.{subject}", b"", timeout_s=TIMEOUT_S)
+            found = await link.ask(f"{API}.DIRECT.GET.{stream}.{subject}", b"", timeout_s=timeout_s)
         except NoResponders:
             raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from None
         headers = found.headers or {}
@@ -89,7 +93,8 @@ async def last(link: Link, stream: str, subject: str, *, leader: bool) -> Stored
             raise Unavailable(f"reading {subject}: {headers.get('Description', 'no answer')}")
         return Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], found.data or b"", headers)
     try:
-        message = (await call(link, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}))["message"]
+        wanted = {"last_by_subj": subject}
+        message = (await call(link, f"STREAM.MSG.GET.{stream}", wanted, timeout_s=timeout_s))["message"]
     except NotFound as error:
         if error.fields.get("what") == "message":
             return None

@@ -120,6 +120,8 @@ class Link:
         self._feeds: list[Feed] = []
         self._subscribing: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._turn = asyncio.Lock()  # of those that wait for pending output to be written, in their order
+        self._waiting = 0
         self._refusal: str | None = None
         self._closing = False
 
@@ -264,10 +266,25 @@ class Link:
     async def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Publishes, with back-pressure while connected and a bounded buffer while not."""
+        """Publishes, with back-pressure while connected and a bounded buffer while not.
+
+        What is sent first goes first: whoever comes while others wait, waits behind them.
+        """
+        if self.client.pending_data_size <= PRESSURE_BYTES and not self._waiting:
+            await self._publish(subject, payload, reply, headers)
+            return
+        self._waiting += 1
+        try:
+            async with self._turn:
+                await self._relieved(self.client)
+                await self._publish(subject, payload, reply, headers)
+        finally:
+            self._waiting -= 1
+
+    async def _publish(
+        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
+    ) -> None:
         client = self.client
-        if client.pending_data_size > PRESSURE_BYTES:
-            await self._relieved(client)
         try:
             await client.publish(subject, payload, reply=reply, headers=headers)
         except nats.errors.OutboundBufferLimitError:

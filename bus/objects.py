@@ -21,7 +21,7 @@ from typing import Any
 from bus import jetstream
 from bus.link import Link
 from bus.reader import Reader
-from schemas.errors import BadMessage, Conflict, DmscError, NotFound
+from schemas.errors import BadMessage, Conflict, DmscError, NotFound, Unavailable
 
 CHUNK_BYTES = 512 << 10
 """Below every server's default `max_payload` (1 MiB)."""
@@ -79,6 +79,8 @@ class ObjectStore:
                     waiting.append(asyncio.create_task(sending))
             while waiting:
                 sequences.append(await waiting.pop(0))
+            if sequences != sorted(sequences):  # readers take chunks as they lie in the stream
+                raise Unavailable(f"artifact {name!r}: its chunks were stored out of order", name=name)
             info = ObjectInfo(
                 name, size, len(sequences), digest.hexdigest(), datetime.now(UTC).isoformat(), nuid,
                 CHUNK_BYTES, _runs(sequences),

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from bus import subjects
 from bus.logs import get_logger
 from schemas.errors import DmscError, Fenced, IllegalTransition
-from schemas.registry import INSTANCE_TRANSITIONS, Heartbeat, InstanceState, ServiceRecord, StateChange
+from schemas.registry import (
+    INSTANCE_TRANSITIONS,
+    Culprit,
+    Heartbeat,
+    InstanceState,
+    ServiceRecord,
+    StateChange,
+)
 from schemas.signals import Registration, RegistrationLease
 
 if TYPE_CHECKING:
@@ -68,10 +75,13 @@ class Presence:
             async with asyncio.timeout(FAREWELL_S):
                 await self.change(InstanceState.GONE, "stopped" if error is None else "ended")
 
-    async def change(self, state: InstanceState, reason: str = "", *, fault: str = "") -> None:
+    async def change(
+        self, state: InstanceState, reason: str = "", *, fault: str = "", culprit: Culprit | None = None
+    ) -> None:
         """Moves this incarnation's state and tells the registry.
 
-        `fault` is the code of the error that ends this incarnation, where a new one would meet it again.
+        `fault` is the code of the error that ends this incarnation, where a new one would meet it again;
+        `culprit` the microbatch that it was at.
 
         Raises:
             IllegalTransition: the lifecycle does not allow it.
@@ -82,7 +92,9 @@ class Presence:
             raise IllegalTransition(
                 f"{self.record.sid}: {now} → {state} is not allowed", sid=self.record.sid, state=now
             )
-        self.record = self.record.model_copy(update={"state": state, "reason": reason, "fault": fault})
+        self.record = self.record.model_copy(
+            update={"state": state, "reason": reason, "fault": fault, "culprit": culprit}
+        )
         await self._bus.command(
             subjects.STATE_CHANGE,
             StateChange(
@@ -91,6 +103,7 @@ class Presence:
                 state=state,
                 reason=reason,
                 fault=fault,
+                culprit=culprit,
             ),
             sid=self.record.sid,
         )
@@ -143,5 +156,5 @@ class Presence:
 
 def digest_of(record: ServiceRecord) -> str:
     """Eight hex digits of what the sender believes is registered, without what the registry sets."""
-    own = record.model_copy(update={"route_id": 0, "reason": "", "fault": ""})
+    own = record.model_copy(update={"route_id": 0, "reason": "", "fault": "", "culprit": None})
     return hashlib.blake2b(own.model_dump_json().encode(), digest_size=4).hexdigest()

@@ -28,6 +28,8 @@ HEARTBEAT_S = 4.0
 """The server says this often that a waiting request lives; twice missed, the reader gives up."""
 INACTIVE_S = 60.0
 """A consumer whose reader has died is removed by the server after this."""
+MADE_S = 3.0
+"""One attempt to make a consumer; one whose answer was lost goes by itself (`INACTIVE_S`)."""
 NANO = 1_000_000_000
 
 
@@ -75,9 +77,8 @@ class Reader:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start)}
-        made = await jetstream.call(
-            link, f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config}
-        )
+        wanted = {"stream_name": stream, "config": config}
+        made = await jetstream.call(link, f"CONSUMER.CREATE.{stream}", wanted, timeout_s=MADE_S)
         reader = cls(link, stream, made["name"], int(made.get("num_pending", 0)))
         try:
             yield reader

@@ -10,7 +10,22 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from schemas import cluster, data_plane, door, fault, job, policy, registry, signals, step, task_graph
+from schemas import (
+    checkpoint,
+    cluster,
+    data_plane,
+    door,
+    fault,
+    job,
+    leadership,
+    peer_copy,
+    policy,
+    registry,
+    signals,
+    step,
+    store,
+    task_graph,
+)
 from schemas import telemetry as tm
 from schemas.base import Message, is_token
 from schemas.envelope import EntityKind as K
@@ -197,6 +212,15 @@ ROUTE_TABLE = _row(
     "weighted next hops of one stage for the senders of one cluster", bucket="routes",
 )  # fmt: skip
 
+LEADERSHIP = _row(
+    "leadership", "{role}", leadership.Leadership, SMO, SMO, KV,
+    "which of several orchestrators leads, and its term; by compare-and-set", bucket="leadership",
+)  # fmt: skip
+LEADER = _row(
+    "leader", "mesh.leader", leadership.Leadership, SMO, MG + SR + MIC + FM,
+    CORE, "a new orchestrator leads: register with it, it knows only what it overheard", stream="SIGNALS",
+)  # fmt: skip
+
 # --- node agents (MIC) ---------------------------------------------------------------------------------
 START_INSTANCE = _row(
     "start instance", "cluster.{agent}.start", cluster.InstanceStart, SMO, MIC,
@@ -213,6 +237,10 @@ JUDGE = _row(
 ANALYSE = _row(
     "analyse", "cluster.{agent}.analyse", cluster.Analyse, SMO, MIC,
     REQUEST, "§5.3: analyse a job's model in a short-lived worker", reply=Ack,
+)  # fmt: skip
+CORDON = _row(
+    "cordon", "{agent}.{slot}", cluster.Cordon, SMO, SMO, KV,
+    "where no new instances go; `slot` is a number, or `node` for all of them", bucket="cordons",
 )  # fmt: skip
 FORGET_TOPOLOGY = _row(
     "forget topology", "cluster.{agent}.forget", cluster.ForgetTopology, SMO, MIC,
@@ -271,6 +299,18 @@ STEP_ABORT = _row(
     "step abort", "step.abort.{job}.{sid}", step.StepAbort, SMO, MI,
     REQUEST, "forget this step below this attempt", reply=step.StepAborted,
 )  # fmt: skip
+STEP_FENCE = _row(
+    "step fence", "step.fence.{job}.{sid}", step.StepFence, SMO, MI,
+    REQUEST, "these incarnations count for nothing; what do you hold?", reply=step.StepFenced,
+)  # fmt: skip
+STEP_ASSIGN = _row(
+    "step assign", "step.assign.{job}.{sid}", step.StepAssign, SMO, MI,
+    REQUEST, "mended paths of a lost owner's microbatches", reply=Ack,
+)  # fmt: skip
+ADOPT = _row(
+    "adopt", "step.adopt.{job}.{sid}", step.Adopt, SMO, MI,
+    REQUEST, "a new orchestrator leads; where are you?", reply=step.Adopted,
+)  # fmt: skip
 STATE_SEND = _row(
     "state send", "state.send.{job}.{sid}", step.StateSend, SMO, MI,
     REQUEST, "stream your state to a newcomer", reply=step.StateReady,
@@ -283,13 +323,33 @@ STATE_RESTORE = _row(
     "state restore", "state.restore.{job}.{sid}", step.StateRestore, SMO, MI,
     REQUEST, "take this version from a checkpoint or the seed", reply=step.StateReady,
 )  # fmt: skip
+COPY_TO = _row(
+    "copy to", "state.keep.{job}.{sid}", peer_copy.CopyTo, SMO, MI,
+    REQUEST, "keep a copy of your state at this peer", reply=Ack,
+)  # fmt: skip
+COPY_STATUS = _row(
+    "copy status", "state.held.{job}.{sid}", peer_copy.CopyStatus, SMO, MI,
+    REQUEST, "which version does the copy that you hold reach?", reply=peer_copy.CopyHeld,
+)  # fmt: skip
+COPY_SEND = _row(
+    "copy send", "state.copy.{job}.{sid}", peer_copy.CopySend, SMO, MI,
+    REQUEST, "send a newcomer the copy of its stage", reply=step.StateReady,
+)  # fmt: skip
 CHECKPOINT = _row(
-    "checkpoint", "state.checkpoint.{job}.{sid}", step.CheckpointOrder, SMO, MI,
-    REQUEST, "write your state", reply=step.Exported,
+    "checkpoint", "state.checkpoint.{job}.{sid}", checkpoint.CheckpointOrder, SMO, MI,
+    REQUEST, "copy your state, then write it", reply=checkpoint.CheckpointTaken,
+)  # fmt: skip
+CHECKPOINT_WAIT = _row(
+    "checkpoint wait", "state.written.{job}.{sid}", checkpoint.CheckpointWait, SMO, MI,
+    REQUEST, "answer once your part of the checkpoint is stored", reply=checkpoint.CheckpointWritten,
 )  # fmt: skip
 EXPORT = _row(
     "export", "state.export.{job}.{sid}", step.ExportOrder, SMO, MI,
     REQUEST, "write your weights", reply=step.Exported,
+)  # fmt: skip
+STORE_QUERY = _row(
+    "store query", "store.query.{job}.{sid}", store.StoreQuery, SMO + MG + FM + CLIENT, MI,
+    REQUEST, "§6.3: rows of an instance's local store, read only", reply=store.StoreRows,
 )  # fmt: skip
 
 # --- data plane ----------------------------------------------------------------------------------------
@@ -335,6 +395,11 @@ FAULT_VERDICT = _row(
     "fault verdict", "fault.verdict.{sid}", fault.FaultVerdict, SMO, ALL,
     CORE, "what it was and what is done", stream="FAULTS",
 )  # fmt: skip
+FAULT_RECORD = _row(
+    "fault record", "fault.record.{job}.{sid}", fault.FaultRecord, SMO, MG + CLIENT,
+    STREAM, "the fault queue: each fault from report to end; `mesh` where there is no job",
+    stream="FAULT_QUEUE",
+)  # fmt: skip
 LOG = _row("log", "log.{sid}", tm.LogLine, ALL, CLIENT, CORE, "structured log lines", stream="LOGS")
 DEAD_LETTER = _row(
     "dead letter", "dead_letter.{sid}", tm.DeadLetter, ALL, CLIENT, CORE, "unusable messages",
@@ -349,6 +414,9 @@ DOOR = _row(
 SUBMIT = _row(
     "submit", "job.command.submit", door.SubmitJob, MG, SMO, REQUEST, "queue a job", reply=job.JobRecord,
 )  # fmt: skip
+SCALE = _row(
+    "scale", "job.command.scale", door.ScaleJob, MG, SMO, REQUEST, "more or fewer replicas", reply=Ack,
+)  # fmt: skip
 CANCEL = _row(
     "cancel", "job.command.cancel", door.CancelJob, MG, SMO, REQUEST, "end a job", reply=job.JobRecord,
 )  # fmt: skip
@@ -358,6 +426,14 @@ QUERY = _row(
 MESH_QUERY = _row(
     "mesh query", "mesh.query", door.MeshQuery, MG, SMO, REQUEST, "the mesh at a glance",
     reply=door.MeshStatus,
+)  # fmt: skip
+CORDON_PLACE = _row(
+    "cordon place", "mesh.command.cordon", door.CordonPlace, MG, SMO, REQUEST,
+    "no new instances there; drain: and none of the old", reply=door.Cordons,
+)  # fmt: skip
+UNCORDON_PLACE = _row(
+    "uncordon place", "mesh.command.uncordon", door.UncordonPlace, MG, SMO, REQUEST,
+    "new instances may go there again", reply=door.Cordons,
 )  # fmt: skip
 JOB_RECORD = _row(
     "job record", "{job}", job.JobRecord, SMO, ALL, KV, "the orchestrator's jobs", bucket="jobs",
@@ -404,6 +480,7 @@ def _streams() -> tuple[StreamSpec, ...]:
         "TELEMETRY": (128 << 20, 86_400.0),
         "POLICIES": (64 << 20, 0.0),
         "FAULTS": (64 << 20, 0.0),
+        "FAULT_QUEUE": (32 << 20, 30 * 86_400.0),
         "LOGS": (64 << 20, 86_400.0),
         "DEAD_LETTERS": (16 << 20, 86_400.0),
     }

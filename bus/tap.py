@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
@@ -155,10 +155,10 @@ class Tap:
     ) -> None:
         await self._close()
 
-    def __aiter__(self) -> AsyncIterator[Tapped]:
+    def __aiter__(self) -> AsyncGenerator[Tapped, None]:
         return self._items()
 
-    async def _items(self) -> AsyncIterator[Tapped]:
+    async def _items(self) -> AsyncGenerator[Tapped, None]:
         looked = 0
         while True:
             while not self._waiting:

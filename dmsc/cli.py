@@ -12,7 +12,21 @@ from typing import Annotated
 import typer
 
 from dmsc import __version__
-from dmsc.commands import demo, doctor, jobs, logs, policy, run, tap, train, up
+from dmsc.commands import (
+    chaos,
+    demo,
+    doctor,
+    faults,
+    jobs,
+    logs,
+    nodes,
+    policy,
+    run,
+    store,
+    tap,
+    train,
+    up,
+)
 
 EPILOG = (
     "Exit codes: 0 done, 1 the job failed or an error, 2 bad input or usage, 3 unreachable, 4 refused,"
@@ -54,9 +68,17 @@ app.command(rich_help_panel=_jobs)(train.train)
 app.command(rich_help_panel=_jobs)(train.attach)
 app.command(rich_help_panel=_jobs)(jobs.jobs)
 app.command(rich_help_panel=_jobs)(jobs.cancel)
+app.command(rich_help_panel=_jobs)(jobs.scale)
+app.command(rich_help_panel=_jobs)(chaos.chaos)
 app.command(rich_help_panel=_watch)(jobs.status)
+app.command(rich_help_panel=_watch)(nodes.nodes)
+app.command(rich_help_panel=_watch)(faults.faults)
 app.command(rich_help_panel=_watch)(logs.logs)
 app.command(rich_help_panel=_watch)(tap.tap)
+app.command(rich_help_panel=_watch)(store.store)
+app.command(rich_help_panel=_mesh)(nodes.cordon)
+app.command(rich_help_panel=_mesh)(nodes.drain)
+app.command(rich_help_panel=_mesh)(nodes.uncordon)
 app.command(rich_help_panel=_parts)(run.join)
 app.command(rich_help_panel=_parts)(run.run)
 app.add_typer(policy.app, name="policy", rich_help_panel=_parts)

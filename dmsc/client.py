@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
+from urllib.parse import quote, urlencode
 
 import httpx
 
@@ -24,9 +25,11 @@ from dmsc import door
 from dmsc.loop_thread import LoopThread
 from dmsc.settings import find_gateway
 from dmsc.sse import EventParser
-from dmsc.weights_check import check_weights
-from schemas.door import MeshStatus
-from schemas.errors import Unavailable
+from dmsc.weights_check import check_file, check_weights
+from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest
+from schemas.door import Cordons, FaultList, JobLoad, MeshStatus
+from schemas.errors import NotFound, Unavailable
+from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
 
 Job = str | Path | Mapping[str, Any] | JobSpec
@@ -84,6 +87,16 @@ class AsyncClient:
         """One job's record. Raises `NotFound`."""
         return JobRecord.model_validate(await self._ask("GET", f"/v1/jobs/{job}"))
 
+    async def load(self, job: str) -> JobLoad:
+        """How its instances are doing at this moment: queue, milliseconds per microbatch, latency."""
+        return JobLoad.model_validate(await self._ask("GET", f"/v1/jobs/{job}/load"))
+
+    async def scale(self, job: str, replicas: int, stage: int | None = None) -> str:
+        """Gives one stage, or all, this many working replicas; returns what will happen."""
+        where = "" if stage is None else f"&stage={stage}"
+        answer = await self._ask("POST", f"/v1/jobs/{job}/scale?replicas={replicas}{where}")
+        return str(answer["note"])
+
     async def cancel(self, job: str) -> JobRecord:
         """Ask for the end of a job; it is told, and cleaned up after."""
         return JobRecord.model_validate(await self._ask("POST", f"/v1/jobs/{job}/cancel"))
@@ -91,6 +104,59 @@ class AsyncClient:
     async def mesh(self) -> MeshStatus:
         """Services, nodes and jobs at a glance."""
         return MeshStatus.model_validate(await self._ask("GET", "/v1/mesh"))
+
+    async def faults(self, job: str | None = None) -> list[FaultRecord]:
+        """Each fault as it stands now, oldest first; of one job, or of the whole mesh."""
+        query = f"?job={quote(job, safe='')}" if job is not None else ""
+        return list(FaultList.model_validate(await self._ask("GET", f"/v1/faults{query}")).faults)
+
+    async def follow_faults(self, job: str | None = None, *, start: int = 1) -> AsyncIterator[FaultRecord]:
+        """Every record of the fault queue from stream position `start`, then live, without an end.
+
+        Reconnects by itself (also to another gateway) where it left off; each record comes once.
+        """
+        last, pause_s, broken_since = start - 1, _first_pause_s, None
+        while True:
+            position = door.position(last)
+            if job is not None:
+                position["params"]["job"] = job
+            url = f"{self._urls[0]}/v1/faults/events"
+            try:
+                async with self._http.stream("GET", url, timeout=door.STREAM_TIMEOUT, **position) as response:
+                    if response.is_error:
+                        await response.aread()
+                    door.raise_for(response)
+                    parser = EventParser()
+                    async for line in response.aiter_lines():
+                        found = door.next_record(parser, line, last, FaultRecord)
+                        if found is not None:
+                            last, fault = found
+                            pause_s, broken_since = _first_pause_s, None
+                            yield fault
+            except (httpx.TransportError, Unavailable) as error:
+                broken_since = broken_since or time.monotonic()
+                self._pass_over()
+                if time.monotonic() - broken_since > self._patience_s:
+                    raise door.unreachable(self._urls, error) from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _longest_pause_s)
+
+    async def cordon(self, node: str, slot: int | None = None, *, reason: str = "") -> Cordons:
+        """No new instances on a node, or in one slot of it. What runs there goes on."""
+        return await self._change_node(node, "cordon", slot=slot, reason=reason)
+
+    async def uncordon(self, node: str, slot: int | None = None) -> Cordons:
+        """New instances may go there again. Raises `NotFound` where nothing is cordoned."""
+        return await self._change_node(node, "uncordon", slot=slot)
+
+    async def drain(self, node: str, *, reason: str = "") -> Cordons:
+        """Cordon a node and have its instances move elsewhere; `mesh().cordons` tells how far it is."""
+        return await self._change_node(node, "drain", reason=reason)
+
+    async def _change_node(self, node: str, action: str, **query: Any) -> Cordons:
+        given = urlencode({key: value for key, value in query.items() if value not in (None, "")})
+        path = f"/v1/nodes/{quote(node, safe='')}/{action}"
+        return Cordons.model_validate(await self._ask("POST", f"{path}?{given}" if given else path))
 
     async def weights(self, job: str) -> WeightsManifest:
         """The manifest of a finished job's weights. Raises `NotFound` before that."""
@@ -152,6 +218,33 @@ class AsyncClient:
         door.write_index(folder, manifest)
         await asyncio.to_thread(check_weights, folder, manifest)
         return manifest
+
+    async def checkpoints(self, job: str) -> CheckpointList:
+        """The job's checkpoints that exist, the newest first."""
+        return CheckpointList.model_validate(await self._ask("GET", f"/v1/jobs/{job}/checkpoints"))
+
+    async def download_checkpoint(
+        self, job: str, folder: Path, step: int | None = None
+    ) -> CheckpointManifest:
+        """Fetch a checkpoint (docs/checkpoints.md) into `folder`: that of `step`, or the newest.
+
+        Raises `DmscError` if there is none, or if what arrived does not have the manifest's SHA-256.
+        """
+        found = (await self.checkpoints(job)).checkpoints
+        one = next((each for each in found if step in (None, each.manifest.version)), None)
+        if one is None:
+            there = ", ".join(str(each.manifest.version) for each in found) or "none"
+            raise NotFound(f"{job} has no such checkpoint; those that exist are of step: {there}", job=job)
+        for name, file in one.manifest.files.items():
+            target = door.file_below(folder, name)
+            with door.partial_file(target) as partial:
+                try:
+                    await self._fetch(f"/v1/jobs/{job}/checkpoints/{one.name}/{name}", partial)
+                except httpx.TransportError as error:
+                    raise door.unreachable(self._urls, error) from error
+            await asyncio.to_thread(check_file, target, file)
+        door.file_below(folder, MANIFEST_NAME).write_bytes(one.manifest.to_json())
+        return one.manifest
 
     async def _fetch(self, path: str, file: BinaryIO) -> None:
         async with self._http.stream("GET", self._urls[0] + path, timeout=door.STREAM_TIMEOUT) as response:
@@ -226,6 +319,14 @@ class Client:
         """One job's record. Raises `NotFound`."""
         return self._runner.call(self._client.job(job))
 
+    def load(self, job: str) -> JobLoad:
+        """How its instances are doing at this moment: queue, milliseconds per microbatch, latency."""
+        return self._runner.call(self._client.load(job))
+
+    def scale(self, job: str, replicas: int, stage: int | None = None) -> str:
+        """Gives one stage, or all, this many working replicas; returns what will happen."""
+        return self._runner.call(self._client.scale(job, replicas, stage))
+
     def cancel(self, job: str) -> JobRecord:
         """Ask for the end of a job."""
         return self._runner.call(self._client.cancel(job))
@@ -233,6 +334,26 @@ class Client:
     def mesh(self) -> MeshStatus:
         """Services, nodes and jobs at a glance."""
         return self._runner.call(self._client.mesh())
+
+    def faults(self, job: str | None = None) -> list[FaultRecord]:
+        """Each fault as it stands now, oldest first; of one job, or of the whole mesh."""
+        return self._runner.call(self._client.faults(job))
+
+    def follow_faults(self, job: str | None = None, *, start: int = 1) -> Iterator[FaultRecord]:
+        """Every record of the fault queue, then live, without an end."""
+        return self._runner.iterate(self._client.follow_faults(job, start=start))
+
+    def cordon(self, node: str, slot: int | None = None, *, reason: str = "") -> Cordons:
+        """No new instances on a node, or in one slot of it. What runs there goes on."""
+        return self._runner.call(self._client.cordon(node, slot, reason=reason))
+
+    def uncordon(self, node: str, slot: int | None = None) -> Cordons:
+        """New instances may go there again. Raises `NotFound` where nothing is cordoned."""
+        return self._runner.call(self._client.uncordon(node, slot))
+
+    def drain(self, node: str, *, reason: str = "") -> Cordons:
+        """Cordon a node and have its instances move elsewhere; `mesh().cordons` tells how far it is."""
+        return self._runner.call(self._client.drain(node, reason=reason))
 
     def weights(self, job: str) -> WeightsManifest:
         """The manifest of a finished job's weights. Raises `NotFound` before that."""
@@ -249,3 +370,11 @@ class Client:
     def download_weights(self, job: str, folder: Path) -> WeightsManifest:
         """Fetch the safetensors shards and their index (Hugging Face layout) into `folder`."""
         return self._runner.call(self._client.download_weights(job, folder))
+
+    def checkpoints(self, job: str) -> CheckpointList:
+        """The job's checkpoints that exist, the newest first."""
+        return self._runner.call(self._client.checkpoints(job))
+
+    def download_checkpoint(self, job: str, folder: Path, step: int | None = None) -> CheckpointManifest:
+        """Fetch a checkpoint (docs/checkpoints.md) into `folder`: that of `step`, or the newest."""
+        return self._runner.call(self._client.download_checkpoint(job, folder, step))

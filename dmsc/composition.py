@@ -60,6 +60,8 @@ class AgentOptions:
     ports: tuple[int, int] | None = None  # their range; None: any
     code: tuple[str, ...] = ()  # folders with users' modules
     logs: Path = Path(".dmsc/logs")
+    stores: Path | None = None  # the instances' local stores; None: beside the logs
+    keep_stores: bool = False  # whether they outlive their job
 
 
 ENTITIES = ("service-registry", "authorizer", "orchestrator", "gateway", "router")
@@ -127,15 +129,20 @@ def _authorizer(options: RunOptions) -> Part:
 
 
 def _orchestrator(options: RunOptions) -> Part:
-    from entities.orchestrator import Orchestrator, OrchestratorConfig
+    from entities.orchestrator import LeaseConfig, Orchestrator, OrchestratorConfig
 
-    config = OrchestratorConfig()
+    config = OrchestratorConfig(node=node_name(), lease=LeaseConfig(lease_s=lease_s(options.replicas)))
     return Part(
         sid="orchestrator",
         kind=EntityKind.ORCHESTRATOR,
         make=lambda bus: Orchestrator(bus, config),
         stop_order=0,
     )
+
+
+def lease_s(replicas: int) -> float:
+    """The orchestrator's lease in seconds: on a cluster long enough to reach another server in good time."""
+    return 1.0 if replicas == 1 else 3.0
 
 
 def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
@@ -187,6 +194,8 @@ def agent_part(options: AgentOptions) -> Part:
         ports=options.ports,
         code_path=options.code,
         logs=options.logs,
+        stores=options.stores,
+        keep_stores=options.keep_stores,
     )
     return Part(
         sid=f"{options.cluster}-{options.node}",

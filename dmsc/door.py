@@ -7,14 +7,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO, TypedDict, TypeVar
 
 import httpx
 
 from dmsc.sse import EventParser
+from schemas.base import Message
 from schemas.errors import BadInput, BadMessage, DmscError, ErrorReply, NotFound, Refused, Unavailable
 from schemas.job import JobEvent, JobRecord, JobSpec, WeightsManifest
 from schemas.weights_digest import INDEX_NAME, weights_index
+
+M = TypeVar("M", bound=Message)
 
 STREAM_TIMEOUT = httpx.Timeout(10.0, read=40.0)
 """Streams: a gateway sends a comment at least every 15 s, so 40 s of silence is a dead connection."""
@@ -110,6 +113,11 @@ def position(last: int) -> Position:
 
 def next_event(parser: EventParser, line: str, last: int) -> tuple[int, JobEvent] | None:
     """One line further: (sequence, event) when one is complete and newer than `last`."""
+    return next_record(parser, line, last, JobEvent)
+
+
+def next_record(parser: EventParser, line: str, last: int, kind: type[M]) -> tuple[int, M] | None:
+    """The same for a stream of other messages."""
     found = parser.feed(line)
     if found is None:
         return None
@@ -120,7 +128,7 @@ def next_event(parser: EventParser, line: str, last: int) -> tuple[int, JobEvent
         ).to_exception()
     try:
         sequence = int(found.id)
-        event = JobEvent.model_validate_json(found.data)
+        event = kind.model_validate_json(found.data)
     except ValueError as error:
         raise BadMessage(
             f"the gateway sent an event that this version can't read: {found.data[:120]}"
@@ -139,6 +147,16 @@ def shard_path(folder: Path, shard: str) -> Path:
         raise BadMessage(f"the gateway names a shard {shard!r} that is not a plain file name")
     folder.mkdir(parents=True, exist_ok=True)
     return folder / shard
+
+
+def file_below(folder: Path, name: str) -> Path:
+    """Where a file of a checkpoint goes, with its folder made; a name that would lead out is refused."""
+    parts = name.split("/")
+    if "\\" in name or any(part in ("", ".", "..") for part in parts):
+        raise BadMessage(f"the gateway names a file {name!r} that does not lie below its folder")
+    target = folder.joinpath(*parts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
 @contextmanager

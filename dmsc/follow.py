@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dmsc.client import AsyncClient
 
 _redraw_s = 0.5
+_load_s = 1.0
+"""How often a view that shows them asks for instances' service times; routers tell them on change."""
 
 
 class OnInterrupt(Enum):
@@ -154,8 +156,19 @@ async def _watch(client: AsyncClient, run: RunState, view: View, curve: Curve) -
         await asyncio.to_thread(import_module, WRITER)
         curve.open_board()
 
+    async def measure() -> None:
+        while view.shows_load:
+            try:
+                run.measured(await client.load(run.job))
+            except NotFound:
+                return  # a gateway of before: the view does without
+            except DmscError:
+                pass  # away or too busy: the events say so where it matters
+            await asyncio.sleep(_load_s)
+
     reading = asyncio.create_task(read())
     loading = asyncio.create_task(load_board())
+    measuring = asyncio.create_task(measure())
     try:
         while not (reading.done() and events.empty()):
             view.show(run, None)
@@ -173,9 +186,10 @@ async def _watch(client: AsyncClient, run: RunState, view: View, curve: Curve) -
             view.show(run, event)
         await reading
     finally:
-        reading.cancel()
-        loading.cancel()
-        await asyncio.gather(reading, loading, return_exceptions=True)
+        tasks = (reading, loading, measuring)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _cancel(client: AsyncClient, job: str, view: View, leave: Callable[[], None]) -> None:
@@ -206,6 +220,8 @@ def _view(options: FollowOptions) -> View:
 
 class _JsonView:
     """Events as JSON lines for programs; words go to stderr."""
+
+    shows_load = False
 
     def __enter__(self) -> Self:
         return self

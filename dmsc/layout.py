@@ -19,6 +19,8 @@ class MeshOptions:
     http_port: int | None = (
         None  # None: 8080, or a free one; 0: any; the next clusters get the following ones
     )
+    servers: int = 1  # of the bus: 3 or 5 make a cluster, which bears the loss of 1 or 2
+    orchestrators: int = 1  # one leads; more than one: each in a process of its own
     separate: bool = False  # one process per entity instead of one for the control plane
     bind: str = "127.0.0.1"
     address: str = "127.0.0.1"  # what other machines reach this one by
@@ -46,7 +48,7 @@ def lay_out(
 
     Args:
         options: what was asked for.
-        bus_url: where the server listens, as processes of this machine reach it.
+        bus_url: where the servers listen, as processes of this machine reach them, with commas between.
         http_ports: one per cluster.
         tokens: the users' file.
         logs: the folder of the instances' log files.
@@ -78,23 +80,24 @@ def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path
         return ("--cluster", cluster, "--http-port", str(port), "--bind", options.bind)
 
     pairs = list(zip(options.clusters, http_ports, strict=True))
+    apart = options.separate or options.orchestrators > 1
+    orchestrators = [
+        ChildSpec(name=name, arguments=("run", "orchestrator"), stop_order=1)
+        for name in (orchestrator_names(options) if apart else ())
+    ]
     if not options.separate:
-        arguments: tuple[str, ...] = (
-            "run",
-            "service-registry",
-            "authorizer",
-            "orchestrator",
-            "router",
-            "gateway",
-        )
+        together = ("service-registry", "authorizer", *(() if apart else ("orchestrator",)))
+        arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in doors(*pair))
+        arguments += ("--tokens", str(tokens))
         return [
-            ChildSpec(name="control-plane", arguments=(*arguments, "--tokens", str(tokens)), stop_order=1)
+            ChildSpec(name="control-plane", arguments=arguments, stop_order=3 if apart else 1),
+            *orchestrators,
         ]
     return [
         ChildSpec(name="service-registry", arguments=("run", "service-registry"), stop_order=4),
         ChildSpec(name="authorizer", arguments=("run", "authorizer", "--tokens", str(tokens)), stop_order=3),
-        ChildSpec(name="orchestrator", arguments=("run", "orchestrator"), stop_order=1),
+        *orchestrators,
         *(
             ChildSpec(
                 name=f"router-{cluster}", arguments=("run", "router", "--cluster", cluster), stop_order=3
@@ -108,6 +111,13 @@ def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path
             for cluster, port in pairs
         ),
     ]
+
+
+def orchestrator_names(options: MeshOptions) -> tuple[str, ...]:
+    """Process names of orchestrators that run apart."""
+    if options.orchestrators == 1:
+        return ("orchestrator",)
+    return tuple(f"orchestrator-{number}" for number in range(1, options.orchestrators + 1))
 
 
 def expected_services(options: MeshOptions) -> frozenset[str]:

@@ -24,11 +24,22 @@ _colours = {
     "faulted": "bold red",
     "gone": "red",
 }
-_marks = {"fault": "[red]✗[/]", "recovery": "[green]↻[/]", "policy": "[cyan]⇄[/]", "checkpoint": "[blue]▪[/]"}
+_marks = {
+    "fault": "[red]✗[/]",
+    "recovery": "[green]↻[/]",
+    "policy": "[cyan]⇄[/]",
+    "checkpoint": "[blue]▪[/]",
+    "skipped": "[yellow]↷[/]",
+}
 
 
 class View(Protocol):
-    """What `follow` shows a run on. Used as a context manager; `show` after each event and on a timer."""
+    """What `follow` shows a run on. Used as a context manager; `show` after each event and on a timer.
+
+    `shows_load`: whether it has a place for what instances measure at the moment.
+    """
+
+    shows_load: bool
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -40,6 +51,8 @@ class View(Protocol):
 
 class LiveView:
     """One picture, redrawn in place at most five times a second."""
+
+    shows_load = True
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
@@ -67,6 +80,8 @@ class LiveView:
 
 class PlainView:
     """One line per event: for pipes, logs and screen readers."""
+
+    shows_load = False
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -176,7 +191,7 @@ def _instances(run: RunState) -> Table:
             "data" if view.stage < 0 else str(view.stage),
             f"{view.cluster}/{view.node}",
             Text(bar, "blue"),
-            *((f"{view.service_ms:.0f}",) if timed else ()),
+            *((f"{view.service_ms:.0f}" if view.service_ms else "",) if timed else ()),
             Text(view.state, _colours.get(view.state, "")),
         )
     return table

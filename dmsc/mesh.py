@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from bus.embedded import EmbeddedServer
+from bus.embedded_cluster import EmbeddedCluster, copies
 from dmsc import layout, ports
 from dmsc.client import AsyncClient
 from dmsc.composition import own_address
@@ -63,17 +63,21 @@ async def running_mesh(
         folder.write_tokens()
         folder.logs.mkdir(exist_ok=True)
         started_at = time.time()
-        async with _server(options, folder, say) as server:
-            inner = _local(server.url)
+        async with _bus(options, folder, say) as bus:
+            inner = [_local(url) for url in bus.urls]
             async with _started(options, folder, inner, say, progress, started_at) as (supervisor, gateways):
+                servers = {
+                    "bus" if len(bus.servers) == 1 else f"bus-{number}": server.pid
+                    for number, server in enumerate(bus.servers, start=1)
+                }
                 file = MeshFile(
-                    servers=(_outer(inner, options),),
+                    servers=tuple(_outer(url, options) for url in inner),
                     gateways=gateways,
                     pid=os.getpid(),
                     started_at=started_at,
                     ready_at=time.time(),
                     clusters=dict.fromkeys(options.clusters, options.slots),
-                    children={"bus": server.pid, **supervisor.pids},
+                    children={**servers, **supervisor.pids},
                 )
                 folder.write_mesh(file)
                 supervisor.ready = True
@@ -81,8 +85,8 @@ async def running_mesh(
 
 
 @asynccontextmanager
-async def _server(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncIterator[EmbeddedServer]:
-    """The bus's server, started again on the same port and store if it should die."""
+async def _bus(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncIterator[EmbeddedCluster]:
+    """The bus's servers, started again on the same port and store if they should die."""
     port = options.nats_port
     if port is None and not ports.is_free(options.bind, NATS_PORT):
         say(f"port {NATS_PORT} is taken, using a free one for the bus")
@@ -90,18 +94,13 @@ async def _server(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncI
     elif port:
         ports.choose(options.bind, port, NATS_PORT, 1, "--nats-port")  # one clear line if it is taken
     port = NATS_PORT if port is None else port or -1  # -1: the server takes a free one itself
-    async with EmbeddedServer(folder.store, port=port, token=folder.bus_token(), host=options.bind) as server:
-
-        async def keep() -> None:
-            while True:
-                code = await server.exited()
-                say(f"the bus's server died ({code}); starting it again")
-                await server.stop()
-                await server.start()
-
-        keeper = asyncio.create_task(keep())
+    bus = EmbeddedCluster(
+        folder.store, size=options.servers, port=port, host=options.bind, token=folder.bus_token()
+    )
+    async with bus:
+        keeper = asyncio.create_task(bus.keep(say))
         try:
-            yield server
+            yield bus
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
@@ -111,13 +110,15 @@ async def _server(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncI
 async def _started(
     options: MeshOptions,
     folder: StateFolder,
-    bus_url: str,
+    bus_urls: list[str],
     say: Say,
     progress: Say | None,
     started_at: float,
 ) -> AsyncIterator[tuple[Supervisor, dict[str, str]]]:
-    """The children, up and ready. A usual port that someone took meanwhile is replaced, once."""
-    attempts = [options] if options.http_port is not None else [options, replace(options, http_port=0)]
+    """The children, up and ready. A port of our own choice that someone took meanwhile is replaced."""
+    # a port that was found free may be taken by the time a gateway listens: then any other will do, too
+    others = [] if options.http_port else [replace(options, http_port=0) for _ in range(2)]
+    attempts = [options, *others]
     for attempt in attempts:
         http_ports, remark = ports.choose(
             options.bind, attempt.http_port, HTTP_PORT, len(options.clusters), "--http-port"
@@ -127,11 +128,19 @@ async def _started(
         gateways = {c: f"http://{host}:{port}" for c, port in zip(options.clusters, http_ports, strict=True)}
         folder.write_mesh(
             MeshFile(
-                servers=(_outer(bus_url, options),), gateways=gateways, pid=os.getpid(), started_at=started_at
+                servers=tuple(_outer(url, options) for url in bus_urls),
+                gateways=gateways,
+                pid=os.getpid(),
+                started_at=started_at,
             )
         )
-        children = layout.lay_out(options, bus_url, http_ports, folder.tokens_file, folder.logs)
-        environment = {"DMSC_BUS": bus_url, "DMSC_BUS_TOKEN": folder.bus_token() or ""}
+        together = ",".join(bus_urls)
+        children = layout.lay_out(options, together, http_ports, folder.tokens_file, folder.logs)
+        environment = {
+            "DMSC_BUS": together,
+            "DMSC_BUS_TOKEN": folder.bus_token() or "",
+            "DMSC_REPLICAS": str(copies(options.servers)),
+        }
         async with Supervisor(children, logs=folder.logs, environment=environment, say=say) as supervisor:
             try:
                 await _until_ready(options, supervisor, list(gateways.values()), folder.token(), progress)

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from schemas.door import JobLoad
 from schemas.job import ENDED, InstanceView, JobEvent, JobRecord, JobState, StepResult
 
 _recent_steps = 10
@@ -28,6 +29,7 @@ class RunState:
     notices: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=8))
     faults: int = 0
     sample: str | None = None
+    service_ms: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: JobRecord) -> RunState:
@@ -53,6 +55,7 @@ class RunState:
             self.state, self.reason = event.state, event.text
         elif event.kind == "instances" and event.instances is not None:
             self.instances = event.instances
+            self._fill_in()
         elif event.kind == "step" and event.result is not None:
             while self.results and self.results[-1].step >= event.result.step:
                 self.results.pop()
@@ -61,9 +64,20 @@ class RunState:
             self.validations.append((event.validation_step or self.done, event.validation_loss))
         elif event.kind == "sample":
             self.sample = event.sample
-        elif event.kind in ("fault", "recovery", "policy", "checkpoint") and event.text:
+        elif event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped") and event.text:
             self.faults += event.kind == "fault"
             self.notices.append((event.at, event.kind, event.text))
+
+    def measured(self, load: JobLoad) -> None:
+        """Take in what the routers measure now. An instance without a figure keeps the one that it had."""
+        self.service_ms |= {entry.sid: entry.service_ms for entry in load.entries if entry.service_ms > 0}
+        self._fill_in()
+
+    def _fill_in(self) -> None:
+        self.instances = tuple(
+            view.model_copy(update={"service_ms": self.service_ms.get(view.sid, view.service_ms)})
+            for view in self.instances
+        )
 
     def tokens_per_s(self) -> float:
         """Mean over the recent steps; 0 before the first."""

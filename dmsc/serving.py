@@ -25,8 +25,7 @@ async def serve(
     token: str | None,
     *,
     patience_s: float = 30.0,
-    replicas: int = 1,
-    provision: bool = True,
+    replicas: int | None = None,
 ) -> None:
     """Run these services until SIGTERM or SIGINT; then stop them in order of `stop_order`.
 
@@ -35,8 +34,7 @@ async def serve(
         servers: the bus.
         token: the bus's token.
         patience_s: how long to wait for a bus that is not there yet.
-        replicas: of streams and buckets, when provisioning.
-        provision: create streams and buckets first (idempotent).
+        replicas: of streams and buckets, which are made or adjusted first (idempotent); None: by others.
     """
     stopping = asyncio.Event()
 
@@ -47,9 +45,7 @@ async def serve(
 
     with interrupts(stop):
         async with asyncio.TaskGroup() as group:
-            opening = group.create_task(
-                _open(servers, token, parts, patience_s, replicas if provision else None)
-            )
+            opening = group.create_task(_open(servers, token, parts, patience_s, replicas))
             stopped = group.create_task(stopping.wait())
             await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done() or opening.exception():

@@ -5,7 +5,7 @@ mesh.json    bus servers, gateway URLs, process id, times; present while the mes
 token        the administrator's token for the gateways (mode 0600)
 bus_token    the token for connections to the bus (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
-nats/        the server's store      logs/  one file per process
+nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
 """
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ class Supervisor:
                 return
             pause_s = pause_before_restart(deaths)
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            self._say(f"{child.name} died ({how}: {words}); starting it again in {pause_s:.1f} s")
+            why = how if code == -signal.SIGKILL else f"{how}: {words}"  # nobody has last words at a SIGKILL
+            self._say(f"{child.name} died ({why}); starting it again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
             self.restarts += 1
             await self._start(child)

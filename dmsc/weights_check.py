@@ -1,4 +1,4 @@
-"""Whether downloaded weights are the job's: the digest recomputed from the files, without torch.
+"""Whether downloaded weights and checkpoints are the job's: digests of the files, without torch.
 
 The safetensors format: 8 bytes length of the header (little endian), the header as JSON
 (`name → dtype, shape, data_offsets`), then the tensors' bytes.
@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from schemas.checkpoint import CheckpointFile
 from schemas.errors import BadData, DmscError
 from schemas.job import WeightsManifest
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_sha256
@@ -21,6 +22,14 @@ _dtypes = {
 }  # fmt: skip
 """Safetensors' names of types → torch's."""
 _piece = 1 << 20
+
+
+def check_file(path: Path, expected: CheckpointFile) -> None:
+    """Raise `DmscError` if a downloaded file of a checkpoint is not what its manifest says."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected.sha256:
+        raise DmscError(f"{path}: its SHA-256 is not that of the manifest: it was damaged")
 
 
 def check_weights(folder: Path, manifest: WeightsManifest) -> None:

@@ -23,14 +23,14 @@ import yaml
 from schemas.errors import BadInput
 from schemas.signals import AccessDecision, Role
 
-_READ = frozenset({"mesh.read", "job.read", "job.list"})
+_READ = frozenset({"mesh.read", "job.read", "job.list", "fault.read"})
 _RESEARCH = _READ | {"job.submit", "job.cancel.own", "dataset.read", "dataset.write"}
-_OPERATE = _RESEARCH | {"job.cancel", "policy.write"}
+_OPERATE = _RESEARCH | {"job.cancel", "policy.write", "node.cordon"}
 
 ROLE_ACTIONS: dict[Role, frozenset[str]] = {
     Role.VIEWER: _READ,  # looks at everything, changes nothing
     Role.RESEARCHER: _RESEARCH,  # submits, and ends what is theirs
-    Role.OPERATOR: _OPERATE,  # steers the mesh: ends any job, sets policies
+    Role.OPERATOR: _OPERATE,  # steers the mesh: ends any job, sets policies, drains nodes
     Role.ADMIN: _OPERATE,  # all of it, and whatever else comes (see `decide`)
 }
 

@@ -24,9 +24,10 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
-from entities.cluster_core import Sight, judge, offer_slots, see
+from entities.cluster_core import judge, offer_slots
 from entities.cluster_instances import Instances
-from entities.cluster_processes import ForkServerClient
+from entities.cluster_processes import ForkServerClient, last_lines, look
+from entities.cluster_stores import Stores
 from entities.cluster_workers import ShortLivedWorkers
 from schemas.base import Message, is_token
 from schemas.cluster import (
@@ -42,12 +43,14 @@ from schemas.cluster import (
 )
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput, DmscError, Unavailable
+from schemas.leadership import Leadership
 from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
 from schemas.task_graph import TopologyReleased
 from schemas.telemetry import NodeSample
 
 log = get_logger("cluster")
 
+_LOG_LINES = 12  # of an instance that is judged
 _FAREWELL_S = 2.0  # at the end, for telling the registry which instances went with the node
 _TELL_ATTEMPTS, _TELL_DEADLINE_S = 3, 30.0
 
@@ -78,6 +81,10 @@ class ClusterConfig:
     code_path: tuple[str, ...] = ()
     """Folders with users' modules, behind everything else on the instances' `sys.path`."""
     logs: Path = Path(".dmsc/logs")
+    stores: Path | None = None
+    """The instances' local stores; None: a folder `stores` beside the logs."""
+    keep_stores: bool = False
+    """Whether they stay when their job has been cleaned up."""
     stop_grace_s: float = 3.0
     """From SIGTERM to SIGKILL when an instance is stopped: time to drain against time to wait."""
     analysis_timeout_s: float = 120.0
@@ -107,6 +114,11 @@ class ClusterConfig:
         """The agent's SID."""
         return f"{self.cluster}-{self.node}"
 
+    @property
+    def store_root(self) -> Path:
+        """This agent's own part of the stores: several agents of a machine may share the folder."""
+        return (self.stores or self.logs.absolute().parent / "stores") / self.sid
+
 
 class ClusterAgent:
     """The node agent as a service on the bus. `run()` until cancelled; nothing is left afterwards."""
@@ -116,6 +128,7 @@ class ClusterAgent:
         self._config = config
         self._changed = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
+        self._stores = Stores(config.store_root, keep=config.keep_stores)
         self._processes = ForkServerClient(
             name=config.sid,
             logs=config.logs,
@@ -140,6 +153,7 @@ class ClusterAgent:
                 "ports": list(config.ports) if config.ports else None,
             },
             logs=config.logs,
+            stores=self._stores,
             start=self._task,
             tell=self._tell,
             on_change=self._changed.set,
@@ -181,10 +195,13 @@ class ClusterAgent:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._processes.failed())
+            tasks.create_task(asyncio.to_thread(self._stores.drop_left_behind))
             async with Presence(self._bus, self._record()) as presence, self._serving():
                 self._bus.on_reconnect(self._report_again)
+                await self._bus.subscribe(subjects.LEADER, self._new_leader)
                 tasks.create_task(self._report_status())
                 tasks.create_task(self._report_samples())
+                tasks.create_task(self._instances.look_for_stopped())
                 if ready is not None:
                     ready.set()
                 await self._processes.wait_ready()
@@ -205,7 +222,7 @@ class ClusterAgent:
 
     async def _judge(self, question: Judge, envelope: Envelope) -> Judgement:
         held = self._instances.ledger.find(question.sid, question.incarnation)
-        return judge(
+        judgement = judge(
             question.sid,
             question.incarnation,
             ledger=self._instances.ledger,
@@ -213,6 +230,8 @@ class ClusterAgent:
             warm=self._processes.ready is not None,
             topology=self._workers.topologies.get(question.job) if question.job is not None else None,
         )
+        tail = await asyncio.to_thread(last_lines, self._config.logs / f"{question.sid}.log", _LOG_LINES)
+        return judgement.model_copy(update={"log": tail})
 
     async def _analyse(self, order: Analyse, envelope: Envelope) -> Ack:
         return self._workers.analyse(order, self._device())
@@ -221,11 +240,12 @@ class ClusterAgent:
         return self._workers.write_sample(order, self._device())
 
     async def _forget(self, order: ForgetTopology, envelope: Envelope) -> TopologyReleased:
-        """§4.4(6): the job's topology, its workers, and whatever instances of it are left."""
+        """§4.4(6): the job's topology, its workers, whatever instances of it are left, their stores."""
         await self._workers.forget(order.job)
         left = self._instances.ledger.of_job(order.job)
         await asyncio.gather(*(self._instances.end(held, self._config.stop_grace_s) for held in left))
         self._instances.ledger = self._instances.ledger.forget(order.job)
+        await asyncio.to_thread(self._stores.drop, order.job)
         return TopologyReleased(job=order.job, cluster=self._config.cluster, node=self._config.node)
 
     # --- telling the mesh -----------------------------------------------------------------------------------
@@ -359,19 +379,11 @@ class ClusterAgent:
     async def _report_again(self) -> None:
         self._changed.set()
 
+    async def _new_leader(self, message: Leadership, envelope: Envelope) -> None:
+        self._changed.set()
+
     def _device(self) -> str:
         return self._instances.ledger.slots[0].device if self._instances.ledger.slots else "cpu"
-
-
-def look(pid: int) -> Sight:
-    """A process of this node as the operating system shows it."""
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            times = process.cpu_times()
-            return see(process.status(), pid, times.user + times.system)
-    except psutil.NoSuchProcess:
-        return Sight(state="gone", note=f"process {pid} does not exist")
 
 
 def _first(group: BaseExceptionGroup[Unavailable]) -> Unavailable:

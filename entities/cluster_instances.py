@@ -6,6 +6,7 @@ An exit that nobody ordered is a fault and reported as such at once; nothing is 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,8 @@ from typing import Any, Protocol
 from bus import subjects
 from bus.logs import get_logger
 from entities.cluster_core import Exit, Held, Ledger, explain_exit
-from entities.cluster_processes import ForkServerClient, Spawned
+from entities.cluster_processes import ForkServerClient, Spawned, look
+from entities.cluster_stores import Stores
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStarted, Slot
 from schemas.envelope import EntityKind
@@ -22,6 +24,11 @@ from schemas.registry import Endpoint, InstanceState, ServiceRecord, StateChange
 from schemas.signals import Registration
 
 log = get_logger("cluster")
+
+LOOK_S = 0.2
+"""How often processes are looked at: a stopped one does not say so, and misses beats only much later."""
+STOPPED_LOOKS = 2
+"""Looks in a row at which a process is stopped before it counts as such. Load never stops a process."""
 
 _START_WAIT_S = 10.0  # a start waits this long for a fork server that is being restarted
 
@@ -44,6 +51,7 @@ class Instances:
         module: what their process runs.
         place: the part of their payload that is the same for all: cluster, node, addresses, servers.
         logs: folder of their log files.
+        stores: folders of their local stores.
         start: owner of the tasks that watch them.
         tell: how the registry learns of their ends.
         on_change: called when a slot was taken or became free.
@@ -57,6 +65,7 @@ class Instances:
         module: str,
         place: dict[str, Any],
         logs: Path,
+        stores: Stores,
         start: StartTask,
         tell: Tell,
         on_change: Callable[[], None],
@@ -66,10 +75,12 @@ class Instances:
         self._module = module
         self._place = place
         self._logs = logs
+        self._stores = stores
         self._start_task = start
         self._tell = tell
         self._on_change = on_change
         self._births: dict[str, asyncio.Task[Spawned | DmscError]] = {}
+        self._stopped: Counter[tuple[str, str]] = Counter()
         self.ledger = Ledger()
 
     def offer(self, slots: tuple[Slot, ...]) -> None:
@@ -87,7 +98,12 @@ class Instances:
         if held is not None:
             self._commit(ledger)
             device = "cpu" if held.slot is None else self.ledger.slots[held.slot].device
-            payload = {**self._place, "start": order.model_dump(mode="json"), "device": device}
+            payload = {
+                **self._place,
+                "start": order.model_dump(mode="json"),
+                "device": device,
+                "store": str(self._stores.folder(held.job, held.sid)),
+            }
             threads = order.spec.training.compute_threads
             self._births[held.sid] = self._start_task(self._bear(held, payload, threads))
         child = await asyncio.shield(self._births[order.unit.sid])
@@ -117,6 +133,28 @@ class Instances:
 
     async def _watch(self, held: Held, child: Spawned) -> None:
         self._settle(held, await asyncio.shield(child.exit))
+
+    async def look_for_stopped(self) -> None:
+        """Tells the registry of instances whose process the system shows as stopped. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            held = {
+                (one.sid, one.incarnation): one for one in self.ledger.held.values() if one.pid is not None
+            }
+            for key, one in held.items():
+                assert one.pid is not None
+                sight = look(one.pid)
+                self._stopped[key] = self._stopped[key] + 1 if sight.state == "stopped" else 0
+                if self._stopped[key] == STOPPED_LOOKS:
+                    log.warning("instance stopped", node=self._agent, sid=one.sid, evidence=str(sight))
+                    change = StateChange(
+                        sid=one.sid,
+                        incarnation=one.incarnation,
+                        state=InstanceState.FAULTED,
+                        reason=str(sight),
+                    )
+                    self._start_task(self._report(one, change))
+            self._stopped = Counter({key: count for key, count in self._stopped.items() if key in held})
 
     def _settle(self, held: Held, exit: Exit) -> None:
         """Free an ended instance's place and have the registry told, once."""

@@ -10,20 +10,21 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from bus.logs import get_logger
-from entities.cluster_core import Device, Exit
+from entities.cluster_core import Device, Exit, Sight, see
+from entities.scratch import Scratch
 from schemas.errors import Unavailable
 
 START_ATTEMPTS = 3
@@ -100,6 +101,7 @@ class ForkServerClient:
         self._ready_event = asyncio.Event()
         self.ready: ForkServerReady | None = None
         self.scratch: Path | None = None
+        self._scratch: Scratch | None = None
         self.restarts = 0
 
     @property
@@ -257,7 +259,8 @@ class ForkServerClient:
         """One life of the server: start it, listen until its end; whether it ever was ready."""
         mine, theirs = socket.socketpair()
         try:
-            self.scratch = Path(tempfile.mkdtemp(prefix="dmsc-node-"))
+            self._scratch = Scratch()
+            self.scratch = self._scratch.path
             self._process = self._launch(theirs.fileno(), self.scratch)
         except OSError as error:
             mine.close()
@@ -368,9 +371,9 @@ class ForkServerClient:
         if self._process is not None:
             self._process.wait()
             self._process = None
-        if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
-            self.scratch = None
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = self.scratch = None
 
 
 def file_size(path: Path) -> int:
@@ -380,11 +383,27 @@ def file_size(path: Path) -> int:
 
 def last_line(path: Path, start: int = 0) -> str:
     """The last line with text that was written to a log behind byte `start`, at most 4 KiB of it; or ''."""
+    return next(iter(last_lines(path, 1, start)), "")
+
+
+def last_lines(path: Path, count: int, start: int = 0) -> tuple[str, ...]:
+    """The last lines with text, oldest first, out of the last 4 KiB that a log has behind byte `start`."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(start, size - _LAST_LINE_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return ()
+    return tuple(text for line in lines if (text := line.strip()))[-count:]
+
+
+def look(pid: int) -> Sight:
+    """A process of this node as the operating system shows it."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return see(process.status(), pid, times.user + times.system)
+    except psutil.NoSuchProcess:
+        return Sight(state="gone", note=f"process {pid} does not exist")

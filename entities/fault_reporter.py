@@ -1,7 +1,8 @@
 """MG and SR report what they saw break to the orchestrator (draft §4.4(5), §5.5), until it has heard.
 
-A report is a hint: the orchestrator alone decides. An incarnation's death is told once; a broken link
-or a failed request may come again for the same incarnation, and is told again after a while.
+A report is a hint: the orchestrator alone decides. An incarnation's death is told once, as is each count of
+its device's errors; a broken link or a failed request may come again for the same incarnation, and is told
+again after a while.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from schemas.errors import DmscError, Unavailable
 from schemas.fault import FaultReport
+from schemas.registry import ServiceRecord
 
 log = get_logger("faults")
 
@@ -31,18 +33,36 @@ class FaultReporterConfig:
     remembered: int = 4096  # (sid, incarnation, kind) told before
 
 
+def death_of(record: ServiceRecord, reporter: str) -> FaultReport:
+    """The report of an instance whose record says that it is faulted."""
+    return FaultReport(
+        reporter=reporter,
+        job=record.job,
+        sid=record.sid,
+        incarnation=record.incarnation,
+        kind="instance",
+        evidence=f"registry says faulted: {record.reason or 'no reason given'}",
+    )
+
+
 class FaultLedger:
     """What was told before. Pure: the time comes in."""
 
     def __init__(self, config: FaultReporterConfig) -> None:
         self._config = config
-        self._told: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._told: OrderedDict[tuple[str, ...], float] = OrderedDict()
 
     def is_news(self, report: FaultReport, now: float) -> bool:
         """Whether to tell it; remembers that it was."""
-        key = (report.sid, report.incarnation, report.kind)
+        key: tuple[str, ...] = (report.sid, report.incarnation, report.kind)
+        if report.device is not None:
+            key = (*key, str(report.device))
+        if report.kind == "unreachable":  # what one says that is fenced itself must not hide another's
+            key = (*key, f"from {report.witness}")
         told = self._told.get(key)
-        if told is not None and (report.kind in ("instance", "node") or now - told < self._config.again_s):
+        if told is not None and (
+            report.kind in ("instance", "node", "device") or now - told < self._config.again_s
+        ):
             return False
         self._told[key] = now
         self._told.move_to_end(key)

@@ -1,4 +1,7 @@
-"""MG and SR register with the orchestrator (draft §4.4(1)): at start, on a reconnect, every 10 s."""
+"""MG and SR register with the orchestrator (draft §4.4(1)): at start, on a reconnect, every 10 s.
+
+And whenever a new one leads: it knows only whom it overheard.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import asyncio
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from schemas.envelope import Envelope
 from schemas.errors import DmscError
+from schemas.leadership import Leadership
 from schemas.signals import NodeRegistration
 
 log = get_logger("mesh-registration")
@@ -22,7 +27,11 @@ async def keep_registered(bus: Bus, registration: NodeRegistration) -> None:
     async def reconnected() -> None:
         again.set()
 
+    async def new_leader(message: Leadership, envelope: Envelope) -> None:
+        again.set()
+
     bus.on_reconnect(reconnected)
+    await bus.subscribe(subjects.LEADER, new_leader)
     while True:
         again.clear()
         try:

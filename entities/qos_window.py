@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from schemas.signals import QosReport
-from schemas.telemetry import InstanceSample
+from schemas.telemetry import DeviceSample, InstanceSample
 
 
 @dataclass(slots=True)
@@ -22,6 +22,7 @@ class _Sums:
     call_ms: float = 0.0
     microbatches: int = 0
     tokens_per_s: dict[str, tuple[int, float]] = field(default_factory=dict)
+    hottest_c: float | None = None
 
 
 class QosWindow:
@@ -31,6 +32,7 @@ class QosWindow:
         self._sums: dict[str, _Sums] = {}
         self.total_microbatches: dict[str, int] = {}
         self.total_bytes: dict[str, int] = {}
+        self._ecc_errors: dict[str, dict[str, tuple[int, int]]] = {}
 
     def add_sample(self, sample: InstanceSample) -> None:
         """Link counters in a sample are since the instance's last one, so they add up."""
@@ -42,6 +44,19 @@ class QosWindow:
             sums.link_errors += link.errors
             self.total_bytes[sample.job] = self.total_bytes.get(sample.job, 0) + link.sent_bytes
         sums.tokens_per_s[sample.sid] = (sample.stage, sample.tokens_per_s)
+        if sample.device is not None:
+            self._add_device(sample.job, sample.node, sample.device)
+
+    def _add_device(self, job: str, node: str, device: DeviceSample) -> None:
+        """Several instances may share a device: its errors are counted once."""
+        if device.temperature_c is not None:
+            sums = self._of(job)
+            sums.hottest_c = max(device.temperature_c, sums.hottest_c or device.temperature_c)
+        if device.ecc_errors is not None:
+            counts = self._ecc_errors.setdefault(job, {})
+            first, _ = counts.get(f"{node}/{device.device}", (device.ecc_errors, 0))
+            first = min(first, device.ecc_errors)  # a driver that was restarted counts from 0
+            counts[f"{node}/{device.device}"] = (first, device.ecc_errors)
 
     def add_call(self, job: str, duration_ms: float, *, failed: bool) -> None:
         """One request of the gateway to an instance of the job."""
@@ -70,6 +85,7 @@ class QosWindow:
             per_stage[stage] = per_stage.get(stage, 0.0) + rate
         tries = sums.transfers + sums.link_errors + sums.calls
         heard = len(sums.tokens_per_s) + sums.microbatches
+        errors = [last - first for first, last in self._ecc_errors.get(job, {}).values()]
         if sums.transfers:
             latency_ms = sums.transfer_ms / sums.transfers
         else:
@@ -86,11 +102,14 @@ class QosWindow:
             bandwidth_bytes_per_s=sums.sent_bytes / (sums.transfer_ms / 1e3) if sums.transfer_ms > 0 else 0.0,
             instances=instances,
             job=job,
+            temperature_c=sums.hottest_c,
+            ecc_errors=sum(errors) if errors else None,
         )
 
     def forget(self, job: str) -> tuple[int, int]:
         """Drop the job; its microbatches and bytes in total."""
         self._sums.pop(job, None)
+        self._ecc_errors.pop(job, None)
         return self.total_microbatches.pop(job, 0), self.total_bytes.pop(job, 0)
 
     def _of(self, job: str) -> _Sums:

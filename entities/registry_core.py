@@ -16,6 +16,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import Fenced, IllegalTransition, NotFound
 from schemas.registry import (
     INSTANCE_TRANSITIONS,
+    Culprit,
     Heartbeat,
     InstanceState,
     Resolve,
@@ -24,7 +25,9 @@ from schemas.registry import (
 )
 
 _FENCES_PER_SID = 16
+_BY_HEARTBEAT = "said its heartbeat"
 _HISTORY = 32
+_OVER = (InstanceState.FAULTED, InstanceState.GONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +153,11 @@ class RegistryCore:
         held.heard = now
         kept: dict[str, object] = {"route_id": held.record.route_id, "replaced": held.record.replaced}
         if record.state is held.record.state and not record.reason:
-            kept |= {"reason": held.record.reason, "fault": held.record.fault}
+            kept |= {
+                "reason": held.record.reason,
+                "fault": held.record.fault,
+                "culprit": held.record.culprit,
+            }
         return self._store(held, record.model_copy(update=kept))
 
     def heartbeat(self, beat: Heartbeat, now: float) -> frozenset[str]:
@@ -161,7 +168,7 @@ class RegistryCore:
             return frozenset()
         held.heard = now
         if beat.state in INSTANCE_TRANSITIONS[held.record.state]:
-            return self._move(held, beat.state, "said its heartbeat")
+            return self._move(held, beat.state, _BY_HEARTBEAT)
         return frozenset()
 
     def change(self, change: StateChange, now: float) -> frozenset[str]:
@@ -176,9 +183,12 @@ class RegistryCore:
                 incarnation=change.incarnation,
             )
         if change.state is held.record.state:
-            return frozenset()
+            faster = held.record.reason == _BY_HEARTBEAT  # the heartbeat was faster: here is why
+            if not faster and (change.state in _OVER or not change.reason):
+                return frozenset()  # a repetition; of how it ended the first word counts
+            return self._move(held, change.state, change.reason, change.fault, change.culprit)
         self._check_transition(held, change.state, change.reason)
-        return self._move(held, change.state, change.reason, change.fault)
+        return self._move(held, change.state, change.reason, change.fault, change.culprit)
 
     def release(self, job: str) -> frozenset[str]:
         """Draft §4.4(6): forget the job's records and release their route ids."""
@@ -238,12 +248,19 @@ class RegistryCore:
             return frozenset()
         return self._move(held, InstanceState.FAULTED, f"no heartbeat for {silent:.1f} s")
 
-    def _move(self, held: Held, state: InstanceState, reason: str, fault: str = "") -> frozenset[str]:
+    def _move(
+        self,
+        held: Held,
+        state: InstanceState,
+        reason: str,
+        fault: str = "",
+        culprit: Culprit | None = None,
+    ) -> frozenset[str]:
         if state is InstanceState.GONE:
             held.history.append(f"{state}: {reason}")
             self._remove(held.record.sid)
             return frozenset({held.record.sid})
-        moved = {"state": state, "reason": reason, "fault": fault}
+        moved = {"state": state, "reason": reason, "fault": fault, "culprit": culprit}
         return self._store(held, held.record.model_copy(update=moved))
 
     def _store(self, held: Held, record: ServiceRecord) -> frozenset[str]:

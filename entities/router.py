@@ -16,10 +16,12 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
-from entities.fault_reporter import FaultReporter, FaultReporterConfig
+from entities.device_health import device_errors
+from entities.fault_reporter import FaultReporter, FaultReporterConfig, death_of
 from entities.instance_feed import InstanceFeed
 from entities.mesh_registration import keep_registered
 from entities.policy_book import PolicyBook
+from entities.qos_reporter import QosReporter
 from entities.qos_window import QosWindow
 from entities.registry_view import FollowConfig, RegistryFollower
 from entities.router_core import TableDecision, compute_entries, decide_table
@@ -34,8 +36,8 @@ from schemas.signals import (
     ComputeNotification,
     NodeRegistration,
     StagePolicy,
-    TerminationReport,
 )
+from schemas.step import Member
 from schemas.telemetry import InstanceSample
 
 log = get_logger("router")
@@ -82,6 +84,10 @@ class Router:
         self._feed = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
         self._compute_news = asyncio.Event()
         self._qos = QosWindow()
+        self._reporter = QosReporter(
+            bus, sid=config.sid, cluster=config.cluster, book=self.book, window=self._qos,
+            follower=self.follower, every_s=config.report_every_s,
+        )  # fmt: skip
         self._faults = FaultReporter(bus, config.faults)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
@@ -100,7 +106,7 @@ class Router:
                     self._keep_tables(),
                     self._feed.run(lambda: self.follower.view.instances(cluster=config.cluster)),
                     self._notify_compute(),
-                    self._report_quality(),
+                    self._reporter.run(),
                     keep_registered(self._bus, self._registration()),
                 ):
                     tasks.create_task(work)
@@ -132,19 +138,7 @@ class Router:
                 if isinstance(entry.message, RouteTable):
                     await self._tables.delete(job=job, cluster=self.config.cluster, stage=entry.message.stage)
             self._written = {key: value for key, value in self._written.items() if key[0] != job}
-        microbatches, sent_bytes = self._qos.forget(job)
-        await self._bus.publish(
-            subjects.TERMINATION,
-            TerminationReport(
-                sid=self.config.sid,
-                job=job,
-                microbatches=microbatches,
-                bytes=sent_bytes,
-                note="route tables removed",
-            ),
-            job=job,
-            sid=self.config.sid,
-        )
+        await self._reporter.end(job, "route tables removed")
 
     # --- Type 2 → route tables ---------------------------------------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
@@ -221,6 +215,18 @@ class Router:
     # --- samples → Types 4 and 5 up ------------------------------------------------------------------------
     async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
         self._samples[message.sid] = message
+        if (errors := device_errors(message.device)) is not None:
+            self._faults.report(
+                FaultReport(
+                    reporter=self.config.sid,
+                    job=message.job,
+                    sid=message.sid,
+                    incarnation=message.incarnation,
+                    kind="device",
+                    evidence=f"{message.sid} on node {message.node}: {errors}",
+                    device=errors,
+                )
+            )
         if message.job in self.book.active:
             self._qos.add_sample(message)
         self._compute_news.set()
@@ -251,50 +257,26 @@ class Router:
                     log.info("type 4 not sent", code=error.code, error=error.text)
             await asyncio.sleep(self.config.compute_gap_s)
 
-    async def _report_quality(self) -> None:
-        dropped = self._bus.counters.dropped
-        while True:
-            await asyncio.sleep(self.config.report_every_s)
-            lost, dropped = self._bus.counters.dropped - dropped, self._bus.counters.dropped
-            for job in list(self.book.active):
-                ours = self.follower.view.instances(job=job, cluster=self.config.cluster)
-                report = self._qos.report(
-                    job,
-                    sid=self.config.sid,
-                    cluster=self.config.cluster,
-                    window_s=self.config.report_every_s,
-                    instances=sum(record.state is InstanceState.ACTIVE for record in ours),
-                    lost=lost,
-                )
-                try:
-                    await self._bus.publish(subjects.QOS_REPORT, report, sid=self.config.sid)
-                except DmscError as error:
-                    log.info("type 5 not sent", code=error.code, error=error.text)
-
     # --- faults ------------------------------------------------------------------------------------------
     def _report_faulted(self, record: ServiceRecord) -> None:
         if record.stage is not None and record.stage < 0:
             return  # data instances are the gateway's
-        self._faults.report(
-            FaultReport(
-                reporter=self.config.sid,
-                job=record.job,
-                sid=record.sid,
-                incarnation=record.incarnation,
-                kind="instance",
-                evidence=f"registry says faulted: {record.reason or 'no reason given'}",
-            )
-        )
+        self._faults.report(death_of(record, self.config.sid))
 
     async def _link_fault(self, message: LinkFault, envelope: Envelope) -> None:
+        told = "does not reach it" if message.unreachable else "lost its link to it"
+        witness = None
+        if message.reporter_incarnation is not None:
+            witness = Member(sid=message.reporter, incarnation=message.reporter_incarnation)
         self._faults.report(
             FaultReport(
                 reporter=self.config.sid,
                 job=message.job,
                 sid=message.peer,
                 incarnation=message.peer_incarnation,
-                kind="link",
-                evidence=f"{message.reporter} lost its link to it: {message.text}",
+                kind="unreachable" if message.unreachable else "link",
+                evidence=f"{message.reporter} {told}: {message.text}",
+                witness=witness,
             )
         )
 

@@ -1,12 +1,15 @@
 """Functional modules (draft §4.2): the kit for policies and the built-in ones.
 
 A policy suggests, the orchestrator decides (ADR-0002). What a policy's author needs is here: `Policy` to
-derive from, `JobView` to read. Running one is `policies.module.FunctionalModule`.
+derive from, `JobView` to read, `InstanceStore` for tools of one's own. Running one is
+`policies.module.FunctionalModule`.
 """
 
 from __future__ import annotations
 
+from policies.instance_store import InstanceStore
 from policies.kit import Policy, Suggestions
+from policies.store_reads import StoreRead
 from policies.view import InstanceView, JobView, OwnSuggestion
 
-__all__ = ["InstanceView", "JobView", "OwnSuggestion", "Policy", "Suggestions"]
+__all__ = ["InstanceStore", "InstanceView", "JobView", "OwnSuggestion", "Policy", "StoreRead", "Suggestions"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from bus.subjects import Subject
 from policies.kit import ALWAYS, Policy
+from policies.store_reads import StoreRead
 from policies.view import JobView, Observations
 from schemas.base import Message
 from schemas.errors import BadInput
@@ -76,9 +77,10 @@ class Counters:
 
 @dataclass(slots=True)
 class Output:
-    """What one round gave: suggestions to publish and new problems to log."""
+    """What one round gave: suggestions to publish, stores to read, new problems to log."""
 
     suggestions: list[PolicySuggestion] = field(default_factory=list)
+    reads: list[StoreRead] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -143,6 +145,7 @@ class Engine:
                 self._changed.discard(job)
                 self._decided[job] = now
                 output.suggestions += self.ask(view, now, into=output.problems)
+                output.reads += self._reads(view, now, into=output.problems)
         return output
 
     def ask(self, view: JobView, now: float, *, into: list[Problem]) -> list[PolicySuggestion]:
@@ -155,6 +158,11 @@ class Engine:
             return []
         self._errors_in_a_row = 0
         return self._within_rate(found, now)
+
+    def _reads(self, view: JobView, now: float, *, into: list[Problem]) -> list[StoreRead]:
+        if self.suspended:
+            return []
+        return self._guard("reads", lambda: _checked_reads(self.policy.reads(view, now)), into=into) or []
 
     def published(self, suggestion: PolicySuggestion, id: str, at: float) -> None:
         """Note down what was said under which envelope id, so that the policy sees it and its decision."""
@@ -203,6 +211,12 @@ def _suggestions(returned: object) -> list[PolicySuggestion]:
     for one in returned:
         if not math.isfinite(one.valid_s):
             raise ValueError(f"valid_s is {one.valid_s}; give seconds")
+    return list(returned)
+
+
+def _checked_reads(returned: object) -> list[StoreRead]:
+    if not isinstance(returned, list | tuple) or not all(isinstance(one, StoreRead) for one in returned):
+        raise TypeError(f"reads returned {type(returned).__name__}; return a list of what self.read(…) makes")
     return list(returned)
 
 

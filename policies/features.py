@@ -6,7 +6,8 @@ values are NaN throughout; every function here lets them pass without warnings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -164,9 +165,9 @@ def shares(weights: Floats) -> Floats:
     return weights / total
 
 
-def _over_last(reduce: object, values: Floats) -> Floats:
+def _over_last(reduce: Callable[..., Any], values: Floats) -> Floats:
     """A nan-reduction along the last axis, kept as an axis; all-NaN series give NaN without a warning."""
     hollow = ~np.isfinite(values).any(axis=-1, keepdims=True)
     safe = np.where(hollow, 0.0, values)
-    reduced = np.asarray(reduce(safe, axis=-1, keepdims=True), dtype=np.float64)  # type: ignore[operator]
+    reduced = np.asarray(reduce(safe, axis=-1, keepdims=True), dtype=np.float64)
     return np.where(hollow, np.nan, reduced)

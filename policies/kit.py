@@ -9,7 +9,8 @@
 
 The events are the rows of `bus.subjects` that functional modules receive; `on_instance_sample(self, sample,
 at)` takes the row "instance sample", and so on for each name in `EVENTS`. Most policies need none of them:
-the kit works every message into the `JobView` that `decide` gets.
+the kit works every message into the `JobView` that `decide` gets. `reads` names what to fetch from instances'
+local stores; the answers come to `on_store_rows`.
 
 `decide` is pure: what it returns hangs on the view and on `now` alone, so that a replay of a recorded run
 gives the same suggestions. A policy may keep attributes of its own if only `on_<event>` sets them: after a
@@ -23,10 +24,12 @@ from typing import Any, ClassVar
 
 from bus import subjects
 from bus.subjects import Subject
+from policies.store_reads import StoreRead
 from policies.view import JobView
 from schemas.base import Message, is_token
 from schemas.envelope import EntityKind
 from schemas.policy import Action, AvoidInstance, NoAction, PolicySuggestion, SetWeights
+from schemas.store import Scalar, StoreQuery, StoreTable
 
 Suggestions = PolicySuggestion | Sequence[PolicySuggestion] | None
 """What `decide` may return."""
@@ -37,6 +40,9 @@ EVENTS: dict[str, Subject] = {
     if row.bucket is None and row.reply is None and row.receivers & {EntityKind.FUNCTIONAL_MODULE}
 }
 """Event name → row: all that a functional module may subscribe to, by the table's own directions."""
+
+STORE_ANSWER = "on_store_rows"
+"""The method that is given what `reads` asked for: `on_store_rows(self, rows: StoreRows, at)`."""
 
 ALWAYS: tuple[Subject, ...] = (
     subjects.INSTANCE_SAMPLE,
@@ -66,8 +72,8 @@ class Policy:
         if cls.name and not is_token(cls.name):
             raise TypeError(f"{cls.__name__}.name is {cls.name!r}: use letters, digits, - and _ only")
         for attribute in dir(cls):
-            if attribute.startswith("on_") and attribute[3:] not in EVENTS:
-                known = ", ".join(sorted(EVENTS))
+            if attribute.startswith("on_") and attribute[3:] not in EVENTS and attribute != STORE_ANSWER:
+                known = ", ".join([*sorted(EVENTS), STORE_ANSWER[3:]])
                 raise TypeError(f"{cls.__name__}.{attribute}: no such event; there are: {known}")
 
     def subscribes(self) -> tuple[Subject, ...]:
@@ -83,12 +89,34 @@ class Policy:
         """
         raise NotImplementedError(f"{type(self).__name__} has no decide method")
 
+    def reads(self, view: JobView, now: float) -> Sequence[StoreRead]:
+        """What to read in local stores, asked after `decide`; answers come to `on_store_rows`, or not."""
+        return ()
+
     def handler(self, row: Subject) -> Callable[[Message, float], None] | None:
         """The `on_<event>` method for this row, if the policy has one."""
-        found: Callable[[Message, float], None] | None = getattr(
-            self, f"on_{row.name.replace(' ', '_')}", None
-        )
+        name = STORE_ANSWER if row is subjects.STORE_QUERY else f"on_{row.name.replace(' ', '_')}"
+        found: Callable[[Message, float], None] | None = getattr(self, name, None)
         return found
+
+    # --- words for a read -----------------------------------------------------------------------------
+    def read(
+        self,
+        view: JobView,
+        sid: str,
+        table: StoreTable,
+        *,
+        columns: tuple[str, ...] = (),
+        where: Mapping[str, Scalar] | None = None,
+        after_id: int = 0,
+        limit: int = 100,
+    ) -> StoreRead:
+        """The last `limit` rows of an instance's table, or with `after_id` the first ones after that one."""
+        query = StoreQuery(
+            job=view.job, table=table, columns=columns, where=dict(where or {}), after_id=after_id,
+            limit=limit, newest=after_id == 0,
+        )  # fmt: skip
+        return StoreRead(sid, query)
 
     # --- words for a suggestion -----------------------------------------------------------------------
     def set_weights(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from schemas.envelope import Envelope
 from schemas.errors import DmscError, IllegalTransition
+from schemas.leadership import Leadership
 from schemas.policy import MODULE_TRANSITIONS, ModuleLifecycle, ModuleState
 
 log = get_logger("module")
 
 
 class Lifecycle:
-    """Tells each state in order, and the last one again and again, for an orchestrator that restarts.
+    """Tells each state in order, and the last one again and again and to every new leader.
 
     Args:
         bus: the module's connection.
@@ -58,6 +61,8 @@ class Lifecycle:
 
     async def run(self) -> None:
         """Tell until cancelled."""
+        with contextlib.suppress(DmscError):  # without it the next repetition tells the new leader
+            await self._bus.subscribe(subjects.LEADER, self._new_leader)
         while True:
             try:
                 async with asyncio.timeout(self._every_s):
@@ -83,6 +88,9 @@ class Lifecycle:
                     module=lifecycle.module, state=lifecycle.state.value, reason=error.text,
                 )  # fmt: skip
             self._unheard = True
+
+    async def _new_leader(self, message: Leadership, envelope: Envelope) -> None:
+        await self._again()
 
     async def _again(self) -> None:
         self._waiting.put_nowait(self.now)

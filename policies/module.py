@@ -13,7 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bus import subjects
 from bus.connection import Bus
@@ -26,12 +26,14 @@ from policies.kit import Policy
 from policies.lifecycle import Lifecycle
 from policies.policy_thread import PolicyThread
 from policies.recent import recent
+from policies.store_reads import StoreReader
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadInput, DmscError
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion
 from schemas.registry import Endpoint, InstanceState, Resolve, ServiceRecord
 from schemas.signals import RouteAdvertisement
+from schemas.store import StoreRows
 
 log = get_logger("module")
 
@@ -99,6 +101,7 @@ class FunctionalModule:
             every_s=self.config.lifecycle_every_s,
             answer_s=self.config.answer_s,
         )
+        self._stores = StoreReader(bus, self._store_answered)
         self._inbox: deque[Event] = deque()
         self._news = asyncio.Event()
         self._rebuilt: set[str] = set()
@@ -130,6 +133,7 @@ class FunctionalModule:
                             ready.set()
                         await self._work(thread)
                     finally:
+                        await self._stores.close()
                         await self._drain(subscriptions, presence)
                         announcer.cancel()
         finally:
@@ -155,16 +159,23 @@ class FunctionalModule:
     # --- in -------------------------------------------------------------------------------------------
     def _received(self, row: Subject) -> Callable[[Message, Envelope], Awaitable[None]]:
         async def take(message: Message, envelope: Envelope) -> None:
-            if len(self._inbox) >= self.config.queue:
-                self._inbox.popleft()
-                self.dropped += 1
-                if self.dropped == 1:
-                    log.warning("the policy is slower than the telemetry, the oldest is dropped",
-                                module=self._policy.name, queue=self.config.queue)  # fmt: skip
-            self._inbox.append(Event(row=row, message=message, id=envelope.id, at=time.time()))
-            self._news.set()
+            self._take_in(row, message, envelope.id)
 
         return take
+
+    def _take_in(self, row: Subject, message: Message, id: str) -> None:
+        if len(self._inbox) >= self.config.queue:
+            self._inbox.popleft()
+            self.dropped += 1
+            if self.dropped == 1:
+                log.warning("the policy is slower than the telemetry, the oldest is dropped",
+                            module=self._policy.name, queue=self.config.queue)  # fmt: skip
+        self._inbox.append(Event(row=row, message=message, id=id, at=time.time()))
+        self._news.set()
+
+    def _store_answered(self, rows: StoreRows) -> None:
+        """An event like any other, though of no stream: after a restart it is asked for again."""
+        self._take_in(subjects.STORE_QUERY, rows, f"store {self._bus.next_id()}")
 
     async def _rebuild(self, thread: PolicyThread) -> None:
         """State from the streams' last minutes and the registry's snapshot; without them it starts empty."""
@@ -222,11 +233,12 @@ class FunctionalModule:
                 self._log(output)
                 for suggestion in output.suggestions:
                     await self._say(suggestion)
+                self._stores.start(output.reads)
 
     def _round(self, events: list[Event], now: float) -> Output:
         problems = self.engine.take(events)
         output = self.engine.decide(now)
-        return Output(suggestions=output.suggestions, problems=problems + output.problems)
+        return replace(output, problems=problems + output.problems)
 
     async def _say(self, suggestion: PolicySuggestion) -> None:
         try:

@@ -51,6 +51,7 @@ class InstanceStart(Message, wire="cluster.instance.start"):
     stages: int
     layer_count: int
     code_digest: str
+    joins: bool = Field(False, description="the job runs: active only once a reduction group admits it")
 
 
 class InstanceStarted(Message, wire="cluster.instance.started"):
@@ -76,7 +77,7 @@ class Judge(Message, wire="cluster.judge"):
     incarnation: Token
 
 
-class Judgement(Message, wire="cluster.judgement"):
+class Judgement(Message, wire="cluster.judgement", version=(1, 1)):
     """`process` as the operating system shows it; `scope`: the instance alone, or the whole node.
 
     `kind`: transient (it lives and moves again) or structural (it will not come back by itself).
@@ -89,6 +90,28 @@ class Judgement(Message, wire="cluster.judgement"):
     kind: Literal["transient", "structural"]
     broken: tuple[str, ...] = Field((), description="dependencies of the topology that it broke")
     evidence: str = ""
+    log: tuple[str, ...] = Field((), description="the last lines that it wrote to its log")
+
+
+class Cordon(Message, wire="cluster.cordon"):
+    """A place that gets no new instances: a slot, or (`slot` None) a whole node. In the bucket `cordons`.
+
+    What runs there goes on, unless the node is being drained: then it moves elsewhere, one instance at a
+    time. A lifted cordon of a device stays on record with the ECC errors that were known then: only more of
+    them cordon it again.
+    """
+
+    agent: Token = Field(description="SID of the node agent")
+    cluster: Token
+    node: Token
+    slot: int | None = None
+    reason: str
+    by: str = Field(description="who asked for it: a user, or the SID of a service")
+    at: float = Field(description="seconds since the epoch")
+    draining: bool = False
+    progress: str = Field("", description="of a drain: what is left there, and what it waits for")
+    lifted: bool = False
+    ecc_errors: int = 0
 
 
 class Analyse(Message, wire="cluster.analyse"):

@@ -22,7 +22,9 @@ class MicrobatchNotice(Message, wire="data.notice"):
 
     direction `forward`: activations and what travels with them (targets); `backward`: the gradient of
     what was sent forward (no tensors after an evaluation: it only returns the credit);
-    `state`: parameters and optimizer state for a newcomer.
+    `state`: parameters and optimizer state of version `step`, for a newcomer; `copy`: the same, for a
+    holder of a peer copy (no tensors: forget it); `redo`: the clipped mean gradients that `step` was
+    applied with (no tensors: it was skipped), for a holder, or for a newcomer that takes a copy over.
     `link` names the process group (both ends build it on first sight); `tag` is the first of
     `len(tensors)` consecutive tags on it.
     """
@@ -32,8 +34,8 @@ class MicrobatchNotice(Message, wire="data.notice"):
     step: int
     attempt: int
     microbatch: int
-    stage: int = Field(description="the receiver's stage")
-    direction: Literal["forward", "backward", "state"]
+    stage: int = Field(description="the receiver's stage; of `copy` and `redo`: the copied one")
+    direction: Literal["forward", "backward", "state", "copy", "redo"]
     sender: Member
     receiver: Member
     link: str
@@ -49,7 +51,7 @@ class NoticeAnswer(Message, wire="data.notice.answer"):
     step: int
     attempt: int
     microbatch: int
-    direction: Literal["forward", "backward", "state"]
+    direction: Literal["forward", "backward", "state", "copy", "redo"]
     receiver: Member
     link: str
     tag: int

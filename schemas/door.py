@@ -5,10 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from schemas.base import Message, Part, Token
-from schemas.cluster import NodeStatus
+from schemas.cluster import Cordon, NodeStatus
+from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
 from schemas.registry import ServiceRecord
-from schemas.signals import QosReport
+from schemas.signals import ComputeEntry, QosReport
 
 
 class DoorRequest(Message, wire="door.request"):
@@ -28,6 +29,15 @@ class SubmitJob(Message, wire="job.submit"):
     gateway: Token
 
 
+class ScaleJob(Message, wire="job.scale"):
+    """MG → SMO: give a stage (all of them, where none is named) this many working replicas."""
+
+    job: Token
+    replicas: int = Field(ge=1)
+    stage: int | None = None
+    user: str = ""
+
+
 class CancelJob(Message, wire="job.cancel"):
     job: Token
     user: str
@@ -44,6 +54,13 @@ class JobList(Message, wire="job.list"):
     jobs: tuple[JobRecord, ...]
 
 
+class JobLoad(Part):
+    """How a job's instances are doing at this moment, as the routers last told the gateway (Type 4)."""
+
+    job: Token
+    entries: tuple[ComputeEntry, ...]
+
+
 class MeshQuery(Message, wire="mesh.query"):
     """MG → SMO: the mesh at a glance."""
 
@@ -57,7 +74,7 @@ class JobSummary(Part):
     reason: str = ""
 
 
-class MeshStatus(Message, wire="mesh.status"):
+class MeshStatus(Message, wire="mesh.status", version=(1, 1)):
     """What `dmsc status` shows."""
 
     services: tuple[ServiceRecord, ...]
@@ -65,3 +82,40 @@ class MeshStatus(Message, wire="mesh.status"):
     jobs: tuple[JobSummary, ...]
     quality: tuple[QosReport, ...] = ()
     """The last Type 5 report of each gateway and router about each running job."""
+    cordons: tuple[Cordon, ...] = ()
+    """Where no new instances go, and why."""
+
+
+class CordonPlace(Message, wire="mesh.cordon"):
+    """MG → SMO: no new instances there. `node` is an agent's SID, or a node's name if only one has it.
+
+    `drain` (whole nodes only) also moves what runs there elsewhere; `progress` of the cordon tells how far
+    it is.
+    """
+
+    node: Token
+    slot: int | None = None
+    reason: str = ""
+    user: str
+    drain: bool = False
+
+
+class UncordonPlace(Message, wire="mesh.uncordon"):
+    """MG → SMO: new instances may go there again. Of a whole node: its slots' cordons go, too."""
+
+    node: Token
+    slot: int | None = None
+    user: str
+
+
+class Cordons(Message, wire="mesh.cordons"):
+    """The cordons of the node in question, as they are now."""
+
+    agent: Token
+    cordons: tuple[Cordon, ...]
+
+
+class FaultList(Message, wire="fault.list"):
+    """Each fault's last record, in the order in which they were opened."""
+
+    faults: tuple[FaultRecord, ...]

@@ -5,6 +5,7 @@
     │   ├── BadJob            a job file's key, type, or shape
     │   ├── BadModel          user code: factory fails, layers do not fit, digest differs
     │   ├── BadData           dataset missing, empty, too short
+    │   ├── DamagedCheckpoint a file of it is missing or not what was written
     │   └── BadMessage        malformed, unknown or wrongly versioned message
     ├── Refused               asked properly, not permitted
     ├── NotFound              no such job, instance, artifact
@@ -15,6 +16,7 @@
     │   ├── NoResponders
     │   └── DeadlineExceeded
     ├── GradientRefused       a microbatch's gradient is not finite, or too large to be summed
+    ├── MicrobatchFailed      user code raised while it computed a microbatch
     ├── PeerUnreachable       a tensor link could not be built or broke
     └── IllegalTransition     a lifecycle was asked to do what its table does not allow
 
@@ -60,6 +62,10 @@ class BadData(BadInput):
     code = "bad_data"
 
 
+class DamagedCheckpoint(BadInput):
+    code = "damaged_checkpoint"
+
+
 class BadMessage(BadInput):
     code = "bad_message"
 
@@ -100,6 +106,10 @@ class DeadlineExceeded(Unavailable):
 
 class GradientRefused(DmscError):
     code = "gradient_refused"
+
+
+class MicrobatchFailed(DmscError):
+    code = "microbatch_failed"
 
 
 class PeerUnreachable(DmscError):

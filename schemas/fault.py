@@ -1,34 +1,65 @@
-"""Faults (draft §4.4(5), §5.5): reported by MG or SR, located by the SMO with SRD and MIC."""
+"""Faults (draft §4.4(5), §5.5): reported by MG or SR, located by the SMO with SRD and MIC, queued."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
-from schemas.base import Message, Token
+from pydantic import Field
+
+from schemas.base import Message, Part, Token
+from schemas.registry import Culprit
+from schemas.step import Member
+
+FaultKind = Literal["instance", "link", "unreachable", "request", "microbatch", "device", "node", "entity"]
 
 
 class LinkFault(Message, wire="fault.link"):
-    """MI → SR of its cluster: a neighbour's link broke. A hint; the orchestrator alone decides."""
+    """MI → SR of its cluster: a neighbour's link broke. A hint; the orchestrator alone decides.
+
+    `unreachable`: new links to it were tried again and again, in vain.
+    """
 
     job: Token
     reporter: Token
+    reporter_incarnation: Token | None = None
     peer: Token
     peer_incarnation: Token
     text: str
+    unreachable: bool = False
 
 
-class FaultReport(Message, wire="fault.report"):
-    """MG or SR → SMO. `evidence` says what was seen."""
+class DeviceErrors(Part):
+    """What a device told of itself: uncorrected ECC errors, and critical errors that are not a program's."""
+
+    device: str
+    ecc_errors: int = 0
+    xid_errors: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"{self.ecc_errors} uncorrected ECC errors"] if self.ecc_errors else []
+        parts += [f"XID {', '.join(map(str, self.xid_errors))}"] if self.xid_errors else []
+        return f"{self.device}: {', '.join(parts) or 'no errors'}"
+
+
+class FaultReport(Message, wire="fault.report", version=(1, 1)):
+    """MG or SR → SMO. `evidence` says what was seen; `device` where the instance's device tells of errors.
+
+    `link`: one broke, which a new one may mend; `unreachable`: new ones were tried in vain. `witness` is the
+    instance that saw it: what one says that is fenced itself counts for nothing.
+    """
 
     reporter: Token
     job: Token | None
     sid: Token
     incarnation: Token
-    kind: Literal["instance", "link", "node", "request"]
+    kind: Literal["instance", "link", "unreachable", "node", "request", "device"]
     evidence: str
+    device: DeviceErrors | None = None
+    witness: Member | None = None
 
 
-class FaultVerdict(Message, wire="fault.verdict"):
+class FaultVerdict(Message, wire="fault.verdict", version=(1, 1)):
     """What the SMO found with SRD and MIC, and what it does about it; on the stream `FAULTS`."""
 
     job: Token | None
@@ -38,3 +69,67 @@ class FaultVerdict(Message, wire="fault.verdict"):
     scope: Literal["none", "instance", "node"]
     action: str
     reason: str
+    culprit: Culprit | None = None
+    log: tuple[str, ...] = Field((), description="the last lines of the instance's log")
+
+
+class FaultState(StrEnum):
+    """Where a fault is on its way through the queue."""
+
+    OPEN = "open"
+    LOCATED = "located"
+    RETRYING = "retrying"
+    HANDLED = "handled"
+    GIVEN_UP = "given_up"
+
+
+_over = frozenset({FaultState.HANDLED, FaultState.GIVEN_UP})
+FAULT_TRANSITIONS: dict[FaultState, frozenset[FaultState]] = {
+    FaultState.OPEN: frozenset({FaultState.LOCATED, FaultState.RETRYING, *_over}),
+    FaultState.LOCATED: frozenset({FaultState.OPEN, FaultState.RETRYING, *_over}),
+    FaultState.RETRYING: frozenset({FaultState.OPEN, *_over}),
+    FaultState.HANDLED: frozenset(),
+    FaultState.GIVEN_UP: frozenset(),
+}
+"""Legal transitions of a fault. `… → open`: the same task failed again in the same way."""
+
+FAULT_OVER = _over
+
+
+class FaultTask(Part):
+    """What failed. Fields that have no meaning for a fault's kind are None.
+
+    `sid` is the instance, the gateway, or (kinds `device`, `node`) the node agent.
+    """
+
+    job: Token | None = None
+    step: int | None = None
+    attempt: int | None = None
+    stage: int | None = None
+    microbatch: int | None = None
+    sid: Token | None = None
+    incarnation: Token | None = None
+    device: str | None = None
+
+
+class FaultRecord(Message, wire="fault.record"):
+    """One fault as it stands now; later records of the same `id` replace it. On the stream `FAULT_QUEUE`.
+
+    `attempts` counts how often the task failed like this until now; after more than `limit` retries the
+    fault is given up, and the job with it (a quarantined microbatch is a matter of the job's policy).
+    """
+
+    id: Token
+    state: FaultState
+    kind: FaultKind
+    task: FaultTask
+    reporter: str = Field(description="who saw it")
+    log: tuple[str, ...] = Field((), description="evidence, then the last lines of the instance's log")
+    verdict: Literal["transient", "structural", "unfounded"] | None = None
+    scope: str = ""
+    reason: str = Field("", description="why the verdict is what it is")
+    action: str = Field("", description="what was done")
+    attempts: int = 1
+    limit: int = Field(description="retries allowed")
+    opened_at: float
+    changed_at: float

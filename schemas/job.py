@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from schemas.base import Message, Part, Token
 from schemas.task_graph import TaskGraph
@@ -60,6 +60,13 @@ class ScheduleSpec(Part):
     final_fraction: float = Field(0.1, ge=0, le=1)
 
 
+def _interval(value: Any) -> Any:
+    """One clear line instead of one per member of the union."""
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise ValueError("must be a number of steps (0: none) or auto")
+
+
 class TrainingSpec(Part):
     """A step is `microbatches` × `microbatch_samples` samples, whatever the number of workers."""
 
@@ -75,9 +82,16 @@ class TrainingSpec(Part):
     exact_accumulation: bool = Field(
         True, description="int64 fixed-point gradient sums: bits independent of who did what"
     )
+    on_bad_microbatch: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what becomes of the job when a microbatch fails on two instances (user code raises, "
+        "or loss or gradient is not finite): it fails, or the microbatch's whole step is left out",
+    )
     validate_every: int = Field(0, ge=0, description="steps between validations; 0: only at the end")
     validation_microbatches: int = Field(2, ge=0)
-    checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: none")
+    checkpoint_every: Annotated[int | Literal["auto"], BeforeValidator(_interval)] = Field(
+        "auto", description="steps between checkpoints; 0: none; auto: by cost, failures and risk"
+    )
 
 
 class ParallelSpec(Part):
@@ -85,6 +99,14 @@ class ParallelSpec(Part):
 
     stages: int = Field(1, ge=1, le=1024)
     replicas: int | tuple[int, ...] = 1
+    standbys: int | tuple[int, ...] = Field(
+        0,
+        description="replicas that only keep up, one number or one per stage",
+    )
+    copies: bool = Field(
+        False,
+        description="a stage with one replica and no standby keeps a copy of its state at a peer",
+    )
     clusters: tuple[Token, ...] = ()
     segmentation: Literal["measured", "uniform"] = "measured"
 
@@ -95,7 +117,17 @@ class ParallelSpec(Part):
             raise ValueError(f"replicas names {len(counts)} stages, but stages is {self.stages}")
         if min(counts) < 1:
             raise ValueError("each stage needs at least 1 replica")
+        standbys = self.standbys_per_stage()
+        if len(standbys) != self.stages:
+            raise ValueError(f"standbys names {len(standbys)} stages, but stages is {self.stages}")
+        if min(standbys) < 0:
+            raise ValueError("standbys must not be negative")
         return self
+
+    def standbys_per_stage(self) -> tuple[int, ...]:
+        if isinstance(self.standbys, int):
+            return (self.standbys,) * self.stages
+        return self.standbys
 
     def replicas_per_stage(self) -> tuple[int, ...]:
         if isinstance(self.replicas, int):
@@ -120,6 +152,10 @@ class JobSpec(Part):
     training: TrainingSpec
     parallel: ParallelSpec = ParallelSpec()
     initial_weights: str | None = Field(None, description="folder or URL of safetensors to start from")
+    resume_from: str | None = Field(
+        None,
+        description="URL of a checkpoint, or of a job's checkpoints, to go on from: weights, optimizer, step",
+    )
     artifacts: str = Field("bus://artifacts", description="where weights and checkpoints go")
     sample: SampleSpec | None = None
 
@@ -127,6 +163,12 @@ class JobSpec(Part):
     def _warmup_fits(self) -> JobSpec:
         if self.training.schedule.warmup_steps > self.training.steps:
             raise ValueError("training.schedule.warmup_steps exceeds training.steps")
+        return self
+
+    @model_validator(mode="after")
+    def _one_beginning(self) -> JobSpec:
+        if self.initial_weights is not None and self.resume_from is not None:
+            raise ValueError("initial_weights and resume_from exclude each other: name one of them")
         return self
 
 
@@ -144,7 +186,7 @@ class JobState(StrEnum):
 
 _end = frozenset({JobState.FAILED, JobState.CANCELLED})
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.ANALYSING, *_end}),
+    JobState.QUEUED: frozenset({JobState.ANALYSING, JobState.RECOVERING, *_end}),
     JobState.ANALYSING: frozenset({JobState.DEPLOYING, JobState.QUEUED, *_end}),
     JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.QUEUED, JobState.RECOVERING, *_end}),
     JobState.RUNNING: frozenset({JobState.RECOVERING, JobState.FINISHING, JobState.QUEUED, *_end}),
@@ -154,8 +196,9 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
-"""Legal transitions of a job. `… → queued` is a restart of the orchestrator: it starts again from the
-last checkpoint. An illegal one raises `IllegalTransition` with the job's history."""
+"""Legal transitions of a job. `… → queued` is a new orchestrator: `recovering` if it adopts the living
+instances, else the job starts again from the last checkpoint. An illegal one raises `IllegalTransition`
+with the job's history."""
 
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
@@ -175,7 +218,10 @@ class StepResult(Part):
 
 
 class InstanceView(Part):
-    """An instance as the live view shows it."""
+    """An instance as the live view shows it.
+
+    The orchestrator leaves `service_ms` at 0: whoever shows it fills in what is measured now (`JobLoad`).
+    """
 
     sid: Token
     role: str
@@ -202,7 +248,7 @@ class WeightsManifest(Part):
     step: int
 
 
-class JobRecord(Message, wire="job.record"):
+class JobRecord(Message, wire="job.record", version=(1, 1)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -210,6 +256,7 @@ class JobRecord(Message, wire="job.record"):
     state: JobState
     epoch: int = Field(0, description="how often an orchestrator has started this job; fences older ones")
     user: str = ""
+    command: str = Field("", description="id of the command that submitted it: repeated, it is the same job")
     reason: str = ""
     submitted_at: float
     changed_at: float
@@ -226,7 +273,7 @@ class JobRecord(Message, wire="job.record"):
     sample: str | None = None
 
 
-class JobEvent(Message, wire="job.event"):
+class JobEvent(Message, wire="job.event", version=(1, 1)):
     """What happened to a job, in order, on the stream `JOBS`. The live view and the curve feed on it."""
 
     job: Token
@@ -241,6 +288,7 @@ class JobEvent(Message, wire="job.event"):
         "policy",
         "weights",
         "sample",
+        "skipped",
     ]
     at: float
     text: str = ""
@@ -248,6 +296,7 @@ class JobEvent(Message, wire="job.event"):
     total_steps: int | None = None
     result: StepResult | None = None
     instances: tuple[InstanceView, ...] | None = None
+    skipped_step: int | None = None
     validation_step: int | None = None
     validation_loss: float | None = None
     weights: WeightsManifest | None = None

@@ -9,6 +9,9 @@ from pydantic import Field
 from schemas.base import Message, Part, Token
 from schemas.envelope import EntityKind
 
+READY = "ready"
+"""Reason in the record of an instance that is built. One that joins a running job is pending even so."""
+
 
 class InstanceState(StrEnum):
     """Runtime status of an instance (draft §4.5(3): active, pending, faulted; plus the way out)."""
@@ -28,6 +31,14 @@ INSTANCE_TRANSITIONS: dict[InstanceState, frozenset[InstanceState]] = {
     InstanceState.GONE: frozenset(),
 }
 """Legal transitions of one *incarnation*. A new incarnation starts again at pending."""
+
+
+class Culprit(Part):
+    """The training microbatch that an instance was at when it ended itself: user code raised, or a
+    gradient could not be summed. Another incarnation that meets the same shows whose fault it was."""
+
+    step: int
+    microbatch: int
 
 
 class TensorSchema(Part):
@@ -56,7 +67,7 @@ class Endpoint(Part):
     address: str = ""
 
 
-class ServiceRecord(Message, wire="registry.record"):
+class ServiceRecord(Message, wire="registry.record", version=(1, 1)):
     """A leased registration, as the registry keeps it. Key in the bucket: the SID.
 
     `prefix` is the service's content name (`train/<job>/stage/0`); callers resolve by prefix, schema,
@@ -81,6 +92,7 @@ class ServiceRecord(Message, wire="registry.record"):
     fault: str = Field(
         "", description="code of the error that it ended itself with; empty where a new start may help"
     )
+    culprit: Culprit | None = None
     replaced: tuple[Token, ...] = Field(
         (), description="older incarnations of this SID, fenced; kept by the registry"
     )
@@ -98,10 +110,10 @@ class Heartbeat(Message, wire="registry.heartbeat"):
     digest: str = ""
 
 
-class StateChange(Message, wire="registry.state"):
+class StateChange(Message, wire="registry.state", version=(1, 1)):
     """An incarnation's state moved; sent by itself or by the node agent that watches it.
 
-    `fault`: see `ServiceRecord`.
+    `fault`, `culprit`: see `ServiceRecord`.
     """
 
     sid: Token
@@ -109,6 +121,7 @@ class StateChange(Message, wire="registry.state"):
     state: InstanceState
     reason: str = ""
     fault: str = ""
+    culprit: Culprit | None = None
 
 
 class Resolve(Message, wire="registry.resolve"):

@@ -98,7 +98,11 @@ class ComputeNotification(Message, wire="signal.compute"):
 
 # Type 5: QoS Telemetry (MG, SR → SMO) and Policy Update (SMO → MG, SR) ------------------------------
 class QosReport(Message, wire="signal.qos.report"):
-    """Type 5, upward: aggregated over the last `window_s` seconds of one cluster."""
+    """Type 5, upward: aggregated over the last `window_s` seconds of one cluster.
+
+    `temperature_c` is that of the hottest device, `ecc_errors` the uncorrected memory errors since the job
+    was first seen on each device; None where no device tells.
+    """
 
     sid: Token
     cluster: Token
@@ -111,6 +115,8 @@ class QosReport(Message, wire="signal.qos.report"):
     bandwidth_bytes_per_s: float = 0.0
     instances: int = 0
     job: Token | None = None
+    temperature_c: float | None = None
+    ecc_errors: int | None = None
 
 
 class StagePolicy(Part):

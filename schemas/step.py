@@ -5,11 +5,52 @@ Everything is keyed (epoch, step, attempt, microbatch, stage). `stage` -1 is the
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
 
 from schemas.base import Message, Part, Token
+
+
+class Phase(StrEnum):
+    """Where the orchestrator is with the open step."""
+
+    CLOSED = "closed"
+    GATHERING = "gathering"
+    DECIDING = "deciding"
+    COMMITTING = "committing"
+
+
+PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.CLOSED: frozenset({Phase.GATHERING}),
+    Phase.GATHERING: frozenset({Phase.DECIDING, Phase.GATHERING}),
+    Phase.DECIDING: frozenset({Phase.COMMITTING}),
+    Phase.COMMITTING: frozenset({Phase.GATHERING, Phase.CLOSED}),
+}
+"""Closed: a boundary, where validation runs and checkpoints are taken. Gathering → gathering: the step is
+begun again as a new attempt. An illegal transition raises `IllegalTransition` with the step's history."""
+
+
+class MicrobatchState(StrEnum):
+    """How far a microbatch is at one instance."""
+
+    IDLE = "idle"
+    FORWARD_QUEUED = "forward queued"
+    FORWARD_DONE = "forward done"
+    BACKWARD_QUEUED = "backward queued"
+    ACCUMULATED = "accumulated"
+
+
+MICROBATCH_TRANSITIONS: dict[MicrobatchState, frozenset[MicrobatchState]] = {
+    MicrobatchState.IDLE: frozenset({MicrobatchState.FORWARD_QUEUED}),
+    MicrobatchState.FORWARD_QUEUED: frozenset({MicrobatchState.FORWARD_DONE, MicrobatchState.ACCUMULATED}),
+    MicrobatchState.FORWARD_DONE: frozenset({MicrobatchState.BACKWARD_QUEUED}),
+    MicrobatchState.BACKWARD_QUEUED: frozenset({MicrobatchState.ACCUMULATED}),
+    MicrobatchState.ACCUMULATED: frozenset(),
+}
+"""Idle: assigned by the orchestrator and not arrived. The last stage computes loss and gradient in one go, so
+it has no `forward done` of its own."""
 
 
 class Member(Part):
@@ -86,13 +127,19 @@ class StepStatusReply(Message, wire="step.status.reply"):
 
 
 class GroupForm(Message, wire="step.group.form"):
-    """SMO → MI: build the reduction group of (stage, generation) with these members, in this order."""
+    """SMO → MI: build the reduction group of (stage, generation) with these members, in this order.
+
+    It admits a newcomer among them, which must know the attempt, and who is `fenced`, before it takes any
+    microbatch.
+    """
 
     job: Token
     epoch: int
     stage: int
+    attempt: int = 0
     generation: int
     members: tuple[Member, ...]
+    fenced: tuple[Member, ...] = ()
 
 
 class GroupFormed(Message, wire="step.group.formed"):
@@ -127,11 +174,13 @@ class StepVote(Message, wire="step.vote"):
     reduce_ms: float = 0.0
 
 
-class StepDecision(Message, wire="step.decision"):
+class StepDecision(Message, wire="step.decision", version=(1, 1)):
     """The commit point, written by compare-and-set into the bucket `steps` (key: job id).
 
     `clip` multiplies the reduced gradient; `action` skip advances the version without an update.
-    `membership` and `generations` (one per stage) are those that prepared.
+    `membership` and `generations` (one per stage) are those that prepared. `quarantined`: microbatches of
+    this step that fail wherever they run; the step is left out then, nothing was prepared, and checksums
+    are empty.
     """
 
     job: Token
@@ -144,10 +193,14 @@ class StepDecision(Message, wire="step.decision"):
     gradient_norm: float
     clip: float
     action: Literal["apply", "skip"]
+    quarantined: tuple[int, ...] = ()
 
 
-class StepCommit(Message, wire="step.commit"):
-    """SMO → MI: the decision, to be applied. Idempotent; must match what was prepared."""
+class StepCommit(Message, wire="step.commit", version=(1, 1)):
+    """SMO → MI: the decision, to be applied. Idempotent; must match what was prepared.
+
+    A step that is left out for `quarantined` microbatches needs no prepare: nothing of it is applied.
+    """
 
     job: Token
     epoch: int
@@ -157,6 +210,7 @@ class StepCommit(Message, wire="step.commit"):
     checksum: str
     clip: float
     action: Literal["apply", "skip"]
+    quarantined: tuple[int, ...] = ()
 
 
 class StepApplied(Message, wire="step.applied"):
@@ -179,6 +233,88 @@ class StepAborted(Message, wire="step.aborted"):
     version: int
 
 
+class HeldHop(Part):
+    """A microbatch as one instance holds it: where it came from, where it went, how far it is.
+
+    `state` as in docs/protocol.md; `idle` is one that was assigned here and has not arrived. At a data
+    instance: `idle` is queued, `forward done` is bound to `downstream`; `upstream` is itself.
+    """
+
+    microbatch: int
+    state: MicrobatchState
+    upstream: Member
+    downstream: Member | None = None
+
+
+class StepFence(Message, wire="step.fence"):
+    """SMO → MI: these incarnations count for nothing from now on; say what you hold of the open step.
+
+    Links to them are dropped, a reduction group with one of them is released. What the instance holds
+    stays, its sum too. Idempotent; `round` only tells answers apart.
+    """
+
+    job: Token
+    epoch: int
+    step: int
+    attempt: int
+    round: int
+    fenced: tuple[Member, ...]
+
+
+class StepFenced(Message, wire="step.fenced"):
+    """The fence holds here: nothing of the fenced will be accepted any more."""
+
+    member: Member
+    version: int
+    round: int
+    held: tuple[HeldHop, ...]
+    claims: tuple[MicrobatchClaim, ...] = ()
+
+
+class PathUpdate(Part):
+    """New neighbours of one microbatch at one instance. None leaves the present one.
+
+    An instance that does not hold the microbatch will be offered it by `upstream`. `offer`: the
+    downstream has no input yet, so send it what is retained; else it has (and will decline a copy).
+    """
+
+    microbatch: int
+    upstream: Member | None = None
+    downstream: Member | None = None
+    offer: bool = False
+
+
+class StepAssign(Message, wire="step.assign"):
+    """SMO → MI: the paths of a lost owner's microbatches, mended (DESIGN §5 rules 1 and 3). Idempotent."""
+
+    job: Token
+    epoch: int
+    step: int
+    attempt: int
+    round: int
+    paths: tuple[PathUpdate, ...]
+
+
+class Adopt(Message, wire="step.adopt"):
+    """New SMO → MI: I lead this job in a higher epoch; tell me where you are (DESIGN §5 rule 7).
+
+    The answer promises to refuse every order of a lower epoch.
+    """
+
+    job: Token
+    epoch: int
+
+
+class Adopted(Message, wire="step.adopted"):
+    """`prepared`: the step whose reduced gradient waits here for a decision; -1: none."""
+
+    member: Member
+    version: int
+    attempt: int
+    generation: int
+    prepared: int = -1
+
+
 class StateSend(Message, wire="state.send"):
     """SMO → MI: stream your parameters and optimizer state at `version` to this newcomer."""
 
@@ -189,7 +325,10 @@ class StateSend(Message, wire="state.send"):
 
 
 class StateRestore(Message, wire="state.restore"):
-    """SMO → MI: take the state of `version` from a checkpoint; no `checkpoint`: from the seed."""
+    """SMO → MI: take the state of `version` from a checkpoint; no `checkpoint`: from the seed.
+
+    `checkpoint` is the URL of the folder that holds the manifest.
+    """
 
     job: Token
     epoch: int
@@ -211,15 +350,6 @@ class StateWait(Message, wire="state.wait"):
     job: Token
     epoch: int
     version: int
-
-
-class CheckpointOrder(Message, wire="state.checkpoint"):
-    """SMO → one replica per stage: write your state at `version` below this URL."""
-
-    job: Token
-    epoch: int
-    version: int
-    url: str
 
 
 class ExportOrder(Message, wire="state.export"):

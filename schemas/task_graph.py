@@ -84,6 +84,7 @@ class TaskUnit(Part):
     output_schema: tuple[TensorSchema, ...] = ()
     requirements: ComputeRequirements = ComputeRequirements()
     tags: tuple[str, ...] = ()
+    standby: bool = Field(False, description="holds the stage's state, and works when no other replica lives")
 
 
 class TaskEdge(Part):
@@ -120,6 +121,8 @@ class TaskGraph(Part):
     constraints: tuple[Constraint, ...] = ()
     placements: tuple[Placement, ...] = ()
     reason: str = ""
+    code_digest: str = Field("", description="of the user code, as analysed; instances check their own")
+    layer_count: int = 0
 
     def unit(self, sid: str) -> TaskUnit:
         return next(unit for unit in self.units if unit.sid == sid)

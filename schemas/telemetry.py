@@ -6,7 +6,11 @@ from schemas.base import Message, Part, Token
 
 
 class DeviceSample(Part):
-    """One device at one moment; None where the device or driver does not tell."""
+    """One device at one moment; None where the device or driver does not tell.
+
+    `ecc_errors`: uncorrected, since the driver was loaded. `xid_errors`: codes of the critical errors that
+    the driver told this process of, in order.
+    """
 
     device: str
     utilization: float | None = None
@@ -16,6 +20,7 @@ class DeviceSample(Part):
     power_w: float | None = None
     energy_j: float | None = None
     ecc_errors: int | None = None
+    xid_errors: tuple[int, ...] | None = None
 
 
 class LinkSample(Part):

@@ -25,9 +25,11 @@ sys.path.insert(0, str(ROOT))
 from bus.subjects import BUCKETS, STREAMS, SUBJECTS, Delivery, Subject  # noqa: E402
 from schemas.base import MESSAGE_TYPES, Message  # noqa: E402
 from schemas.envelope import EntityKind, Envelope  # noqa: E402
+from schemas.fault import FAULT_TRANSITIONS  # noqa: E402
 from schemas.job import JOB_TRANSITIONS  # noqa: E402
 from schemas.policy import MODULE_TRANSITIONS  # noqa: E402
 from schemas.registry import INSTANCE_TRANSITIONS  # noqa: E402
+from schemas.step import MICROBATCH_TRANSITIONS, PHASES  # noqa: E402
 
 PROTOCOL = ROOT / "docs" / "protocol.md"
 
@@ -128,6 +130,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "messages": message_table,
     "instance states": lambda: state_table(INSTANCE_TRANSITIONS),
     "job states": lambda: state_table(JOB_TRANSITIONS),
+    "fault states": lambda: state_table(FAULT_TRANSITIONS),
+    "step phases": lambda: state_table(PHASES),
+    "microbatch states": lambda: state_table(MICROBATCH_TRANSITIONS),
     "module states": lambda: state_table(MODULE_TRANSITIONS),
 }
 

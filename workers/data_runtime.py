@@ -1,63 +1,54 @@
 """A data instance (draft §7.2(1)): makes batches when its gateway dispatches them, and sends them on.
 
 A batch is a pure function of (seed, step, microbatch), so any data instance can make any of them, again
-and again, with the same result.
+and again, with the same result. The shell around `data_machine`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from bus.connection import Bus
-from bus.logs import get_logger
-from bus.subjects import LINK_FAULT
-from schemas.cluster import InstanceStart
 from schemas.data_plane import MicrobatchNotice
-from schemas.errors import Ack, DmscError, Fenced, PeerUnreachable
-from schemas.fault import LinkFault
-from schemas.step import Member, MicrobatchDispatch, StepAbort, StepAborted
+from schemas.errors import Ack
+from schemas.step import (
+    Adopt,
+    Adopted,
+    MicrobatchDispatch,
+    StepAbort,
+    StepAborted,
+    StepAssign,
+    StepFence,
+    StepFenced,
+)
 from workers.data import Prefetcher, Split, open_dataset
-from workers.links import HopExchange
-from workers.next_hop import Binder
-from workers.user_code import describe
-
-log = get_logger("data")
-
-Work = tuple[int, int, int, bool]
-"""(step, attempt, microbatch, evaluate)."""
+from workers.data_machine import DataMachine, Send
+from workers.hop_runtime import HopRuntime
+from workers.links import COPIES
 
 VALIDATION_STEP = 0
 """Validation always draws the same windows, so that its losses can be compared along the run."""
 
 
 @dataclass(kw_only=True)
-class DataRuntime:
-    """Sends batches to the first stage; holds each until its gradient came back there."""
+class DataRuntime(HopRuntime):
+    """Sends batches to the first stage."""
 
-    bus: Bus
-    start: InstanceStart
-    member: Member
-    cluster: str
-    failed: Callable[[DmscError], None]
-    step: int = 0
-    attempt: int = 0
     sent: int = 0
-    exchange: HopExchange | None = None
-    _queue: deque[Work] = field(default_factory=deque)
-    _seen: set[Work] = field(default_factory=set)
-    _open: dict[Work, Member] = field(default_factory=dict)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.job = self.start.job
-        self.epoch = self.start.epoch
-        self.binder = Binder(self.cluster)
-        self._wake = asyncio.Event()
+        super().__post_init__()
+        self.machine = DataMachine(self.member, epoch=self.epoch, binder=self.binder)
+
+    @property
+    def step(self) -> int:
+        return self.machine.step
+
+    @property
+    def attempt(self) -> int:
+        return self.machine.attempt
 
     async def build(self) -> None:
         """Opens the dataset (through fsspec, or the gateway's object store) and starts the prefetcher."""
@@ -70,139 +61,101 @@ class DataRuntime:
             sample_tokens=spec.data.sample_tokens,
         )
 
+    # --- orders -------------------------------------------------------------------------------------------
     async def dispatch(self, order: MicrobatchDispatch) -> Ack:
         """Takes microbatches to send. Idempotent; an older step or attempt counts for nothing."""
-        if order.epoch != self.epoch:
-            raise Fenced(f"epoch {order.epoch} speaks to an instance of epoch {self.epoch}")
+        self._check_epoch(order.epoch)
         if order.attempt < self.attempt:
             return Ack(note="stale attempt")
         if order.attempt > self.attempt:
             self._forget(order.attempt)
-        if order.step > self.step:
-            self.binder.next_step()
-            self._seen = {work for work in self._seen if work[0] >= order.step}
-            for work in [work for work in self._open if work[0] < order.step]:
-                self.binder.returned(self._open.pop(work).sid)  # the first stage forgets them, too
-        self.step = max(self.step, order.step)
-        for microbatch in order.microbatches:
-            work = (order.step, order.attempt, microbatch, order.evaluate)
-            if work not in self._seen:
-                self._seen.add(work)
-                self._queue.append(work)
-        self._wake.set()
+        self._run(self.machine.dispatch(order))
         return Ack()
 
-    async def pump(self) -> None:
-        """Sends what is queued, as far as the windows of the first stage allow. Runs until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._queue:
-                target = self.binder.bind(0)
-                if target is None:
-                    break
-                work = self._queue.popleft()
-                self._open[work] = target
-                self._track(self._send(work, target))
-
-    async def _send(self, work: Work, target: Member) -> None:
-        step, attempt, microbatch, evaluate = work
-        assert self.exchange is not None
-        split: Split = "validation" if evaluate else "train"
-        draw = VALIDATION_STEP if evaluate else step
-        tensors: tuple[Tensor, ...] = await self.prefetcher.get(split, draw, microbatch)
-        if attempt != self.attempt:
-            return
-        if not evaluate:
-            self.prefetcher.expect(split, step + 1, microbatch)
-        try:
-            await self.exchange.send(
-                direction="forward",
-                receiver=target,
-                stage=0,
-                step=step,
-                attempt=attempt,
-                microbatch=microbatch,
-                evaluate=evaluate,
-                tensors=tensors,
-            )
-            self.sent += 1
-        except PeerUnreachable as error:
-            if attempt == self.attempt:
-                await self.link_broke(target, error.text)
-
-    async def link_broke(self, peer: Member, text: str) -> None:
-        """Tells the cluster's router; what follows is the orchestrator's to decide."""
-        fault = LinkFault(
-            job=self.job,
-            reporter=self.member.sid,
-            peer=peer.sid,
-            peer_incarnation=peer.incarnation,
-            text=text,
+    async def fence(self, order: StepFence) -> StepFenced:
+        """Nothing goes to the fenced any more; answers with what of the step was dispatched to here."""
+        self._check_epoch(order.epoch)
+        self._fence_links(order.fenced)
+        self._run(self.machine.fence(order.fenced, (order.epoch, order.attempt, order.round)))
+        return StepFenced(
+            member=self.member,
+            version=order.step,
+            round=order.round,
+            held=self.machine.held(order.step, order.attempt),
         )
-        await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster)
 
-    def decide(self, notice: MicrobatchNotice) -> str:
-        """The first stage returns each microbatch with an empty offer: its window has room again."""
-        if notice.epoch != self.epoch or notice.receiver != self.member or notice.direction != "backward":
-            return "stale"
-        work = (notice.step, notice.attempt, notice.microbatch, notice.evaluate)
-        return "accepted" if self._open.get(work) == notice.sender else "held"
+    async def assign(self, order: StepAssign) -> Ack:
+        """Makes microbatches again for their new owners. Idempotent."""
+        self._check_epoch(order.epoch)
+        key = (order.epoch, order.attempt, order.round)
+        self._run(self.machine.assign(key, order.step, order.paths))
+        return Ack()
 
-    def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
-        work = (notice.step, notice.attempt, notice.microbatch, notice.evaluate)
-        if self._open.pop(work, None) is not None:
-            self.binder.returned(notice.sender.sid)
-            self._wake.set()
-
-    def routes_changed(self) -> None:
-        self._wake.set()
+    async def adopt(self, order: Adopt) -> Adopted:
+        """Another orchestrator leads: its epoch is the one that is obeyed from now on."""
+        self._take_epoch(order.epoch)
+        self.machine.epoch = self.epoch
+        return Adopted(member=self.member, version=self.step, attempt=self.attempt, generation=-1)
 
     async def abort(self, order: StepAbort) -> StepAborted:
         """Forgets what is queued and open below `order.attempt`. Idempotent."""
-        if order.epoch != self.epoch:
-            raise Fenced(f"epoch {order.epoch} speaks to an instance of epoch {self.epoch}")
-        if self.member in order.fenced:
-            self.failed(Fenced(f"{self.member.sid} {self.member.incarnation} was replaced"))
-        for member in order.fenced:
-            self.binder.fence(member)
-            if self.exchange is not None:
-                self.exchange.fence(member)
+        self._check_epoch(order.epoch)
+        self._fence_links(order.fenced)
+        self._run(self.machine.fence(order.fenced))
         if order.attempt > self.attempt:
             self._forget(order.attempt)
         return StepAborted(member=self.member, version=order.step)
 
     def _forget(self, attempt: int) -> None:
-        self.attempt = attempt
-        self._queue.clear()
-        self._seen.clear()
-        self._open.clear()
-        self.binder.reset()
-        for task in list(self._tasks):
-            task.cancel()
+        self.machine.restarted(attempt)
+        self._cancel_tasks()
         if self.exchange is not None:
             self.exchange.cancel_sends()
 
-    def _track(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tracked)
+    # --- hops ---------------------------------------------------------------------------------------------
+    def decide(self, notice: MicrobatchNotice) -> str:
+        """The first stage returns each microbatch with an empty offer: its window has room again."""
+        return self.machine.offered(notice)
 
-    def _tracked(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is None:
+    def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        if notice.direction in COPIES:
+            self.shelve(notice, tensors)
             return
-        if not isinstance(error, DmscError):
-            log.error("data failed", sid=self.member.sid, exc_info=error)
-            error = DmscError(f"data instance failed: {describe(error)}")
-        self.failed(error)
+        self._run(self.machine.arrived(notice))
+
+    def routes_changed(self) -> None:
+        self._run(self.machine.bind())
+
+    def _run(self, effects: Iterable[Send]) -> None:
+        for effect in effects:
+            self._track(self._send(effect))
+
+    async def _send(self, send: Send) -> None:
+        step, attempt, microbatch, evaluate = send.work
+        split: Split = "validation" if evaluate else "train"
+        draw = VALIDATION_STEP if evaluate else step
+        tensors: tuple[Tensor, ...] = await self.prefetcher.get(split, draw, microbatch)
+        if not self.machine.current(send.work, send.to):
+            return
+        if not evaluate:
+            self.prefetcher.expect(split, step + 1, microbatch)
+        await self._deliver(
+            send.to,
+            direction="forward",
+            stage=0,
+            step=step,
+            attempt=attempt,
+            microbatch=microbatch,
+            evaluate=evaluate,
+            tensors=tensors,
+            wanted=lambda: self.machine.current(send.work, send.to),
+        )
+        self.sent += 1
 
     @property
     def in_flight(self) -> int:
-        return len(self._open)
+        return self.machine.in_flight
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
+        await super().close()
         self.prefetcher.close()

@@ -27,6 +27,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import io
 import json
 import os
 import random
@@ -290,7 +291,8 @@ def _open_log(path: Path) -> None:
     os.close(null)
     os.close(log)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 def _name_process(name: str) -> None:

@@ -132,7 +132,7 @@ async def in_thread(name: str, work: Callable[[], _T]) -> _T:
         if done.done():
             return
         if error is None:
-            done.set_result(result)  # type: ignore[arg-type]
+            done.set_result(result)  # type: ignore[arg-type]  # without an error it is one
         else:
             done.set_exception(error)
 
@@ -209,7 +209,7 @@ class GroupBuild:
     def _build(self) -> tuple[Group, Device] | str:
         """The group, or what went wrong: an error's traceback would keep the device alive."""
         device = open_device(self._address, self._ports)
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
         options._timeout = self._build_timeout
         options._devices = [device]
         options._threads = 1

@@ -48,6 +48,7 @@ class GradientSum:
         self._sum = torch.zeros(total, dtype=kind, device=device)
         self._scratch = torch.empty(total, dtype=kind, device=device)
         self._chunk = torch.empty(min(_CHUNK, total), dtype=torch.float32, device=device)
+        self._spare: Tensor | None = None
         self._members: set[int] = set()
 
     @property
@@ -120,8 +121,19 @@ class GradientSum:
         return self._sum if self._members else self._sum.zero_()
 
     def copy_for_reduce(self) -> Tensor:
-        """A copy of `total`: a broken all-reduce spoils only that."""
-        return self.total.clone()
+        """A copy of `total`: a broken all-reduce spoils only that.
+
+        Whoever has no more use for it hands it to `give_back`. A copy that an all-reduce broke with is not
+        given back: a thread may still be writing into it.
+        """
+        copy, self._spare = self._spare, None
+        if copy is None:
+            copy = torch.empty_like(self._sum)
+        return copy.copy_(self.total)
+
+    def give_back(self, copy: Tensor) -> None:
+        """The next `copy_for_reduce` uses this memory again: fresh pages cost eight times the copying."""
+        self._spare = copy
 
     def to_gradients(self, flat: Tensor) -> list[Tensor]:
         """The mean gradient over the step's M microbatches, fp32, in the parameters' shapes."""

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,12 @@ from bus.connection import Bus
 from bus.logs import configure_logging, get_logger, ship_logs
 from bus.presence import Presence
 from bus.subjects import (
+    ADOPT,
     CHECKPOINT,
+    CHECKPOINT_WAIT,
+    COPY_SEND,
+    COPY_STATUS,
+    COPY_TO,
     EXPORT,
     GROUP_FORM,
     INSTANCE_SAMPLE,
@@ -31,21 +37,28 @@ from bus.subjects import (
     STATE_SEND,
     STATE_WAIT,
     STEP_ABORT,
+    STEP_ASSIGN,
     STEP_COMMIT,
     STEP_DISPATCH,
+    STEP_FENCE,
     STEP_PREPARE,
     STEP_STATUS,
+    STORE_QUERY,
+    Subject,
 )
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind
 from schemas.errors import BadModel, DmscError, Fenced, PeerUnreachable
-from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
+from schemas.registry import READY, Capability, Endpoint, InstanceState, ServiceRecord
 from schemas.step import Member
 from schemas.task_graph import UnitKind
 from schemas.telemetry import InstanceSample
+from workers.blame import culprit_of
+from workers.chronicle import Chronicle, Order
 from workers.compute import ComputeThread
 from workers.data_runtime import DataRuntime
 from workers.links import HopExchange
+from workers.local_store import LocalStore
 from workers.stage_runtime import StageRuntime
 from workers.telemetry import device_sample, resident_bytes
 from workers.user_code import code_digest, describe
@@ -71,6 +84,7 @@ class InstancePayload(BaseModel):
     address: str = "127.0.0.1"
     ports: tuple[int, int] | None = None
     device: str = "cpu"
+    store: Path | None = None
 
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
@@ -101,6 +115,8 @@ class Instance:
         self.unit = given.start.unit
         self.job = given.start.job
         self.member = Member(sid=self.unit.sid, incarnation=self.start.incarnation)
+        self.store = LocalStore(given.store, self.member)
+        self.chronicle = Chronicle(self.store, self.unit.stage)
         self._stop = asyncio.Event()
         self._failure: DmscError | None = None
         self._reports: set[asyncio.Task[None]] = set()
@@ -117,8 +133,11 @@ class Instance:
                 token=self.given.token,
                 incarnation=self.start.incarnation,
             ) as bus,
+            self.store,
             AsyncExitStack() as stack,
         ):
+            place = self.given.model_dump(include={"cluster", "node", "agent", "address", "device"})
+            self.chronicle.begins(self.start, pid=os.getpid(), **place)
             shipping = asyncio.create_task(ship_logs(bus))
             stack.callback(shipping.cancel)
             presence = await stack.enter_async_context(Presence(bus, self._record()))
@@ -137,11 +156,15 @@ class Instance:
         """The last word to the registry, which may be away or know a newer incarnation: then so be it."""
         with contextlib.suppress(DmscError):
             if self._failure is None:
+                self.chronicle.event("state", "draining: stopping")
                 await presence.change(InstanceState.DRAINING, "stopping")
                 return
+            self.chronicle.event("state", f"faulted: {self._failure.text}")
             log.error("instance failed", sid=self.unit.sid, reason=self._failure.text)
             fault = "" if self._failure.retryable else self._failure.code
-            await presence.change(InstanceState.FAULTED, self._failure.text, fault=fault)
+            await presence.change(
+                InstanceState.FAULTED, self._failure.text, fault=fault, culprit=culprit_of(self._failure)
+            )
 
     async def _serve(self, bus: Bus, presence: Presence, stack: AsyncExitStack) -> None:
         device = torch.device(self.given.device)
@@ -156,6 +179,7 @@ class Instance:
                 device=device,
                 compute=compute,
                 failed=self._fail,
+                admitted=partial(self._admitted, presence),
                 address=self.given.address,
                 ports=self.given.ports,
             )
@@ -185,20 +209,34 @@ class Instance:
             if change.message is not None:
                 runtime.binder.update(change.message)
                 runtime.routes_changed()
+                self.chronicle.routes(change.message)
 
         watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.given.cluster)
         stack.push_async_callback(watch.stop)
-        await presence.change(InstanceState.ACTIVE, "ready")
+        if self.start.joins and self.unit.kind is UnitKind.STAGE:
+            await presence.change(InstanceState.PENDING, READY)
+        else:
+            await presence.change(InstanceState.ACTIVE, READY)
+        self.chronicle.event("state", f"{presence.record.state}: {READY}")
         async with asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(self._telemetry(bus, runtime)),
                 tasks.create_task(self._end_when_fenced(presence)),
             ]
-            if isinstance(runtime, DataRuntime):
-                beside.append(tasks.create_task(runtime.pump()))
             await self._stop.wait()
             for task in beside:
                 task.cancel()
+
+    def _admitted(self, presence: Presence) -> None:
+        """A newcomer to a running job takes part from here on: routers may name it."""
+        if presence.record.state is InstanceState.PENDING:
+            work = asyncio.create_task(self._activate(presence))
+            self._reports.add(work)
+            work.add_done_callback(self._reports.discard)
+
+    async def _activate(self, presence: Presence) -> None:
+        with contextlib.suppress(DmscError):  # the registry is away: the next registration tells it
+            await presence.change(InstanceState.ACTIVE, "admitted")
 
     async def _end_when_fenced(self, presence: Presence) -> None:
         """The registry knows a newer incarnation of this SID: what this one does counts for nothing."""
@@ -206,11 +244,23 @@ class Instance:
         self._fail(Fenced(f"{self.unit.sid} {self.member.incarnation} was replaced"))
 
     async def _subscribe(self, bus: Bus, runtime: StageRuntime | DataRuntime, stack: AsyncExitStack) -> None:
+        served: list[tuple[Subject, Order]]
         if isinstance(runtime, DataRuntime):
-            served = [(STEP_DISPATCH, runtime.dispatch), (STEP_ABORT, runtime.abort)]
+            served = [
+                (STEP_DISPATCH, runtime.dispatch),
+                (STEP_FENCE, runtime.fence),
+                (STEP_ASSIGN, runtime.assign),
+                (STEP_ABORT, runtime.abort),
+                (ADOPT, runtime.adopt),
+                (COPY_STATUS, runtime.copy_status),
+                (COPY_SEND, runtime.send_copy),
+            ]
         else:
             served = [
                 (GROUP_FORM, runtime.form_group),
+                (STEP_FENCE, runtime.fence),
+                (STEP_ASSIGN, runtime.assign),
+                (ADOPT, runtime.adopt),
                 (STEP_PREPARE, runtime.prepare),
                 (STEP_COMMIT, runtime.commit),
                 (STEP_ABORT, runtime.abort),
@@ -218,16 +268,19 @@ class Instance:
                 (STATE_SEND, runtime.send_state),
                 (STATE_WAIT, runtime.wait_state),
                 (STATE_RESTORE, runtime.restore),
+                (COPY_TO, runtime.keep_copy),
+                (COPY_STATUS, runtime.copy_status),
+                (COPY_SEND, runtime.send_copy),
                 (CHECKPOINT, runtime.checkpoint),
+                (CHECKPOINT_WAIT, runtime.checkpoint_written),
                 (EXPORT, runtime.export_weights),
             ]
         for row, handle in served:
-
-            async def handler(message: Any, envelope: Any, handle: Any = handle) -> Any:
-                return await handle(message)
-
-            subscription = await bus.serve(row, handler, job=self.job, sid=self.unit.sid)
+            obey = self.chronicle.audited(row, handle)
+            subscription = await bus.serve(row, obey, job=self.job, sid=self.unit.sid)
             stack.push_async_callback(subscription.stop, False)
+        reading = await bus.serve(STORE_QUERY, self.chronicle.read, job=self.job, sid=self.unit.sid)
+        stack.push_async_callback(reading.stop, False)
 
     async def _telemetry(self, bus: Bus, runtime: StageRuntime | DataRuntime) -> None:
         """One sample a second, and one soon after each step, so that a short run has figures too."""
@@ -269,6 +322,7 @@ class Instance:
                 sample = sample.model_copy(update={"step": runtime.step, "microbatches": runtime.sent})
             before = now
             await bus.publish(INSTANCE_SAMPLE, sample, job=self.job, sid=self.unit.sid)
+            self.chronicle.sample(sample)
             reported = sample.step
             deadline = now + SAMPLE_S
             while time.monotonic() < deadline:
@@ -278,6 +332,7 @@ class Instance:
 
     def _link_broke(self, runtime: StageRuntime | DataRuntime, peer: Member, error: PeerUnreachable) -> None:
         """Perhaps the first sign of a death: tell the router, who asks nobody twice."""
+        self.chronicle.event("link", f"to {peer.sid} {peer.incarnation}: {error.text}")
         report = asyncio.create_task(runtime.link_broke(peer, error.text))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)

@@ -33,7 +33,9 @@ from workers.tensor_link import LinkClosed, Verdict
 
 log = get_logger("workers.links")
 
-Direction = Literal["forward", "backward", "state"]
+Direction = Literal["forward", "backward", "state", "copy", "redo"]
+COPIES: tuple[Direction, ...] = ("copy", "redo")
+"""What a holder keeps stays in host memory, whatever device it computes on."""
 Answer = Literal["accepted", "held", "stale", "later"]
 Outcome = Literal["delivered", "held", "stale", "withdrawn"]
 VERDICT: dict[str, Verdict] = {"accepted": "delivered", "held": "held", "stale": "stale"}
@@ -196,9 +198,9 @@ class HopExchange:
             raise
 
     def cancel_sends(self) -> None:
-        """Withdraws all open forward and backward offers (an aborted step); state goes on to newcomers."""
+        """Withdraws all open forward and backward offers (an aborted step); state and copies go on."""
         for offer in self._open:
-            if offer.direction != "state":
+            if offer.direction in ("forward", "backward"):
                 offer.withdraw()
 
     def fence(self, member: Member) -> None:
@@ -267,7 +269,8 @@ class HopExchange:
                     if now > due:
                         raise self._stuck(slot)
                 elif now >= due or offer.urgent:
-                    offer.urgent = False
+                    if offer.urgent:  # the bus is back; the peer may be a moment behind us
+                        offer.urgent, pause_s = False, REPEAT_FIRST_S
                     await self._publish_notice(notice)
                     due, pause_s = now + pause_s, next_pause(pause_s, offer.answer)
                     continue
@@ -303,6 +306,8 @@ class HopExchange:
         )
 
     async def _publish_notice(self, notice: MicrobatchNotice) -> None:
+        if not self._bus.connected:
+            return  # repetitions would only pile up; the reconnect has it sent at once
         try:
             await self._bus.publish(NOTICE, notice, job=self._job, sid=notice.receiver.sid)
         except Unavailable as error:
@@ -370,7 +375,8 @@ class HopExchange:
         slot.uses += 1
         try:
             link = await slot.opened()
-            tensors = await link.receive(notice.tag, notice.tensors, verdict)
+            on_host = notice.direction in COPIES
+            tensors = await link.receive(notice.tag, notice.tensors, verdict, on_host=on_host)
         except PeerUnreachable as error:
             if wanted and self._lost is not None and not self._closed:
                 self._lost(notice, error)

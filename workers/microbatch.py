@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from torch import Tensor
 
 from schemas.errors import IllegalTransition
-from schemas.step import Member
-
-
-class MicrobatchState(StrEnum):
-    IDLE = "idle"
-    FORWARD_QUEUED = "forward queued"
-    FORWARD_DONE = "forward done"
-    BACKWARD_QUEUED = "backward queued"
-    ACCUMULATED = "accumulated"
-
-
-MICROBATCH_TRANSITIONS: dict[MicrobatchState, frozenset[MicrobatchState]] = {
-    MicrobatchState.IDLE: frozenset({MicrobatchState.FORWARD_QUEUED}),
-    # the last stage computes loss and gradient in one go, so it has no forward-done of its own
-    MicrobatchState.FORWARD_QUEUED: frozenset({MicrobatchState.FORWARD_DONE, MicrobatchState.ACCUMULATED}),
-    MicrobatchState.FORWARD_DONE: frozenset({MicrobatchState.BACKWARD_QUEUED}),
-    MicrobatchState.BACKWARD_QUEUED: frozenset({MicrobatchState.ACCUMULATED}),
-    MicrobatchState.ACCUMULATED: frozenset(),
-}
+from schemas.step import MICROBATCH_TRANSITIONS, Member, MicrobatchState
 
 HopKey = tuple[int, int, bool]
 """(step, microbatch, evaluate)."""
@@ -38,8 +19,10 @@ class Hop:
 
     `inputs` are what came from upstream: activations, then the targets that travel along.
     `outputs` are this stage's activations with their autograd graph, until the backward pass.
-    `sent_forward` and `sent_backward` are retained until the step is committed, so that a broken link
-    can be offered them again (DESIGN §5 rule 3).
+    `sent_forward` and `sent_backward` are retained until the step is committed, so that a neighbour that
+    took a lost one's place can be offered them (DESIGN §5 rule 3). An `idle` one was assigned by the
+    orchestrator and has not arrived; `returned` is its gradient where that came before it, and `offer` tells
+    whether its downstream still needs its output.
     """
 
     step: int
@@ -51,11 +34,14 @@ class Hop:
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     downstream: Member | None = None
+    offer: bool = True
+    returned: tuple[Tensor, ...] | None = None
     sent_forward: tuple[Tensor, ...] = ()
     sent_backward: tuple[Tensor, ...] = ()
     loss: float | None = None
     forward_ms: float = 0.0
     backward_ms: float = 0.0
+    measured: bool = False
     history: list[str] = field(default_factory=list)
 
     @property

@@ -72,7 +72,7 @@ def build(spec: ModelSpec, seed: int) -> list[Layer]:
 
 def _cuda_devices() -> list[int]:
     """Those whose generators exist; asking must not start CUDA in a process that computes on the CPU."""
-    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch: unannotated
     return list(range(torch.cuda.device_count())) if started else []
 
 
@@ -80,9 +80,9 @@ def _take_apart(factory: str, model: Any) -> list[Layer]:
     if isinstance(model, nn.Sequential | nn.ModuleList):
         prefix, container = "", model
     elif isinstance(model, nn.Module) and isinstance(
-        getattr(model, "layers", None), nn.Sequential | nn.ModuleList
+        layers := getattr(model, "layers", None), nn.Sequential | nn.ModuleList
     ):
-        prefix, container = "layers.", model.get_submodule("layers")  # type: ignore[assignment]
+        prefix, container = "layers.", layers
         outside = [name for name, _ in model.named_parameters() if not name.startswith(prefix)]
         if outside:
             raise BadModel(

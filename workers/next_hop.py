@@ -75,6 +75,11 @@ class Binder:
         self._sent[entry.sid] += 1
         return Member(sid=entry.sid, incarnation=entry.incarnation)
 
+    def assigned(self, member: Member) -> None:
+        """The orchestrator bound a microbatch to `member`; no window holds that back (DESIGN §6, Flow)."""
+        self._outstanding[member.sid] += 1
+        self._sent[member.sid] += 1
+
     def returned(self, sid: str) -> None:
         """A microbatch came back from `sid`: its window has room again."""
         if self._outstanding[sid] > 0:
@@ -91,7 +96,9 @@ class Binder:
 
     def fence(self, member: Member) -> None:
         """Never choose this incarnation again, even while an old table still names it."""
-        self._fenced.add((member.sid, member.incarnation))
+        if (member.sid, member.incarnation) not in self._fenced:
+            self._fenced.add((member.sid, member.incarnation))
+            self._outstanding.pop(member.sid, None)  # its successor under the same name owes nothing
 
     @property
     def open(self) -> int:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from schemas.cluster import InstanceStart
-from schemas.errors import GradientRefused
+from schemas.errors import Conflict, GradientRefused
 from schemas.learning_rate import learning_rate
 from schemas.step import StepCommit
 from workers.gradient_sum import GradientSum
 from workers.microbatch import Hop
 from workers.model import build, check_trained, loss_function, slice_stage
-from workers.optimizer import build_optimizer
+from workers.optimizer import build_optimizer, load_state_tensors, state_tensors
 
 
 class StageCompute:
@@ -31,6 +31,7 @@ class StageCompute:
         self._device = device
         self._first = start.unit.stage == 0
         self._last = start.unit.stage == start.stages - 1
+        self.version = 0  # steps applied, for whoever must know it together with the weights
 
     def build(self) -> None:
         """Builds the whole model from the job's seed, keeps the stage's slice of it.
@@ -133,6 +134,12 @@ class StageCompute:
         """`copy_sum` and `finish_sum` of the only replica: nothing can spoil the sum, so it is not copied."""
         return self.sum.microbatches, self.finish_sum(self.sum.total)
 
+    def finish_reduced(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
+        """`finish_sum` of what `copy_sum` gave, after the all-reduce."""
+        finished = self.finish_sum(reduced)
+        self.sum.give_back(reduced)
+        return finished
+
     def finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
         """Mean gradients, the checksum of the reduced sum, and each parameter's squared norm."""
         gradients = self.sum.to_gradients(reduced)
@@ -141,11 +148,46 @@ class StageCompute:
     def apply(self, order: StepCommit, gradients: Sequence[Tensor]) -> None:
         """One optimizer step with the recorded clip, or none if the step is skipped; then a clean sum."""
         if order.action == "apply":
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.grad = gradient.mul_(order.clip) if order.clip != 1.0 else gradient
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(order.step, self._start.spec.training)
-            self.optimizer.step()
-            for parameter in self.parameters:
-                parameter.grad = None
+            for gradient in gradients:
+                if order.clip != 1.0:
+                    gradient.mul_(order.clip)
+            self._update(order.step, gradients)
         self.sum.clear()
+        self.version = order.step + 1
+
+    def redo(self, step: int, gradients: Sequence[Tensor]) -> None:
+        """Applies a step again with the clipped gradients of it; none: it was skipped.
+
+        Raises:
+            Conflict: they are of another stage; nothing was changed.
+        """
+        if gradients:
+            if [gradient.shape for gradient in gradients] != [weight.shape for weight in self.parameters]:
+                raise Conflict(f"the gradients of step {step} that came are of another stage")
+            self._update(step, [gradient.to(self._device) for gradient in gradients])
+        self.version = step + 1
+
+    def _update(self, step: int, gradients: Sequence[Tensor]) -> None:
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, self._start.spec.training)
+        self.optimizer.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def load(self, version: int, tensors: Sequence[Tensor]) -> None:
+        """Takes over what `state_tensors` gave at another replica, at `version`."""
+        load_state_tensors(self.module, self.optimizer, tensors)
+        self.version = version
+
+    def restored(self, version: int) -> None:
+        """Parameters and optimizer state are those of `version` again; what was summed counts for nothing."""
+        self.sum.clear()
+        self.version = version
+
+    def snapshot(self) -> tuple[int, list[Tensor]]:
+        """The version, and `state_tensors` copied to host memory."""
+        host = torch.device("cpu")
+        state = state_tensors(self.module, self.optimizer)
+        return self.version, [tensor.detach().to(host, copy=True) for tensor in state]

@@ -6,14 +6,20 @@ the sum; every order is idempotent and carries the epoch, so that an old orchest
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from schemas.errors import Conflict, Fenced
+from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
+from schemas.data_plane import MicrobatchNotice
+from schemas.errors import Ack, Conflict, Fenced
+from schemas.peer_copy import CopyTo
 from schemas.step import (
-    CheckpointOrder,
+    Adopt,
+    Adopted,
     Exported,
     ExportOrder,
     GroupForm,
@@ -25,15 +31,23 @@ from schemas.step import (
     StepAbort,
     StepAborted,
     StepApplied,
+    StepAssign,
     StepCommit,
+    StepFence,
+    StepFenced,
     StepPrepare,
     StepStatus,
     StepStatusReply,
     StepVote,
 )
 from workers.compute import Priority
+from workers.links import COPIES
+from workers.peer_copy import CopySource
 from workers.reduction import ReductionGroup, reduce_timeout_s
 from workers.stage_flow import StageFlow
+
+FENCE_PATIENCE_S = 10.0
+"""How long a fence waits for the step that it names to open here."""
 
 
 @dataclass(slots=True)
@@ -49,8 +63,12 @@ class Prepared:
 
 @dataclass(kw_only=True)
 class StageRuntime(StageFlow):
-    """A stage instance: its microbatches (`StageFlow`), and its part in the step's transaction."""
+    """A stage instance: its microbatches (`StageFlow`), and its part in the step's transaction.
 
+    `admitted` is called when it is, or is still, a member of a reduction group.
+    """
+
+    admitted: Callable[[], None]
     address: str = "127.0.0.1"
     ports: tuple[int, int] | None = None
 
@@ -59,28 +77,105 @@ class StageRuntime(StageFlow):
         self.group: ReductionGroup | None = None
         self.generation = -1
         self._prepared: Prepared | None = None
+        self._forming: asyncio.Task[ReductionGroup] | None = None
+        self.copied = CopySource(
+            lambda to, direction, step, tensors: self.send_aside(to, direction, self.stage, step, tensors),
+            self.state.snapshot,
+        )
+
+    def decide(self, notice: MicrobatchNotice) -> str:
+        mine = notice.direction == "state" or (notice.direction in COPIES and notice.stage == self.stage)
+        if mine and (self.group is not None or notice.direction == "copy"):
+            return "stale"  # a member's weights change by commits alone
+        return super().decide(notice)
 
     # --- the step transaction ---------------------------------------------------------------------------
     async def form_group(self, order: GroupForm) -> GroupFormed:
-        """Builds the reduction group of a generation; the one before is dropped first."""
+        """Builds the reduction group of a generation; the one before is dropped first.
+
+        For a newcomer this is the admission: it learns the attempt, and who is fenced, and is active then.
+        """
         self._check_epoch(order.epoch)
-        if self.generation != order.generation or (self.group is None):
-            if order.generation < self.generation:
-                raise Fenced(f"generation {order.generation} is older than {self.generation}")
+        if order.generation < self.generation:
+            raise Fenced(f"generation {order.generation} is older than {self.generation}")
+        if order.attempt > self.attempt:
+            await self.forget(order.attempt)
+        self._fence_links(order.fenced)
+        self.machine.fence(order.fenced)
+        if order.generation > self.generation or self.group is None:
             self._release_group()
             self.generation = order.generation
-            self.group = await ReductionGroup.build(
-                self.bus,
-                job=self.job,
-                stage=self.stage,
-                generation=order.generation,
-                members=order.members,
-                me=self.member,
-                epoch=self.epoch,
-                address=self.address,
-                ports=self.ports,
-            )
+            self._forming = asyncio.create_task(self._build_group(order))
+            try:
+                self.group = await self._forming
+            except asyncio.CancelledError:
+                if self._forming.cancelled() and self.generation != order.generation:
+                    raise Fenced(f"generation {order.generation} was overtaken") from None
+                raise
+        self.admitted()
         return GroupFormed(member=self.member, generation=self.generation)
+
+    async def _build_group(self, order: GroupForm) -> ReductionGroup:
+        return await ReductionGroup.build(
+            self.bus,
+            job=self.job,
+            stage=self.stage,
+            generation=order.generation,
+            members=order.members,
+            me=self.member,
+            epoch=self.epoch,
+            address=self.address,
+            ports=self.ports,
+        )
+
+    async def fence(self, order: StepFence) -> StepFenced:
+        """Nothing of the fenced counts here any more; answers with what is held of the open step.
+
+        It waits until the step of the order is open here: a commit, or a newcomer's admission, may be
+        under way.
+        """
+        self._check_epoch(order.epoch)
+        self._fence_links(order.fenced)
+        self.machine.fence(order.fenced)
+        if self.group is not None and set(self.group.members) & set(order.fenced):
+            self._release_group()
+        await self.state.until(
+            lambda: (self.version, self.attempt) >= (order.step, order.attempt), FENCE_PATIENCE_S
+        )
+        if (self.version, self.attempt) != (order.step, order.attempt):
+            raise Conflict(
+                f"fence in step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
+            )
+        self.machine.fence(order.fenced, (order.epoch, order.attempt, order.round))
+        return StepFenced(
+            member=self.member,
+            version=self.version,
+            round=order.round,
+            held=self.machine.held(),
+            claims=self.claims(order.step, order.attempt),
+        )
+
+    async def assign(self, order: StepAssign) -> Ack:
+        """Mended paths: new neighbours of microbatches, or microbatches that are this instance's now."""
+        self._check_epoch(order.epoch)
+        if (order.step, order.attempt) == (self.version, self.attempt):
+            key = (order.epoch, order.attempt, order.round)
+            self._run(self.machine.assign(key, order.paths))
+            if self.exchange is not None:
+                self.exchange.reconsider()
+        return Ack()
+
+    async def adopt(self, order: Adopt) -> Adopted:
+        """Another orchestrator leads: its epoch is the one that is obeyed from now on."""
+        self._take_epoch(order.epoch)
+        self.machine.epoch = self.epoch
+        return Adopted(
+            member=self.member,
+            version=self.version,
+            attempt=self.attempt,
+            generation=self.generation,
+            prepared=self._prepared.step if self._prepared is not None else -1,
+        )
 
     async def prepare(self, order: StepPrepare) -> StepVote:
         """All-reduces a copy of the sum and votes with what the sum holds. Idempotent.
@@ -114,7 +209,7 @@ class StageRuntime(StageFlow):
             if (order.step, order.attempt) != (self.version, self.attempt):
                 raise Fenced("aborted while reducing")
             gradients, checksum, norms = await self.compute.submit(
-                Priority.ORDER, lambda: self.trained.finish_sum(reduced)
+                Priority.ORDER, lambda: self.trained.finish_reduced(reduced)
             )
         self.load.reduce_ms = reduce_ms
         vote = StepVote(
@@ -127,7 +222,8 @@ class StageRuntime(StageFlow):
             squared_norms=norms,
             reduce_ms=reduce_ms,
         )
-        if (order.step, order.attempt) == (self.version, self.attempt):
+        at = (order.step, order.attempt, order.generation)
+        if at == (self.version, self.attempt, self.generation):
             self._prepared = Prepared(order.step, order.attempt, order.generation, gradients, vote)
         return vote
 
@@ -136,31 +232,45 @@ class StageRuntime(StageFlow):
         self._check_epoch(order.epoch)
         if order.step + 1 == self.version:
             return StepApplied(member=self.member, version=self.version)
+        if order.quarantined:
+            return await self._leave_out(order)
         prepared = self._prepared
         if prepared is None or (order.step, order.attempt) != (prepared.step, prepared.attempt):
             raise Conflict(f"commit of step {order.step}/{order.attempt}, which I have not prepared")
         if order.generation != prepared.generation or order.checksum != prepared.vote.checksum:
             raise Conflict(f"commit of step {order.step} names another gradient than the one prepared here")
+        await self.state.sent()  # a newcomer is being sent the weights of before
+        if self._prepared is not prepared:
+            raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
         self._prepared = None
         await self.compute.submit(Priority.ORDER, lambda: self.trained.apply(order, prepared.gradients))
-        self.state.version = order.step + 1  # before anything can be awaited: hops look at it
-        self.next_step()
+        self._run(self.machine.applied(order.step + 1))  # before anything can be awaited: hops look at it
+        await self.state.move_to(self.version)
+        self.copied.applied(order.step, prepared.gradients if order.action == "apply" else ())
+        return StepApplied(member=self.member, version=self.version)
+
+    async def _leave_out(self, order: StepCommit) -> StepApplied:
+        """A step one of whose microbatches fails wherever it runs: on to the next one without an update."""
+        if order.action != "skip" or (order.step, order.attempt) != (self.version, self.attempt):
+            raise Conflict(
+                f"step {order.step}/{order.attempt} is to be left out, but I am at "
+                f"{self.version}/{self.attempt}"
+            )
+        self._prepared = None
+        await self.forget(order.attempt)  # nothing of it may be in the sum
+        self._run(self.machine.applied(order.step + 1))
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
     async def abort(self, order: StepAbort) -> StepAborted:
         """Forgets the open step below `order.attempt`: queues, sums, offers, group. Idempotent."""
         self._check_epoch(order.epoch)
-        if self.member in order.fenced:
-            self.failed(Fenced(f"{self.member.sid} {self.member.incarnation} was replaced"))
-        for member in order.fenced:
-            self.binder.fence(member)
-            if self.exchange is not None:
-                self.exchange.fence(member)
+        self._fence_links(order.fenced)
+        self.machine.fence(order.fenced)
         if order.attempt > self.attempt:
-            self._prepared = None
             self._release_group()
             await self.forget(order.attempt)
+            await self.state.told()
         return StepAborted(member=self.member, version=self.version)
 
     async def status(self, query: StepStatus) -> StepStatusReply:
@@ -182,33 +292,45 @@ class StageRuntime(StageFlow):
         """Streams parameters and optimizer state to a newcomer (between steps: weights do not change)."""
         self._check_version(order.epoch, order.version)
         assert self.exchange is not None
-        tensors = await self.state.tensors()
-        await self.exchange.send(
-            direction="state",
-            receiver=order.to,
-            stage=self.stage,
-            step=self.version,
-            attempt=self.attempt,
-            microbatch=0,
-            tensors=tensors,
-        )
+        async with self.state.sending():
+            tensors = await self.state.tensors()
+            await self.exchange.send(
+                direction="state",
+                receiver=order.to,
+                stage=self.stage,
+                step=self.version,
+                attempt=self.attempt,
+                microbatch=0,
+                tensors=tensors,
+            )
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return StateReady(member=self.member, version=self.version, bytes=size)
+        return StateReady(member=self.member, version=order.version, bytes=size)
 
     async def wait_state(self, order: StateWait) -> StateReady:
         """Answers once this instance holds the state of `order.version`."""
         self._check_epoch(order.epoch)
         return await self.state.wait_for(order.version)
 
+    async def keep_copy(self, order: CopyTo) -> Ack:
+        """Keeps a copy of this stage's state at a peer from now on, or no more. Idempotent."""
+        self._check_epoch(order.epoch)
+        self.copied.keep_at(order.holder)
+        return Ack()
+
     async def restore(self, order: StateRestore) -> StateReady:
         """Takes the state of a checkpoint, or builds it again from the seed."""
         self._check_epoch(order.epoch)
         return await self.state.restore(order)
 
-    async def checkpoint(self, order: CheckpointOrder) -> Exported:
-        """Writes parameters and optimizer state at `order.version` to the artifact store."""
+    async def checkpoint(self, order: CheckpointOrder) -> CheckpointTaken:
+        """Copies parameters and optimizer state at `order.version`; they are written beside the training."""
         self._check_version(order.epoch, order.version)
-        return await self.state.checkpoint(order)
+        return await self.state.checkpoints.take(order)
+
+    async def checkpoint_written(self, query: CheckpointWait) -> CheckpointWritten:
+        """Answers once this stage's part of a checkpoint is in the artifact store."""
+        self._check_epoch(query.epoch)
+        return await self.state.checkpoints.wait(query)
 
     async def export_weights(self, order: ExportOrder) -> Exported:
         """Writes the weights as one safetensors shard to the artifact store."""
@@ -220,15 +342,17 @@ class StageRuntime(StageFlow):
         if version != self.version:
             raise Conflict(f"asked for version {version}, but I am at {self.version}")
 
-    def _check_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            raise Fenced(f"epoch {epoch} speaks to an instance of epoch {self.epoch}")
-
     def _release_group(self) -> None:
+        """Whoever waits in it, or for it, gets an error at once; what was reduced in it is void."""
+        self._prepared = None
+        if self._forming is not None and not self._forming.done():
+            self._forming.cancel()
         if self.group is not None:
             self.group.release()
             self.group = None
 
     async def close(self) -> None:
+        self.copied.close()
+        await self.state.checkpoints.close()
         await super().close()
         self._release_group()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -11,11 +12,13 @@ from torch import Tensor
 from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from schemas.cluster import InstanceStart
-from schemas.step import CheckpointOrder, Exported, ExportOrder, Member, StateReady, StateRestore
+from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
+from workers.checkpoint import restore_checkpoint
+from workers.checkpoint_writer import CheckpointWriter
 from workers.compute import ComputeThread, Priority
-from workers.optimizer import load_state_tensors, state_tensors
+from workers.optimizer import state_tensors
 from workers.stage_compute import StageCompute
-from workers.weights import export, load_initial, restore_checkpoint, save_checkpoint
+from workers.weights import export, load_initial
 
 T = TypeVar("T")
 
@@ -43,6 +46,11 @@ class StageState:
         self._stage = stage
         self._changed = changed
         self._moved = asyncio.Condition()
+        self._sending = 0
+        self._loading = asyncio.Lock()  # first come, first served: a state, then its redos
+        self.checkpoints = CheckpointWriter(
+            bus, member, start.unit.stage, thread, stage, lambda: self.version
+        )
 
     async def build(self) -> None:
         """Version 0: from the seed, or from the weights that the job names."""
@@ -57,6 +65,32 @@ class StageState:
             self.version = version
             self._moved.notify_all()
         self._changed()
+
+    async def told(self) -> None:
+        """Something that others wait for changed, though not the version."""
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def until(self, reached: Callable[[], bool], patience_s: float) -> None:
+        """Returns once `reached` holds, which is asked after every change, or patience is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s), self._moved:
+                await self._moved.wait_for(reached)
+
+    @contextlib.asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """While the state is on its way to a newcomer: `sent` waits for the end of it."""
+        self._sending += 1
+        try:
+            yield
+        finally:
+            self._sending -= 1
+            await self.told()
+
+    async def sent(self) -> None:
+        """Returns once nobody is being sent the present weights: only then may they change."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: not self._sending)
 
     async def wait_for(self, version: int) -> StateReady:
         """Returns once the stage is at `version`."""
@@ -74,38 +108,41 @@ class StageState:
 
     async def take(self, version: int, tensors: list[Tensor]) -> None:
         """Takes over what `tensors` gave at another replica."""
-        stage = self._stage
-        await self._thread.submit(
-            Priority.ORDER, lambda: load_state_tensors(stage.module, stage.optimizer, tensors)
-        )
-        await self.move_to(version)
+        async with self._loading:
+            await self._thread.submit(Priority.ORDER, lambda: self._stage.load(version, tensors))
+            await self.move_to(version)
+
+    async def redo(self, step: int, gradients: Sequence[Tensor]) -> None:
+        """Applies a step again as it was applied elsewhere; out of its turn it counts for nothing."""
+        async with self._loading:
+            if step != self.version:
+                return
+            await self._thread.submit(Priority.ORDER, lambda: self._stage.redo(step, gradients))
+            await self.move_to(step + 1)
+
+    async def snapshot(self) -> tuple[int, list[Tensor]]:
+        """The version, and a copy of its state in host memory."""
+        return await self._thread.submit(Priority.ORDER, self._stage.snapshot)
 
     async def restore(self, order: StateRestore) -> StateReady:
-        """Takes the state of a checkpoint, or builds it again from the seed."""
-        stage = self._stage
-        if order.checkpoint is None:
-            await self.build()
-        else:
-            artifacts = open_artifacts(order.checkpoint, self._bus)
-            await restore_checkpoint(
-                stage.module, stage.optimizer, artifacts, order.checkpoint, run=self._ordered
-            )
-        await self._thread.submit(Priority.ORDER, stage.sum.clear)
-        await self.move_to(order.version)
-        return StateReady(member=self._member, version=self.version)
+        """Takes the state of a checkpoint, or builds it again from the seed.
 
-    async def checkpoint(self, order: CheckpointOrder) -> Exported:
-        """Writes parameters and optimizer state to the artifact store."""
+        Raises:
+            DamagedCheckpoint, Conflict: it can't be used; nothing was changed.
+        """
         stage = self._stage
-        size = await save_checkpoint(
-            stage.module,
-            stage.optimizer,
-            open_artifacts(order.url, self._bus),
-            stage=self._start.unit.stage,
-            version=order.version,
-            run=self._ordered,
-        )
-        return Exported(member=self._member, version=self.version, url=order.url, bytes=size)
+        await self.checkpoints.close()
+        async with self._loading:
+            if order.checkpoint is None:
+                await self.build()
+            else:
+                artifacts = open_artifacts(order.checkpoint, self._bus)
+                await restore_checkpoint(
+                    stage.module, stage.optimizer, artifacts, version=order.version, run=self._ordered
+                )
+            await self._thread.submit(Priority.ORDER, lambda: stage.restored(order.version))
+            await self.move_to(order.version)
+        return StateReady(member=self._member, version=self.version)
 
     async def export(self, order: ExportOrder) -> Exported:
         """Writes the weights as one safetensors shard to the artifact store."""

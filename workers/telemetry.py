@@ -18,6 +18,9 @@ from schemas.telemetry import DeviceSample
 
 T = TypeVar("T")
 
+XIDS_KEPT = 32
+"""Critical errors of a device that a process remembers: more say nothing new."""
+
 
 class DeviceProbe(Protocol):
     """Takes samples of one device; never raises."""
@@ -71,6 +74,8 @@ class CudaProbe:
         self._handle: Any = None
         if nvml is not None and self._try(nvml.nvmlInit, failed=True) is None:
             self._handle = self._find(index, uuid)
+        self._xids: list[int] = []
+        self._events = self._listen()
 
     def _find(self, index: int, uuid: str | None) -> Any:
         nvml = self._nvml
@@ -111,7 +116,34 @@ class CudaProbe:
                     )
                 )
             ),
+            xid_errors=self._read_xids(),
         )
+
+    def _listen(self) -> Any:
+        """A set of events that the driver puts critical errors into; None where it does not tell them."""
+        nvml, handle = self._nvml, self._handle
+        if nvml is None or handle is None:
+            return None
+        events = self._try(lambda: nvml.nvmlEventSetCreate())
+        if events is None:
+            return None
+        registered = self._try(
+            lambda: nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events),
+            failed=False,
+        )
+        return None if registered is False else events
+
+    def _read_xids(self) -> tuple[int, ...] | None:
+        """The codes told so far. Reads what has come since the last sample, without waiting."""
+        nvml, events = self._nvml, self._events
+        if nvml is None or events is None:
+            return None
+        while len(self._xids) < XIDS_KEPT:
+            event = self._try(lambda: nvml.nvmlEventSetWait(events, 0))  # raises a timeout when empty
+            if event is None:
+                break
+            self._xids.append(int(event.eventData))
+        return tuple(self._xids)
 
     def _try(self, ask: Callable[[], T], failed: Any = None) -> T | Any:
         """The answer, or `failed` where this driver, device or version does not tell."""

@@ -66,6 +66,7 @@ class _Incoming:
     done: asyncio.Future[list[Tensor]]
     first: int
     verdict: Verdict
+    target: torch.device
     tensors: list[Tensor]
     works: list[dist.Work]
     trailer: dist.Work
@@ -185,11 +186,16 @@ class TensorLink:
         return outgoing.done
 
     def receive(
-        self, first: int, metas: Sequence[TensorMeta], verdict: Verdict = "delivered"
+        self,
+        first: int,
+        metas: Sequence[TensorMeta],
+        verdict: Verdict = "delivered",
+        *,
+        on_host: bool = False,
     ) -> asyncio.Future[list[Tensor]]:
         """Posts the receives of an offered transfer into fresh tensors; done when they are on the target.
 
-        The sender is told the `verdict` once they are here.
+        The sender is told the `verdict` once they are here. `on_host`: they stay in host memory.
 
         Raises (from the future): `PeerUnreachable`; `BadMessage` for a dtype that is none.
         """
@@ -199,7 +205,8 @@ class TensorLink:
             done.set_exception(LinkClosed(f"tensor link {self.name} is closed", link=self.name))
             return done
         try:
-            tensors = landing(metas, self._target)
+            target = torch.device("cpu") if on_host else self._target
+            tensors = landing(metas, target)
         except DmscError as error:
             done.set_exception(error)
             return done
@@ -216,7 +223,9 @@ class TensorLink:
             self._over(self._broken(gloo.first_line(error)))
             return done
         timeout = timedelta(seconds=self._timeout_s + size_bytes(metas) / SLOWEST_BYTES_PER_S)
-        incoming = _Incoming(done, first, verdict, tensors, works, trailer, timeout, time.perf_counter())
+        incoming = _Incoming(
+            done, first, verdict, target, tensors, works, trailer, timeout, time.perf_counter()
+        )
         self._incoming[first] = incoming
         self._arriving.put(incoming)
         return done
@@ -265,7 +274,7 @@ class TensorLink:
                 code = incoming.first * len(VERDICTS) + VERDICTS.index(incoming.verdict)
                 receipt = torch.tensor([code], dtype=torch.int64)
                 self._receipts.append((group.send([receipt], self._peer, self._me), receipt))
-                tensors = to_device(incoming.tensors, self._target)
+                tensors = to_device(incoming.tensors, incoming.target)
             except RuntimeError as error:
                 self._tell(self._over, self._broken(gloo.first_line(error)))
                 return

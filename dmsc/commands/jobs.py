@@ -1,4 +1,4 @@
-"""`dmsc jobs`, `dmsc cancel` and `dmsc status`: what a gateway knows."""
+"""`dmsc jobs`, `dmsc cancel`, `dmsc scale` and `dmsc status`: what a gateway knows, and is asked for."""
 
 from __future__ import annotations
 
@@ -63,6 +63,29 @@ def cancel(
     print_json(record) if json else print(f"{record.job} {record.state.value}")
 
 
+def scale(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    replicas: Annotated[
+        int, typer.Argument(min=1, metavar="REPLICAS", help="Working replicas.", show_default=False)
+    ],
+    stage: Annotated[
+        int | None, typer.Option(min=0, help="Of this stage alone; else of all.", show_default=False)
+    ] = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Give a running job more or fewer replicas; the result does not depend on it.
+
+    Example: dmsc scale stdlib-gpt-1 4 --stage 0
+    """
+    told: str = run_async(_call(gateway, token, state, "scale", job, replicas, stage))
+    print_json({"job": job, "note": told}) if json else print(told)
+
+
 def status(
     gateway: GatewayOption = None,
     token: TokenOption = None,
@@ -117,7 +140,7 @@ def status(
 
 
 async def _call(
-    gateway: str | None, token: str | None, state: Path | None, method: str, *arguments: str
+    gateway: str | None, token: str | None, state: Path | None, method: str, *arguments: Any
 ) -> Any:
     from dmsc.client import AsyncClient
 

@@ -139,6 +139,19 @@ def join(
         Path | None,
         typer.Option("--logs", metavar="DIR", envvar="DMSC_LOGS", help="The instances' log files."),
     ] = None,
+    stores: Annotated[
+        Path | None,
+        typer.Option(
+            "--stores",
+            metavar="DIR",
+            envvar="DMSC_STORES",
+            help="The instances' local stores (`stores` beside the logs).",
+        ),
+    ] = None,
+    keep_stores: Annotated[
+        bool,
+        typer.Option("--keep-stores", envvar="DMSC_KEEP_STORES", help="Keep them when their job has ended."),
+    ] = False,
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
     ] = 30.0,
@@ -167,6 +180,8 @@ def join(
         ports=_range(ports),
         code=tuple(str(path.absolute()) for path in code or [Path()]),
         logs=(logs or (state or default_state()) / "logs").absolute(),
+        stores=None if stores is None else stores.absolute(),
+        keep_stores=keep_stores,
     )
     run_parts([agent_part(options)], bus, parent=parent, level=log_level, patience_s=wait)
 
@@ -178,9 +193,13 @@ def run_parts(
     parent: int | None,
     level: str,
     patience_s: float,
-    replicas: int = 1,
+    replicas: int | None = None,
 ) -> None:
-    """Run these services in this process until a signal; `parent`: and not longer than that process."""
+    """Run these services in this process until a signal; `parent`: and not longer than that process.
+
+    `replicas`: of streams and buckets, which are then made or adjusted first. None: others do that, who
+    know how many there are to be.
+    """
     from bus.logs import configure_logging
     from dmsc.parent_death import end_with_parent
     from dmsc.serving import serve

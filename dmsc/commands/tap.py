@@ -88,7 +88,7 @@ async def _tap(
         shown = 0
         rating = asyncio.create_task(_rates(tapping)) if rate else None
         try:
-            async with aclosing(aiter(tapping)) as items:  # type: ignore[type-var]
+            async with aclosing(aiter(tapping)) as items:
                 async for tapped in items:
                     if not rate:
                         show(tapped)
@@ -148,7 +148,7 @@ async def _follow(address: BusAddress, text: str, json: bool, count: int | None)
         known = {tapped.envelope.id for tapped in past if tapped.envelope is not None}
         if trail.complete or (count is not None and len(trail.hops) >= count):
             return
-        async with aclosing(aiter(tapping)) as items:  # type: ignore[type-var]
+        async with aclosing(aiter(tapping)) as items:
             async for tapped in items:
                 twice = tapped.envelope is not None and tapped.envelope.id in known
                 found = None if twice else trail.add(tapped)

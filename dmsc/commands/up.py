@@ -41,6 +41,12 @@ def up(
     bind: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines join.")
     ] = "127.0.0.1",
+    servers: Annotated[
+        int, typer.Option(min=1, help="The bus's servers: 3 or 5 bear the loss of one or two.")
+    ] = 1,
+    orchestrators: Annotated[
+        int, typer.Option(min=1, help="One leads, the others take over when it dies.")
+    ] = 1,
     separate: Annotated[bool, typer.Option("--separate", help="A process for each entity.")] = False,
     policy: Annotated[
         list[str] | None,
@@ -58,7 +64,9 @@ def up(
 
     Example: dmsc up --cluster a --cluster b --slots 2
     """
-    options = _options(state, cluster, slots, nats_port, http_port, bind, separate, policy)
+    options = _options(
+        state, cluster, slots, nats_port, http_port, bind, servers, orchestrators, separate, policy
+    )
     if detach:
         _detached(options, json)
         return
@@ -96,6 +104,8 @@ def _options(
     nats_port: int | None,
     http_port: int | None,
     bind: str,
+    servers: int,
+    orchestrators: int,
     separate: bool,
     policy: list[str] | None,
 ) -> MeshOptions:
@@ -109,6 +119,8 @@ def _options(
         slots=slots,
         nats_port=nats_port,
         http_port=http_port,
+        servers=servers,
+        orchestrators=orchestrators,
         separate=separate,
         bind=bind,
         address=own_address(bind),
@@ -200,7 +212,7 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     took_s = (mesh.ready_at or mesh.started_at) - mesh.started_at
     console = Console(soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
-    table.add_row("bus", mesh.servers[0])
+    table.add_row("bus", ", ".join(mesh.servers))
     for name, url in mesh.gateways.items():
         table.add_row(f"cluster {name}", f"{url}  {mesh.clusters.get(name, 0)} slots")
     table.add_row("state", str(folder.path))
@@ -210,7 +222,7 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     console.print(f"train   dmsc train FILE.yaml{here}", highlight=False, markup=False)
     console.print(f"watch   dmsc status{here}   dmsc tap 'signal.>'{here}", highlight=False, markup=False)
     console.print(
-        f"join    dmsc join {mesh.servers[0]} --token \"$(cat '{folder.path}/bus_token')\"",
+        f"join    dmsc join {','.join(mesh.servers)} --token \"$(cat '{folder.path}/bus_token')\"",
         highlight=False,
         markup=False,
     )

@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.gateway.guard import Guard
 from schemas.base import Message
-from schemas.door import CancelJob, DoorRequest, JobList, JobQuery, MeshQuery, MeshStatus, SubmitJob
+from schemas.door import (
+    CancelJob,
+    CordonPlace,
+    Cordons,
+    DoorRequest,
+    FaultList,
+    JobList,
+    JobLoad,
+    JobQuery,
+    MeshQuery,
+    MeshStatus,
+    ScaleJob,
+    SubmitJob,
+    UncordonPlace,
+)
 from schemas.envelope import Envelope
-from schemas.errors import BadInput, BadJob, DmscError, NotFound
+from schemas.errors import Ack, BadInput, BadJob, DmscError, NotFound
+from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
+from schemas.signals import ComputeEntry
 
 log = get_logger("gateway")
 
-TIMEOUT_S = 5.0  # one question to the orchestrator
+TIMEOUT_S = 3.0  # one question to the orchestrator, repeated while nobody leads: longer than a failover
+FAULTS_SHOWN = 1000  # the latest; all of them are on the stream
 DEADLINE_S = 15.0  # one command to it, repeated until answered
 
 
 class Desk:
-    """Submits, lists, reads and cancels for whoever may."""
+    """Submits, lists, reads and cancels for whoever may. `compute` gives each cluster's last Type 4."""
 
-    def __init__(self, bus: Bus, gateway: str, guard: Guard) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        gateway: str,
+        guard: Guard,
+        compute: Callable[[], Mapping[str, tuple[ComputeEntry, ...]]],
+    ) -> None:
         self.guard = guard
+        self._compute = compute
         self._bus = bus
         self._gateway = gateway
 
@@ -53,6 +78,19 @@ class Desk:
                 return record
         raise NotFound(f"there is no job {job}; list them to see which there are", job=job)
 
+    async def load(self, token: str, job: str) -> JobLoad:
+        """What the job's instances measure now; nothing of a job that has none (any more)."""
+        await self.guard.check(token, "job.read", job)
+        told = (entry for entries in self._compute().values() for entry in entries if entry.job == job)
+        return JobLoad(job=job, entries=tuple(sorted(told, key=lambda entry: entry.sid)))
+
+    async def scale(self, token: str, job: str, replicas: int, stage: int | None) -> Ack:
+        access = await self.guard.check(token, "job.cancel", job)
+        message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user)
+        answer = await self._bus.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
+        assert isinstance(answer, Ack)
+        return answer
+
     async def cancel(self, token: str, job: str, reason: str) -> JobRecord:
         access = await self.guard.check(token, "job.cancel", job)
         message = CancelJob(job=job, user=access.user, reason=reason)
@@ -62,12 +100,38 @@ class Desk:
 
     async def mesh(self, token: str) -> MeshStatus:
         await self.guard.check(token, "mesh.read", "mesh")
-        status = await self._bus.request(subjects.MESH_QUERY, MeshQuery(), timeout_s=TIMEOUT_S)
+        status = await self._bus.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
         assert isinstance(status, MeshStatus)
         return status
 
+    async def cordon(self, token: str, node: str, slot: int | None, reason: str, *, drain: bool) -> Cordons:
+        """No new instances there; `drain`: and none of the old."""
+        access = await self.guard.check(token, "node.cordon", node)
+        message = CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
+        answer = await self._bus.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
+        assert isinstance(answer, Cordons)
+        return answer
+
+    async def uncordon(self, token: str, node: str, slot: int | None) -> Cordons:
+        access = await self.guard.check(token, "node.cordon", node)
+        message = UncordonPlace(node=node, slot=slot, user=access.user)
+        answer = await self._bus.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
+        assert isinstance(answer, Cordons)
+        return answer
+
+    async def faults(self, token: str, job: str | None) -> FaultList:
+        """Each fault's last record out of the queue's stream; of one job, or of all and the mesh itself."""
+        await self.guard.check(token, "fault.read", job or "faults")
+        last: dict[str, FaultRecord] = {}
+        tokens: dict[str, Any] = {} if job is None else {"job": job}
+        async for recorded in self._bus.history(subjects.FAULT_RECORD, **tokens):
+            if isinstance(recorded.message, FaultRecord):
+                last[recorded.message.id] = recorded.message
+        found = sorted(last.values(), key=lambda fault: fault.opened_at)
+        return FaultList(faults=tuple(found[-FAULTS_SHOWN:]))
+
     async def _query(self, job: str | None) -> JobList:
-        answer = await self._bus.request(subjects.QUERY, JobQuery(job=job), timeout_s=TIMEOUT_S)
+        answer = await self._bus.command(subjects.QUERY, JobQuery(job=job), deadline_s=TIMEOUT_S)
         assert isinstance(answer, JobList)
         return answer
 

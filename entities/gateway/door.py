@@ -24,14 +24,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from bus.logs import get_logger
+from entities.checkpoint_store import CheckpointStore, checkpoints_url, read_manifest
 from entities.gateway.desk import Desk
 from entities.gateway.events import EventsConfig, first_sequence, job_events
+from entities.gateway.operations import Authorization, add_operations, bearer, job_id
 from entities.gateway.problems import MEDIA_TYPE, TooLarge, problem, status_of
 from entities.gateway.ranges import parse_range
-from schemas.base import Message as WireMessage
-from schemas.base import is_token
-from schemas.door import JobList, MeshStatus
-from schemas.errors import BadInput, BadJob, DmscError, NotFound, Refused
+from schemas.base import Part, is_token
+from schemas.checkpoint import MANIFEST_NAME, CheckpointList, PublishedCheckpoint
+from schemas.door import JobList, JobLoad, MeshStatus
+from schemas.errors import Ack, BadInput, BadJob, DamagedCheckpoint, DmscError, NotFound
 from schemas.explain import explain
 from schemas.job import ENDED, JobRecord, JobSpec, WeightsManifest
 
@@ -41,11 +43,8 @@ DATASETS_URL = "bus://datasets"
 DISCARDED_BYTES = 4 << 20
 DISCARD_S = 1.0
 """How much of a body above the limit is still read, and for how long, so that the answer arrives."""
-_BEARER = re.compile(r"^[Bb]earer +(\S+) *$")
 _DATASET = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
 _BYTES = "application/octet-stream"
-
-Authorization = Annotated[str | None, Header(description="Bearer TOKEN")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,9 @@ def build_app(bus: Bus, desk: Desk, gateway: str, config: DoorConfig) -> FastAPI
     _explain_errors(app)
     _jobs(app, desk, config)
     _events(app, bus, desk, config)
+    add_operations(app, bus, desk, config.events)
     _weights(app, bus, desk)
+    _checkpoints(app, bus, desk)
     _datasets(app, bus, desk, config)
 
     @app.get("/healthz", tags=["mesh"])
@@ -76,7 +77,7 @@ def build_app(bus: Bus, desk: Desk, gateway: str, config: DoorConfig) -> FastAPI
 
     @app.get("/v1/mesh", response_model=MeshStatus, tags=["mesh"])
     async def mesh(authorization: Authorization = None) -> Response:
-        return _json(await desk.mesh(_token(authorization)))
+        return _json(await desk.mesh(bearer(authorization)))
 
     return app
 
@@ -93,7 +94,7 @@ def _jobs(app: FastAPI, desk: Desk, config: DoorConfig) -> None:
     )
     async def submit(request: Request, authorization: Authorization = None) -> Response:
         """Submit a job: a JobSpec as JSON."""
-        token = _token(authorization)
+        token = bearer(authorization)
         text = await _body(request, config.max_job_bytes)
         try:
             spec = JobSpec.model_validate_json(text)
@@ -105,18 +106,33 @@ def _jobs(app: FastAPI, desk: Desk, config: DoorConfig) -> None:
 
     @app.get("/v1/jobs", response_model=JobList, tags=["jobs"])
     async def jobs(authorization: Authorization = None) -> Response:
-        return _json(await desk.list(_token(authorization)))
+        return _json(await desk.list(bearer(authorization)))
 
     @app.get("/v1/jobs/{job}", response_model=JobRecord, tags=["jobs"])
     async def read(job: str, authorization: Authorization = None) -> Response:
-        return _json(await desk.read(_token(authorization), _job_id(job)))
+        return _json(await desk.read(bearer(authorization), job_id(job)))
+
+    @app.get("/v1/jobs/{job}/load", response_model=JobLoad, tags=["jobs"])
+    async def load(job: str, authorization: Authorization = None) -> Response:
+        """Queue, service time and latency of each of its instances at this moment."""
+        return _json(await desk.load(bearer(authorization), job_id(job)))
+
+    @app.post("/v1/jobs/{job}/scale", response_model=Ack, tags=["jobs"])
+    async def scale(
+        job: str,
+        replicas: Annotated[int, Query(ge=1)],
+        stage: int | None = None,
+        authorization: Authorization = None,
+    ) -> Response:
+        """More or fewer working replicas of one stage, or of all: joined and left between steps."""
+        return _json(await desk.scale(bearer(authorization), job_id(job), replicas, stage))
 
     @app.post("/v1/jobs/{job}/cancel", response_model=JobRecord, tags=["jobs"])
     async def cancel(
         job: str, authorization: Authorization = None, reason: Annotated[str, Query(max_length=200)] = ""
     ) -> Response:
         """End a job: one's own, or any for operators."""
-        return _json(await desk.cancel(_token(authorization), _job_id(job), reason or "asked for over HTTP"))
+        return _json(await desk.cancel(bearer(authorization), job_id(job), reason or "asked for over HTTP"))
 
 
 def _events(app: FastAPI, bus: Bus, desk: Desk, config: DoorConfig) -> None:
@@ -128,7 +144,7 @@ def _events(app: FastAPI, bus: Bus, desk: Desk, config: DoorConfig) -> None:
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
         """Server-sent events: replayed, then followed until the job ended."""
-        await desk.read(_token(authorization), _job_id(job))
+        await desk.read(bearer(authorization), job_id(job))
 
         async def has_ended() -> bool:
             try:
@@ -148,7 +164,7 @@ def _events(app: FastAPI, bus: Bus, desk: Desk, config: DoorConfig) -> None:
 
 def _weights(app: FastAPI, bus: Bus, desk: Desk) -> None:
     async def manifest_of(authorization: str | None, job: str) -> WeightsManifest:
-        record = await desk.read(_token(authorization), _job_id(job))
+        record = await desk.read(bearer(authorization), job_id(job))
         if record.weights is None:
             raise NotFound(f"{job} is {record.state} and has no weights; they come when it is done", job=job)
         return record.weights
@@ -172,11 +188,44 @@ def _weights(app: FastAPI, bus: Bus, desk: Desk) -> None:
         return await _file(bus, weights.url, shard, byte_range)
 
 
+def _checkpoints(app: FastAPI, bus: Bus, desk: Desk) -> None:
+    @app.get("/v1/jobs/{job}/checkpoints", response_model=CheckpointList, tags=["checkpoints"])
+    async def published(job: str, authorization: Authorization = None) -> Response:
+        """The job's checkpoints that exist, the newest first, each with its manifest."""
+        record = await desk.read(bearer(authorization), job_id(job))
+        store = CheckpointStore(bus, checkpoints_url(record.spec.artifacts, job))
+        found = []
+        for folder in await store.published():
+            with contextlib.suppress(DamagedCheckpoint):  # or removed meanwhile
+                manifest = await read_manifest(bus, store.url_of(folder))
+                found.append(
+                    PublishedCheckpoint(name=str(folder), url=store.url_of(folder), manifest=manifest)
+                )
+        return _json(CheckpointList(checkpoints=tuple(found)))
+
+    @app.get("/v1/jobs/{job}/checkpoints/{name}/{path:path}", response_class=Response, tags=["checkpoints"])
+    async def file(
+        job: str,
+        name: str,
+        path: str,
+        authorization: Authorization = None,
+        byte_range: Annotated[str | None, Header(alias="Range")] = None,
+    ) -> Response:
+        """One file of a checkpoint, or a range of its bytes; `path` as its manifest names it."""
+        record = await desk.read(bearer(authorization), job_id(job))
+        if not is_token(name):
+            raise NotFound(f"{job} has no checkpoint of that name", job=job)
+        url = f"{checkpoints_url(record.spec.artifacts, job)}/{name}"
+        if path != MANIFEST_NAME and path not in (await read_manifest(bus, url)).files:
+            raise NotFound(f"checkpoint {name} of {job} has no file {path}", job=job)
+        return await _file(bus, url, path, byte_range)
+
+
 def _datasets(app: FastAPI, bus: Bus, desk: Desk, config: DoorConfig) -> None:
     @app.put("/v1/datasets/{name}", status_code=201, tags=["datasets"])
     async def store(name: str, request: Request, authorization: Authorization = None) -> JSONResponse:
         """Store a dataset; a job then names it as `data.source`."""
-        await desk.guard.check(_token(authorization), "dataset.write", _dataset(name))
+        await desk.guard.check(bearer(authorization), "dataset.write", _dataset(name))
         limit = config.max_dataset_bytes
         if int(request.headers.get("content-length") or 0) > limit:
             raise _too_large(limit)
@@ -192,7 +241,7 @@ def _datasets(app: FastAPI, bus: Bus, desk: Desk, config: DoorConfig) -> None:
         authorization: Authorization = None,
         byte_range: Annotated[str | None, Header(alias="Range")] = None,
     ) -> Response:
-        await desk.guard.check(_token(authorization), "dataset.read", _dataset(name))
+        await desk.guard.check(bearer(authorization), "dataset.read", _dataset(name))
         return await _file(bus, DATASETS_URL, name, byte_range)
 
 
@@ -249,19 +298,6 @@ async def _discard(request: Request) -> None:
                 left -= len(event.get("body", b""))
 
 
-def _token(authorization: str | None) -> str:
-    found = _BEARER.match(authorization or "")
-    if found is None:
-        raise Refused("no token; send the header Authorization: Bearer TOKEN")
-    return found.group(1)
-
-
-def _job_id(job: str) -> str:
-    if not is_token(job):
-        raise NotFound("there is no such job; an id has only letters, digits, _ and -")
-    return job
-
-
 def _dataset(name: str) -> str:
     if not _DATASET.match(name):
         raise BadInput(
@@ -270,9 +306,7 @@ def _dataset(name: str) -> str:
     return name
 
 
-def _json(
-    message: WireMessage | WeightsManifest, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
+def _json(message: Part, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(message.model_dump_json(), int(status), headers, "application/json")
 
 

@@ -1,4 +1,4 @@
-"""A job's events as server-sent events: replayed from the stream, then followed until the job ended."""
+"""A job's events, and faults, as server-sent events: replayed from the stream, then followed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
 from bus.streams import Recorded
+from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent
 
 
@@ -58,6 +60,39 @@ async def job_events(
             yield sse_record(recorded.sequence, event)
             if event.state in ENDED:
                 return
+    finally:
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+
+
+async def fault_records(bus: Bus, job: str | None, start: int, config: EventsConfig) -> AsyncIterator[bytes]:
+    """Records of the fault queue from stream sequence `start` on, as SSE records; without an end."""
+    queue: asyncio.Queue[Recorded | None] = asyncio.Queue(config.buffered)
+
+    async def read() -> None:
+        tokens: dict[str, Any] = {} if job is None else {"job": job}
+        try:
+            async for recorded in bus.history(subjects.FAULT_RECORD, start=start, follow=True, **tokens):
+                await queue.put(recorded)
+        finally:
+            with contextlib.suppress(asyncio.QueueFull):
+                queue.put_nowait(None)
+
+    reader = asyncio.create_task(read())
+    try:
+        yield b": faults\n\n"
+        while True:
+            try:
+                async with asyncio.timeout(config.keepalive_s):
+                    recorded = await queue.get()
+            except TimeoutError:
+                yield b": waiting\n\n"
+                continue
+            if recorded is None:
+                return  # the bus went away: the client comes back with Last-Event-ID
+            if isinstance(recorded.message, FaultRecord):
+                data = recorded.message.model_dump_json(exclude_none=True)
+                yield f"id: {recorded.sequence}\nevent: fault\ndata: {data}\n\n".encode()
     finally:
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)

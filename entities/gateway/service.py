@@ -18,25 +18,24 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
-from entities.fault_reporter import FaultReporter, FaultReporterConfig
+from entities.fault_reporter import FaultReporter, FaultReporterConfig, death_of
 from entities.gateway.desk import Desk
 from entities.gateway.dispatcher import DATA_STAGE, Dispatcher, DispatcherConfig
 from entities.gateway.guard import Guard, GuardConfig
 from entities.instance_feed import InstanceFeed
 from entities.mesh_registration import keep_registered
 from entities.policy_book import PolicyBook
+from entities.qos_reporter import QosReporter
 from entities.qos_window import QosWindow
 from entities.registry_view import FollowConfig, RegistryFollower
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, DmscError
-from schemas.fault import FaultReport
+from schemas.errors import Ack
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.signals import (
     CommunicationPolicy,
     ComputeEntry,
     ComputeNotification,
     NodeRegistration,
-    TerminationReport,
 )
 from schemas.step import MicrobatchClaim
 from schemas.telemetry import InstanceSample
@@ -82,11 +81,15 @@ class Gateway:
         self.url: str | None = None
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
-        self.desk = Desk(bus, config.sid, Guard(bus, config.sid, config.guard))
+        self.desk = Desk(bus, config.sid, Guard(bus, config.sid, config.guard), self._last_compute)
         self._bus = bus
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
         self._faults = FaultReporter(bus, config.faults)
         self._qos = QosWindow()
+        self._reporter = QosReporter(
+            bus, sid=config.sid, cluster=config.cluster, book=self.book, window=self._qos,
+            follower=self.follower, every_s=config.report_every_s,
+        )  # fmt: skip
         self._claims = InstanceFeed(bus, subjects.STEP_CLAIM, self._claimed)
         self._samples = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
         self._dispatcher = Dispatcher(
@@ -110,7 +113,7 @@ class Gateway:
                     self._faults.run(),
                     self._claims.run(self._ours),
                     self._samples.run(self._our_data),
-                    self._report_quality(),
+                    self._reporter.run(),
                     keep_registered(self._bus, self._registration()),
                 ):
                     tasks.create_task(work)
@@ -145,16 +148,7 @@ class Gateway:
         for sid in sids:
             record = self.follower.view.records.get(sid)
             if record is not None and record.state is InstanceState.FAULTED and self._is_our_data(record):
-                self._faults.report(
-                    FaultReport(
-                        reporter=self.config.sid,
-                        job=record.job,
-                        sid=record.sid,
-                        incarnation=record.incarnation,
-                        kind="instance",
-                        evidence=f"registry says faulted: {record.reason or 'no reason given'}",
-                    )
-                )
+                self._faults.report(death_of(record, self.config.sid))
         self._claims.refresh()
         self._samples.refresh()
 
@@ -175,15 +169,7 @@ class Gateway:
         log.info("policy", job=message.job, revision=message.revision, outcome=outcome, reason=message.reason)
         if outcome == "ended":
             self._dispatcher.forget(message.job)
-            microbatches, sent_bytes = self._qos.forget(message.job)
-            report = TerminationReport(
-                sid=self.config.sid,
-                job=message.job,
-                microbatches=microbatches,
-                bytes=sent_bytes,
-                note="entry closed",
-            )
-            await self._bus.publish(subjects.TERMINATION, report, job=message.job, sid=self.config.sid)
+            await self._reporter.end(message.job, "entry closed")
         return Ack(note=outcome)
 
     def _ours(self) -> tuple[ServiceRecord, ...]:
@@ -199,26 +185,6 @@ class Gateway:
     async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
         if message.job in self.book.active:
             self._qos.add_sample(message)
-
-    async def _report_quality(self) -> None:
-        dropped = self._bus.counters.dropped
-        while True:
-            await asyncio.sleep(self.config.report_every_s)
-            lost, dropped = self._bus.counters.dropped - dropped, self._bus.counters.dropped
-            for job in list(self.book.active):
-                ours = self.follower.view.instances(job=job, cluster=self.config.cluster)
-                report = self._qos.report(
-                    job,
-                    sid=self.config.sid,
-                    cluster=self.config.cluster,
-                    window_s=self.config.report_every_s,
-                    instances=sum(record.state is InstanceState.ACTIVE for record in ours),
-                    lost=lost,
-                )
-                try:
-                    await self._bus.publish(subjects.QOS_REPORT, report, sid=self.config.sid)
-                except DmscError as error:
-                    log.info("type 5 not sent", code=error.code, error=error.text)
 
     # --- who we are -----------------------------------------------------------------------------------
     def _record(self) -> ServiceRecord:

@@ -14,7 +14,7 @@ from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
 from schemas.job import InstanceView, JobSpec
-from schemas.registry import InstanceState
+from schemas.registry import READY, InstanceState
 from schemas.step import Member
 from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
 
@@ -62,8 +62,6 @@ class Instances:
         self._spec = spec
         self._epoch = epoch
         self.graph: TaskGraph | None = None
-        self.code_digest = ""
-        self.layer_count = 0
         self.members: dict[str, Member] = {}
         self.lost: set[Member] = set()
         self._lost_more = asyncio.Event()
@@ -73,6 +71,10 @@ class Instances:
         self.lost.add(member)
         self._lost_more.set()
         self._lost_more = asyncio.Event()
+
+    def is_present(self, member: Member) -> bool:
+        """The present incarnation of its unit, and not lost."""
+        return self.members.get(member.sid) == member and member not in self.lost
 
     async def _until_lost(self, member: Member) -> None:
         while member not in self.lost:
@@ -105,18 +107,21 @@ class Instances:
     def stage_members(self) -> list[Member]:
         return [member for members in self.stages() for member in members]
 
-    async def start(self, units: Iterable[TaskUnit]) -> list[Member]:
-        """Starts a new incarnation of each unit in its slot and waits until all are active.
+    async def start(self, units: Iterable[TaskUnit], *, joins: bool = False) -> list[Member]:
+        """Starts a new incarnation of each unit in its slot and waits until all are ready.
+
+        Args:
+            joins: the job runs; they become active when a reduction group admits them.
 
         Raises:
             StartFailed: an instance refused or died; its own reason is the text.
             Unavailable: not active in time.
         """
-        started = await asyncio.gather(*(self._start(unit) for unit in units))
-        await self._until_active(started)
+        started = await asyncio.gather(*(self._start(unit, joins) for unit in units))
+        await self._until_ready(started)
         return list(started)
 
-    async def _start(self, unit: TaskUnit) -> Member:
+    async def _start(self, unit: TaskUnit, joins: bool) -> Member:
         assert self.graph is not None
         place = self.graph.placement(unit.sid)
         member = Member(sid=unit.sid, incarnation=secrets.token_hex(6))
@@ -128,15 +133,22 @@ class Instances:
             incarnation=member.incarnation,
             slot=place.slot,
             stages=self._spec.parallel.stages,
-            layer_count=self.layer_count,
-            code_digest=self.code_digest,
+            layer_count=self.graph.layer_count,
+            code_digest=self.graph.code_digest,
+            joins=joins,
         )
         agent = self.agent(place)
         await self._bus.command(START_INSTANCE, order, deadline_s=START_DEADLINE_S, agent=agent)
         self.members[unit.sid] = member
         return member
 
-    async def _until_active(self, members: Iterable[Member]) -> None:
+    def _ready(self, member: Member) -> bool:
+        record = self._mesh.last_of(member)
+        if record is None or record.state in (InstanceState.FAULTED, InstanceState.GONE):
+            return False
+        return record.state is InstanceState.ACTIVE or record.reason == READY
+
+    async def _until_ready(self, members: Iterable[Member]) -> None:
         waiting = list(members)
         over = (InstanceState.FAULTED, InstanceState.GONE)
 
@@ -145,9 +157,7 @@ class Instances:
             return record is not None and record.state in over
 
         def settled() -> bool:
-            return any(ended(member) for member in waiting) or all(
-                self._mesh.state_of(member) is InstanceState.ACTIVE for member in waiting
-            )
+            return any(ended(member) for member in waiting) or all(self._ready(member) for member in waiting)
 
         settled_in_time = await self._mesh.until(settled, ACTIVE_DEADLINE_S)
         for member in waiting:
@@ -156,9 +166,7 @@ class Instances:
                 reason = (record.reason if record else "") or "ended before it was ready"
                 raise StartFailed(member, f"{member.sid}: {reason}")
         if not settled_in_time:
-            late = [
-                member.sid for member in waiting if self._mesh.state_of(member) is not InstanceState.ACTIVE
-            ]
+            late = [member.sid for member in waiting if not self._ready(member)]
             raise Unavailable(f"{', '.join(late)} not ready after {ACTIVE_DEADLINE_S:.0f} s")
 
     def agent(self, place: Placement) -> str:
@@ -221,7 +229,7 @@ class Instances:
             order = InstanceStop(job=self._job, sid=member.sid, incarnation=member.incarnation, now=now)
             await self._bus.command(STOP_INSTANCE, order, deadline_s=10.0, agent=agent)
 
-        members = list(self.members.values())
+        members = [one for one in self.members.values() if self._mesh.state_of(one) is not InstanceState.GONE]
         self.members.clear()
         await asyncio.gather(*(one(member) for member in members), return_exceptions=True)
 

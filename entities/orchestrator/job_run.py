@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.subjects import ANALYSE, CHECKPOINT, FORGET_TOPOLOGY, RELEASE_JOB, WRITE_SAMPLE
+from bus.subjects import ANALYSE, FORGET_TOPOLOGY, RELEASE_JOB, WRITE_SAMPLE
+from entities.orchestrator.adoption import Adoption
+from entities.orchestrator.checkpoints import Checkpoints
 from entities.orchestrator.communication import Communication
+from entities.orchestrator.fault_location import locate
+from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.instances import Instances, MemberLost, StartFailed
+from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.placement import NoRoom
 from entities.orchestrator.planning import first_policy, plan
-from entities.orchestrator.recovery import OccupiedFn, Recovery, checkpoint_url, locate, restore_all
+from entities.orchestrator.replacement import OccupiedFn
 from entities.orchestrator.results import export_weights
-from entities.orchestrator.setbacks import Setbacks, Unrecoverable
-from entities.orchestrator.step_loop import AttemptFailed, EntryLost, StepLoop
+from entities.orchestrator.training import Training
 from schemas.cluster import Analyse, AnalysisFailed, ForgetTopology, SampleWritten, WriteSample
-from schemas.errors import BadModel, DmscError, Fenced, Unavailable
+from schemas.errors import BadModel, Conflict, DmscError, Fenced, Unavailable
 from schemas.fault import FaultReport
-from schemas.job import JobState, StepResult, WeightsManifest
-from schemas.registry import ReleaseJob
+from schemas.job import JobState, WeightsManifest
+from schemas.registry import InstanceState, ReleaseJob, ServiceRecord
 from schemas.signals import TerminationReport
-from schemas.step import CheckpointOrder, Member, MicrobatchClaim, StepDecision
+from schemas.step import Member, MicrobatchClaim
 from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
@@ -35,25 +39,28 @@ log = get_logger("orchestrator")
 ANALYSIS_DEADLINE_S = 180.0
 ANALYSTS = 3
 """Node agents asked to analyse, one after the other, before the job fails."""
-CHECKPOINTS_KEPT = 2
-"""The last, and the one before in case that the last is damaged."""
 SAMPLE_DEADLINE_S = 90.0
-CHECKPOINT_DEADLINE_S = 300.0
 TERMINATION_DEADLINE_S = 5.0
 AGENTS_BACK_S = 12.0
 """How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
 GATEWAY_BACK_S = 20.0
 """How long a job waits for any gateway."""
 DEPLOY_TRIES = 3
-RECOVERY_TRIES = 8
-"""Recoveries in a row, each broken by a new loss, before the job fails."""
+REPORTED_S = 2.0
+"""How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
 
 
 class JobRun:
     """Drives one job. `occupied` tells which slots other jobs were promised, by node agent."""
 
     def __init__(
-        self, bus: Bus, mesh: MeshView, journal: Journal, gateway: str, occupied: OccupiedFn
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        journal: Journal,
+        gateway: str,
+        occupied: OccupiedFn,
+        faults: FaultQueue,
     ) -> None:
         record = journal.record
         self._bus = bus
@@ -66,22 +73,26 @@ class JobRun:
         self.epoch = record.epoch
         self.communication = Communication(bus, mesh)
         self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
-        self.loop = StepLoop(bus, self.job, self.spec, self.epoch, self.instances)
-        self.recovery = Recovery(bus, mesh, self.instances, journal, self.epoch, occupied)
-        self.setbacks = Setbacks()
-        self.step = 0
+        self.checkpoints = Checkpoints(bus, mesh, self.instances, journal, self.epoch)
+        self._faults = JobFaults(faults, mesh, self.job, bus.sender.name)
+        self.training = Training(
+            bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults, occupied,
+            lambda: self._entry, self._other_entry,
+        )  # fmt: skip
+        self._entry = ""
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._terminated: set[str] = set()
         self._termination = asyncio.Event()
-        self._fault = asyncio.Event()
-        self._fault_text = ""
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
-        self._checkpoints = [] if record.checkpoint_step is None else [record.checkpoint_step]
-        self._checkpoint_tried = -1
         self.over = False
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def step(self) -> int:
+        """The step that is open."""
+        return self.training.step
 
     # --- what the service hands in ------------------------------------------------------------------------
     def topology(self, message: ModelTopology) -> None:
@@ -97,7 +108,7 @@ class JobRun:
             self._sample.set_result(message.text)
 
     def claimed(self, claim: MicrobatchClaim) -> None:
-        self.loop.claimed(claim)
+        self.training.claimed(claim)
 
     def terminated(self, report: TerminationReport) -> None:
         self._terminated.add(report.sid)
@@ -109,21 +120,62 @@ class JobRun:
         key = (report.sid, report.incarnation, report.kind)
         if member is None or member.incarnation != report.incarnation or member in self.instances.lost:
             return
+        if self.over:
+            return
         if report.kind == "instance" and key in self._reported:
             return
+        witness = report.witness
+        if witness is not None and not self.instances.is_present(witness):
+            return  # fenced itself: its neighbours closed their links on purpose
         self._reported.add(key)
+        fault = self._faults.reported(report, step=self.step, attempt=self.training.attempt)
         verdict = await locate(self._bus, self._mesh, self.instances, self.job, member, report)
+        self._faults.located(fault, verdict)
         await self.journal.tell(
             "fault", text=f"{member.sid}: {verdict.verdict} ({verdict.reason}); {verdict.action}"
         )
-        self._fault_text = f"{member.sid}: {verdict.reason}"
         if verdict.verdict == "structural":
-            self.instances.mark_lost(member)
-            self._fault.set()
-        elif verdict.verdict == "transient":
-            self._fault.set()
+            self.training.lost(member, verdict.reason)
         else:
             self._reported.discard(key)
+
+    def drain(self, sid: str) -> str:
+        """Has an instance leave its node; what stands in the way, or ''.
+
+        A replica of its stage hands the state on to its next incarnation; where there is none, a checkpoint
+        of that very step does. Asked again until it is gone.
+        """
+        if self.over or self.instances.graph is None or sid not in self.instances.members:
+            return "not running now"
+        return self.training.drain(sid)
+
+    def scale(self, stage: int | None, replicas: int) -> str:
+        """See `Training.scale`; without a stage, all of them."""
+        if self.journal.record.state is not JobState.RUNNING:
+            raise Conflict(f"job {self.job} is {self.journal.record.state}; only a running one can be scaled")
+        stages = range(self.spec.parallel.stages) if stage is None else [stage]
+        return "; ".join(self.training.scale(one, replicas) for one in stages)
+
+    async def leaving(self, record: ServiceRecord) -> None:
+        """The registry says that an instance drains, has failed, or is gone.
+
+        Whoever was told to go is not this job's any more. One that takes leave by itself (its node agent
+        ends, and its instances with it) is no fault that MG or SR would report. A failure they do report,
+        unless they died with it.
+        """
+        member = Member(sid=record.sid, incarnation=record.incarnation)
+        if record.state is InstanceState.FAULTED:
+            await asyncio.sleep(REPORTED_S)
+            evidence = f"registry says faulted: {record.reason or 'no reason given'}, and nobody reports it"
+            await self.fault(
+                FaultReport(
+                    reporter="orchestrator", job=self.job, sid=member.sid, incarnation=member.incarnation,
+                    kind="instance", evidence=evidence,
+                )
+            )  # fmt: skip
+        elif self.instances.is_present(member):
+            self.training.lost(member, f"took leave: {record.reason}")
+            await self.journal.tell("fault", text=f"{member.sid}: took leave ({record.reason}); replace")
 
     def cancel(self, reason: str) -> None:
         """Ends the job; everything is cleaned up."""
@@ -151,12 +203,13 @@ class JobRun:
             reason = f"weights {manifest.sha256[:12]}"
         except asyncio.CancelledError:
             if self._cancelled is None:
-                await self.instances.stop()
+                await self.checkpoints.abandon()
                 raise
             asyncio.current_task().uncancel()  # type: ignore[union-attr]  # we are inside a task
             state, reason = JobState.CANCELLED, self._cancelled
         except Fenced as error:
             log.error("another orchestrator has this job", job=self.job, reason=str(error))
+            await self.checkpoints.abandon()
             return
         except DmscError as error:
             reason = error.text
@@ -164,25 +217,61 @@ class JobRun:
             log.error("job failed on an internal error", job=self.job, exc_info=error)
             reason = f"internal error: {type(error).__name__}: {error}"
         self.over = True
+        with contextlib.suppress(Unavailable):
+            try:
+                await self.journal.confirm()  # what follows carries no epoch
+            except Fenced as error:
+                log.error("another orchestrator has this job", job=self.job, reason=str(error))
+                await self.checkpoints.abandon()
+                return
+        self._faults.ended(state is JobState.DONE, reason)
         try:
             await self._clean_up()
         finally:
             await self.journal.move(state, reason)
 
     async def _work(self) -> WeightsManifest:
-        if self.epoch > 1:
-            await self._reclaim()
-        await self.journal.move(JobState.ANALYSING, "layers, costs, data")
-        topology = await self._analyse()
-        await self._deploy(topology)
-        await self._train()
-        return await self._finish()
+        async with self.training:
+            if self.epoch == 1 or not await self._adopt():
+                if self.epoch > 1:
+                    await self._reclaim()
+                await self.journal.move(JobState.ANALYSING, "layers, costs, data")
+                await self._deploy(await self._analyse())
+            await self._train()
+            return await self._finish()
+
+    async def _adopt(self) -> bool:
+        """Goes on with the living instances that an orchestrator before this one left; False: none live."""
+        record = self.journal.record
+        if record.graph is None:
+            return False
+        self.instances.graph = record.graph
+        adoption = Adoption(self._bus, self._mesh, self.instances, self.training.record, self.epoch)
+        settled = await adoption.settle()
+        if settled is None:
+            self.instances.graph = None
+            return False
+        await self.journal.move(JobState.RECOVERING, f"adopted in epoch {self.epoch}")
+        await self._choose_entry(first=True)
+        await self.training.go_on(settled)
+        await self.journal.tell(
+            "recovery",
+            text=f"adopted {len(settled.everyone)} of {len(record.graph.units)} instances in epoch "
+            f"{self.epoch}, at step {settled.step}",
+        )
+        await self.journal.tell("instances", instances=self.instances.views())
+        return True
+
+    async def _train(self) -> None:
+        steps = self.spec.training.steps
+        await self.journal.move(JobState.RUNNING, f"step {self.training.step} of {steps}")
+        await self.training.run()
+        await self.training.told()
 
     async def _reclaim(self) -> None:
-        """An orchestrator before this one left the job open: its instances end before new ones start.
+        """An orchestrator before this one left the job open, and nothing of it lives that could go on.
 
-        They would refuse this epoch's orders, and hold their slots. What the job lost is the steps since
-        its last checkpoint; the exact takeover of living instances is another protocol.
+        What is left of its instances ends before new ones start, for they hold their slots.
         """
         graph = self.journal.record.graph
         places = {(one.cluster, one.node) for one in graph.placements} if graph else set()
@@ -225,16 +314,21 @@ class JobRun:
         wanted = self.spec.parallel.clusters
         return sorted(
             (sid for sid, node in self._mesh.nodes.items() if not wanted or node.cluster in wanted),
-            key=lambda sid: (not self._mesh.nodes[sid].warm, sid),
+            key=lambda sid: (self._mesh.cordons.whole(sid), not self._mesh.nodes[sid].warm, sid),
         )
 
     async def _deploy(self, topology: ModelTopology) -> None:
         instances = self.instances
-        instances.code_digest = topology.code_digest
-        instances.layer_count = len(topology.layers)
         while True:
             occupied = self._occupied(self.job)
-            graph = plan(self.job, self.spec, topology, list(self._mesh.nodes.values()), occupied)
+            graph = plan(
+                self.job,
+                self.spec,
+                topology,
+                list(self._mesh.nodes.values()),
+                occupied,
+                self._mesh.cordons.places(),
+            )
             if not isinstance(graph, NoRoom):
                 break
             if self.journal.record.state is not JobState.QUEUED:
@@ -256,15 +350,7 @@ class JobRun:
                 if "killed by" not in failed.text or tries == DEPLOY_TRIES - 1:
                     raise
                 del instances.members[failed.member.sid]
-        self.step = version = self.journal.record.checkpoint_step or 0
-        try:
-            if version:
-                url = checkpoint_url(self.spec.artifacts, self.job, version)
-                await restore_all(self.job, self.epoch, instances, url, version)
-                await self.journal.tell("recovery", text=f"resumed from the checkpoint of step {version}")
-            await self.loop.form_groups()
-        except DmscError as error:  # somebody died between start and group
-            await self._recover(error)
+        await self.training.begin()
         await self.journal.tell("instances", instances=instances.views())
 
     async def _choose_entry(self, *, first: bool = False) -> None:
@@ -273,7 +359,7 @@ class JobRun:
         if not await self._mesh.until(lambda: bool(self._mesh.gateways()), GATEWAY_BACK_S):
             raise Unavailable(f"no gateway registered within {GATEWAY_BACK_S:.0f} s")
         gateways = self._mesh.gateways()
-        present = self.loop.entry_gateway
+        present = self._entry
         if first:
             entry = self._gateway if self._gateway in gateways else gateways[0]
             assert self.instances.graph is not None
@@ -283,184 +369,11 @@ class JobRun:
             others = [sid for sid in gateways if sid != present]
             entry = others[0] if others else present
             await self.communication.revise(f"gateway {present} does not answer", entry_gateway=entry)
-        self.loop.entry_gateway = entry
+        self._entry = entry
 
-    # --- training -----------------------------------------------------------------------------------------
-    async def _train(self) -> None:
-        training = self.spec.training
-        await self.journal.move(JobState.RUNNING, f"step {self.step} of {training.steps}")
-        decided_at = time.monotonic()
-        begun: asyncio.Task[None] | None = None
-        ledger = self.loop.open(self.step)
-        while self.step < training.steps:
-            try:
-                decision = await self._unless_fault(self.loop.gather(ledger, begun=begun is not None))
-            except (MemberLost, AttemptFailed) as error:
-                await self._recover(error)
-                ledger, begun = self.loop.open(self.step), None
-                continue
-            await self.loop.record(decision)
-            now = time.monotonic()
-            result = self.loop.result(ledger, decision, now - decided_at)
-            decided_at = now
-            ahead = decision.step + 1
-            pause = ahead >= training.steps or self._validation_due(ahead) or self._checkpoint_due(ahead)
-            ledger = self.loop.open(ahead)
-            begun = None if pause else asyncio.create_task(self.loop.begin(ahead))
-            try:
-                silent = await self.loop.commit(decision)
-                self.step = ahead
-                self.setbacks.committed(decision.step)
-                await self._tell_step(result)
-                if begun is not None:
-                    await self._unless_fault(begun)  # a gateway waits for a dead data instance's answer
-            except (MemberLost, AttemptFailed) as error:
-                await self._recover(error)
-                ledger, begun = self.loop.open(self.step), None
-                continue
-            finally:
-                if begun is not None and not begun.done():
-                    begun.cancel()
-            if silent or self._fault.is_set():
-                await self._recover(
-                    MemberLost(self._by_sid(silent), f"after step {decision.step}: {sorted(silent)}")
-                )
-                ledger, begun = self.loop.open(self.step), None
-            if pause:
-                moved = await self._between_steps()
-                if moved:
-                    ledger, begun = self.loop.open(self.step), None
-
-    async def _between_steps(self) -> bool:
-        """Validation and checkpoint at a step boundary; True if a recovery was needed on the way."""
-        recovered = False
-        while True:
-            try:
-                if self._validation_due(self.step):
-                    await self._unless_fault(self._validate())
-                if self._checkpoint_due(self.step):
-                    await self._unless_fault(self._checkpoint())
-                return recovered
-            except (MemberLost, AttemptFailed) as error:
-                await self._recover(error)
-                recovered = True
-
-    async def _unless_fault(self, work: Awaitable[StepDecision | None]) -> StepDecision:
-        """Runs `work`, giving it up as soon as a fault is confirmed."""
-        task = asyncio.ensure_future(work)
-        fault = asyncio.create_task(self._fault.wait())
-        try:
-            await asyncio.wait({task, fault}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()  # type: ignore[return-value]  # None only for those who ignore it
-            raise MemberLost(self.instances.lost, self._fault_text)
-        finally:
-            fault.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    async def _recover(self, error: DmscError) -> None:
-        """Brings the job back to running; `self.step` is where it goes on.
-
-        Raises:
-            Unrecoverable: it can't be brought back, or what broke it breaks it each time.
-        """
-        if isinstance(error, MemberLost):
-            for member in error.members:
-                self.instances.mark_lost(member)
-        else:
-            await self.journal.tell("fault", text=str(error))
-            if isinstance(error, EntryLost):
-                await self._choose_entry()
-        began, broken = time.monotonic(), self.step
-        names = sorted(
-            member.sid for member in self.instances.members.values() if member in self.instances.lost
-        )
-        why = f"lost {', '.join(names)}" if names else str(error)
-        self.setbacks.attempt_failed(broken, why)
-        self.setbacks.ended(broken, await self.recovery.last_words())
-        await self.journal.move(JobState.RECOVERING, why, recoveries=self.journal.record.recoveries + 1)
-        for tries in range(RECOVERY_TRIES):
-            self._fault.clear()
-            self.loop.attempt += 1
-            self.step = await self.recovery.restore(self.step, self.loop.attempt)
-            self.setbacks.ended(broken, await self.recovery.last_words())
-            try:
-                await self.loop.form_groups()
-            except MemberLost as lost:
-                for member in lost.members:
-                    self.instances.mark_lost(member)
-                continue
-            except DmscError as failed:  # somebody is dying whose death is not known yet
-                if tries == RECOVERY_TRIES - 1:
-                    raise
-                log.warning("group not formed", job=self.job, reason=str(failed))
-                continue
-            if not self._fault.is_set():
-                break
-        else:
-            raise Unrecoverable(f"the job lost members in {RECOVERY_TRIES} recoveries in a row; last: {why}")
-        await self.journal.tell("instances", instances=self.instances.views())
-        await self.journal.tell(
-            "recovery", text=f"{why}: back after {time.monotonic() - began:.2f} s at step {self.step}"
-        )
-        await self.journal.move(JobState.RUNNING, f"step {self.step} of {self.spec.training.steps}")
-
-    def _by_sid(self, sids: set[str]) -> list[Member]:
-        return [self.instances.members[sid] for sid in sorted(sids) if sid in self.instances.members]
-
-    async def _tell_step(self, result: StepResult) -> None:
-        first = self.journal.record.loss_first
-        await self.journal.note(
-            step=self.step,
-            loss_first=result.loss if first is None else first,
-            loss_last=result.loss,
-            tokens_per_s=result.tokens_per_s,
-        )
-        await self.journal.tell("step", result=result)
-
-    def _validation_due(self, step: int) -> bool:
-        training = self.spec.training
-        if not training.validation_microbatches or not self.spec.data.validation_fraction:
-            return False
-        if step == training.steps:
-            return True
-        return bool(training.validate_every) and step % training.validate_every == 0
-
-    def _checkpoint_due(self, step: int) -> bool:
-        every = self.spec.training.checkpoint_every
-        known = (self.journal.record.checkpoint_step, self._checkpoint_tried)
-        return bool(every) and step % every == 0 and step not in known
-
-    async def _validate(self) -> None:
-        evaluated = await self.loop.evaluate(self.step)
-        await self.journal.note(validation_loss=evaluated.mean)
-        await self.journal.tell("validation", validation_step=self.step, validation_loss=evaluated.mean)
-
-    async def _checkpoint(self) -> None:
-        url = checkpoint_url(self.spec.artifacts, self.job, self.step)
-        order = CheckpointOrder(job=self.job, epoch=self.epoch, version=self.step, url=url)
-        first = [members[0] for members in self.instances.stages()]
-        self._checkpoint_tried = self.step
-        try:
-            await self.instances.order(CHECKPOINT, order, first, deadline_s=CHECKPOINT_DEADLINE_S)
-        except MemberLost:
-            self._checkpoint_tried = -1
-            raise
-        except DmscError as error:  # the store is full or away: training goes on, the one before still counts
-            log.warning("no checkpoint", job=self.job, step=self.step, reason=str(error))
-            await self.journal.tell("checkpoint", text=f"step {self.step}: not written: {error}")
-            return
-        await self.journal.note(now=True, checkpoint_step=self.step)
-        await self.journal.tell("checkpoint", text=f"step {self.step} at {url}")
-        self._checkpoints = [*(one for one in self._checkpoints if one < self.step), self.step]
-        while len(self._checkpoints) > CHECKPOINTS_KEPT:
-            old = checkpoint_url(self.spec.artifacts, self.job, self._checkpoints.pop(0))
-            try:
-                await open_artifacts(old, self._bus).delete()
-            except DmscError as error:
-                log.warning("old checkpoint not removed", job=self.job, url=old, reason=str(error))
+    async def _other_entry(self, failed: str) -> None:
+        if failed == self._entry:
+            await self._choose_entry()
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _finish(self) -> WeightsManifest:
@@ -468,13 +381,15 @@ class JobRun:
         while True:
             try:
                 manifest = await export_weights(
-                    self._bus, self.job, self.spec, self.epoch, self.instances, self.step
-                )
+                    self._bus, self.job, self.spec, self.epoch, self.instances, self.training.stages(),
+                    self.training.step,
+                )  # fmt: skip
                 break
             except MemberLost as lost:
-                await self._recover(lost)
-                if self.step < self.spec.training.steps:  # a whole stage was lost: its steps are run again
-                    await self._train()
+                self.training.losing(lost.members, str(lost))
+                await self.training.until_whole()
+                if self.training.step < self.spec.training.steps:  # a stage was lost: steps are run again
+                    await self.training.run()
                 await self.journal.move(JobState.FINISHING, "weights")
         await self.journal.note(now=True, weights=manifest)
         await self.journal.tell("weights", weights=manifest)
@@ -483,6 +398,7 @@ class JobRun:
             if text:
                 await self.journal.note(now=True, sample=text)
                 await self.journal.tell("sample", sample=text)
+        await self.checkpoints.finish()
         return manifest
 
     async def _write_sample(self, manifest: WeightsManifest) -> str:
@@ -504,6 +420,7 @@ class JobRun:
         steps: Sequence[tuple[str, Callable[[], Awaitable[None]]]] = (
             ("termination", self._end_communication),
             ("instances", self.instances.stop),
+            ("checkpoints", self.checkpoints.close),
             ("registry", self._release),
             ("topology", self._forget),
         )

@@ -1,6 +1,7 @@
 """A job's record and its events: every transition is checked, kept, and told, in this order.
 
 The record in the bucket is the truth; the stream of events is what people and curves follow.
+Each write names the revision of the one before, so that nobody overwrites the record of a newer epoch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import JOB_EVENT, JOB_RECORD
-from schemas.errors import IllegalTransition, Unavailable
+from schemas.errors import Conflict, Fenced, IllegalTransition, Unavailable
 from schemas.job import ENDED, JOB_TRANSITIONS, JobEvent, JobRecord, JobState
 
 log = get_logger("orchestrator")
@@ -28,10 +29,17 @@ RECORD_EVERY_S = 1.0
 
 
 class Journal:
-    """Writes one job's record and events."""
+    """Writes one job's record and events.
 
-    def __init__(self, bus: Bus, record: JobRecord) -> None:
+    `revision` is of the record that this one follows; 0: there is none. Every call that writes raises
+    `Fenced` once another epoch has the record.
+    """
+
+    def __init__(self, bus: Bus, record: JobRecord, revision: int = 0) -> None:
         self._bus = bus
+        self._bucket = bus.bucket(JOB_RECORD)
+        self._revision = revision
+        self._lock = asyncio.Lock()
         self.record = record
         self._written_at = 0.0
 
@@ -76,18 +84,53 @@ class Journal:
         event = JobEvent.model_validate({"job": self.job, "kind": kind, "at": time.time(), **fields})
         await self._bus.append(JOB_EVENT, event, job=self.job)
 
+    async def confirm(self) -> None:
+        """Asks the bucket whether the record is still this epoch's.
+
+        Raises:
+            Fenced: it is not.
+            Unavailable: not known.
+        """
+        async with self._lock:
+            await self._find_own()
+
     async def _write(self) -> None:
         """The bus may be away for a while: a running job must not end of that."""
         self._written_at = time.monotonic()
         deadline = time.monotonic() + WRITE_DEADLINE_S
-        while True:
-            try:
-                await self._bus.bucket(JOB_RECORD).put(self.record, job=self.job)
+        async with self._lock:
+            unknown = False  # whether a write of ours may have arrived without our knowing
+            while True:
+                try:
+                    if unknown:
+                        await self._find_own()
+                    self._revision = await self._put()
+                    return
+                except Conflict:
+                    unknown = True
+                except Unavailable:
+                    if time.monotonic() > deadline:
+                        raise
+                    unknown = True
+                    await asyncio.sleep(WRITE_RETRY_S)
+
+    async def _put(self) -> int:
+        if self._revision:
+            return await self._bucket.update(self.record, revision=self._revision, job=self.job)
+        return await self._bucket.create(self.record, job=self.job)
+
+    async def _find_own(self) -> None:
+        """Goes on from what stands in the bucket, if it is the revision we know, or our own later writing."""
+        entry = await self._bucket.get(leader=True, job=self.job)
+        found = 0 if entry is None else entry.revision
+        if found == self._revision:
+            return
+        if entry is not None:
+            ours = (self.record.epoch, self._bus.sender.incarnation)
+            if (entry.message.epoch, entry.envelope.sender.incarnation) == ours:
+                self._revision = entry.revision
                 return
-            except Unavailable:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(WRITE_RETRY_S)
+        raise Fenced(f"the record of job {self.job} is another orchestrator's now (revision {found})")
 
     @property
     def ended(self) -> bool:

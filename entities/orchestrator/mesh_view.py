@@ -7,14 +7,17 @@ Fed by registrations with the orchestrator (draft §4.4(1)) and by the registry'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bus.buckets import Change
-from schemas.cluster import NodeStatus
+from entities.orchestrator.cordons import CordonBook
+from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member
+
+LEAVING = (InstanceState.DRAINING, InstanceState.FAULTED, InstanceState.GONE)
 
 
 class MeshView:
@@ -24,7 +27,10 @@ class MeshView:
         self.nodes: dict[str, NodeStatus] = {}
         self.services: dict[str, NodeRegistration] = {}
         self.records: dict[str, ServiceRecord] = {}
+        self.cordons = CordonBook()
         self.quality: dict[tuple[str, str], QosReport] = {}
+        self.on_leaving: Callable[[ServiceRecord], None] = lambda record: None
+        """Told of each instance's record that says that it drains, has failed, or is gone."""
         self._departed: dict[str, ServiceRecord] = {}
         self._changed = asyncio.Condition()
 
@@ -35,6 +41,23 @@ class MeshView:
     async def node(self, status: NodeStatus) -> None:
         """A node agent registered, or its slots changed."""
         self.nodes[status.sid] = status
+        await self._tell()
+
+    async def cordon(self, cordon: Cordon) -> None:
+        """A place was cordoned, or its cordon says something else now."""
+        self.cordons.put(cordon)
+        await self._tell()
+
+    async def cordoned(self, cordons: Iterable[Cordon]) -> None:
+        """All cordons there are."""
+        self.cordons = CordonBook()
+        for cordon in cordons:
+            self.cordons.put(cordon)
+        await self._tell()
+
+    async def uncordon(self, cordon: Cordon) -> None:
+        """A place is open again."""
+        self.cordons.remove(cordon)
         await self._tell()
 
     async def service(self, registration: NodeRegistration) -> None:
@@ -51,6 +74,8 @@ class MeshView:
             self.records[change.message.sid] = change.message
             if change.message.state in (InstanceState.GONE, InstanceState.FAULTED):
                 self._left(change.message.sid)
+            if change.message.state in LEAVING and change.message.job is not None:
+                self.on_leaving(change.message)
         elif change.key:
             self._gone(change.key)
             self._left(change.key)
@@ -61,6 +86,7 @@ class MeshView:
         record = self.records.pop(sid, None)
         if record is not None and record.job is not None:
             self._departed[sid] = record.model_copy(update={"state": InstanceState.GONE})
+            self.on_leaving(self._departed[sid])
 
     def report(self, report: QosReport) -> None:
         """Type 5 up: a gateway or router tells how a job's traffic goes in its cluster."""

@@ -7,11 +7,14 @@ stay inside it. Data units go beside the first stage's instances and take no slo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.cluster import NodeStatus
 from schemas.task_graph import Placement, TaskUnit, UnitKind
+
+Cordoned = Mapping[str, Collection[int | None]]
+"""Slots that get nothing new, by node agent; None stands for the whole node."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ def place(
     *,
     clusters: Sequence[str] = (),
     occupied: Mapping[str, Sequence[Placement]] | None = None,
+    cordoned: Cordoned | None = None,
 ) -> tuple[Placement, ...] | NoRoom:
     """Assigns each unit a slot.
 
@@ -35,28 +39,31 @@ def place(
         nodes: the agents that registered, with their slots.
         clusters: restrict to these, in this order of preference; empty: all, by name.
         occupied: placements promised to other jobs that slots do not show yet, by node sid.
+        cordoned: places that get nothing new.
 
     Returns:
         One placement per unit, or `NoRoom` with what is missing.
     """
-    occupied = occupied or {}
+    occupied, cordoned = occupied or {}, cordoned or {}
     order = list(clusters) or sorted({node.cluster for node in nodes})
     usable = sorted((node for node in nodes if node.cluster in order), key=lambda node: node.sid)
     if not usable:
         wanted = ", ".join(clusters) if clusters else "any cluster"
         return NoRoom(f"no node of {wanted} has joined")
     free: dict[str, list[int]] = {}
+    closed = 0
     for node in usable:
         taken = {place.slot for place in occupied.get(node.sid, ())}
-        free[node.sid] = [
-            slot.index for slot in node.slots if slot.busy_with is None and slot.index not in taken
-        ]
+        unused = [slot.index for slot in node.slots if slot.busy_with is None and slot.index not in taken]
+        free[node.sid] = [index for index in unused if not is_cordoned(cordoned, node.sid, index)]
+        closed += len(unused) - len(free[node.sid])
     stages = [unit for unit in units if unit.kind is UnitKind.STAGE]
     available = sum(len(slots) for slots in free.values())
     if len(stages) > available:
         total = sum(len(node.slots) for node in usable)
         return NoRoom(
             f"needs {len(stages)} slots, {available} of {total} free"
+            + (f" ({closed} cordoned)" if closed else "")
             + (f" in {', '.join(order)}" if clusters else "")
             + ": waiting for a job to end or a node to join"
         )
@@ -91,13 +98,22 @@ def place(
     for place in entry:
         if all(place.cluster != home.cluster for home in homes):
             homes.append(place)
+    open_to_data = [node for node in usable if None not in cordoned.get(node.sid, ())]
+    if not open_to_data:
+        return NoRoom(f"all {len(usable)} nodes are cordoned: waiting for one to be uncordoned or to join")
     for unit in units:
         if unit.kind is UnitKind.DATA:
             beside = homes[unit.replica % len(homes)] if homes else None
-            node_name = beside.node if beside else usable[0].node
-            cluster = beside.cluster if beside else usable[0].cluster
+            node_name = beside.node if beside else open_to_data[0].node
+            cluster = beside.cluster if beside else open_to_data[0].cluster
             placed.append(Placement(sid=unit.sid, cluster=cluster, node=node_name, slot=-1, device="cpu"))
     return tuple(sorted(placed, key=lambda place: [unit.sid for unit in units].index(place.sid)))
+
+
+def is_cordoned(cordoned: Cordoned, agent: str, slot: int) -> bool:
+    """Whether a slot gets nothing new, by its own cordon or its node's. Data units have slot -1."""
+    places = cordoned.get(agent, ())
+    return None in places or slot in places
 
 
 def _stage(units: Sequence[TaskUnit], sid: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from entities.orchestrator.placement import NoRoom, place
+from entities.orchestrator.placement import Cordoned, NoRoom, place
 from entities.orchestrator.segmentation import segment
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
@@ -31,6 +31,7 @@ def plan(
     topology: ModelTopology,
     nodes: Sequence[NodeStatus],
     occupied: Mapping[str, Sequence[Placement]] | None = None,
+    cordoned: Cordoned | None = None,
 ) -> TaskGraph | NoRoom:
     """Decomposes the job into units, links them, and places them.
 
@@ -38,6 +39,7 @@ def plan(
         BadJob: the model can't be cut as asked.
     """
     replicas = spec.parallel.replicas_per_stage()
+    standbys = spec.parallel.standbys_per_stage()
     cuts, why = segment(topology.layers, replicas, tied=topology.tied, method=spec.parallel.segmentation)
     clusters = list(spec.parallel.clusters) or sorted({node.cluster for node in nodes})
     data_replicas = max(1, min(len(clusters), replicas[0]))
@@ -61,7 +63,8 @@ def plan(
             cost_ms=sum(layer.forward_ms + layer.backward_ms for layer in layers),
             compute_threads=spec.training.compute_threads,
         )
-        sids = tuple(f"{job}-s{stage}-r{replica}" for replica in range(replicas[stage]))
+        count = replicas[stage] + standbys[stage]
+        sids = tuple(f"{job}-s{stage}-r{replica}" for replica in range(count))
         for replica, sid in enumerate(sids):
             units.append(
                 TaskUnit(
@@ -75,6 +78,7 @@ def plan(
                     output_schema=layers[-1].output,
                     requirements=requirements,
                     tags=(f"job:{job}", f"stage:{stage}", f"replica:{replica}"),
+                    standby=replica >= replicas[stage],
                 )
             )
         if len(sids) > 1:
@@ -98,11 +102,17 @@ def plan(
         )
         for stage in range(1, len(cuts))
     ]
-    placed = place(units, nodes, clusters=spec.parallel.clusters, occupied=occupied)
+    placed = place(units, nodes, clusters=spec.parallel.clusters, occupied=occupied, cordoned=cordoned)
     if isinstance(placed, NoRoom):
         return placed
     return TaskGraph(
-        units=tuple(units), edges=tuple(edges), constraints=tuple(constraints), placements=placed, reason=why
+        units=tuple(units),
+        edges=tuple(edges),
+        constraints=tuple(constraints),
+        placements=placed,
+        reason=why,
+        code_digest=topology.code_digest,
+        layer_count=len(topology.layers),
     )
 
 
@@ -117,8 +127,8 @@ def first_policy(job: str, graph: TaskGraph, entry_gateway: str, revision: int) 
         stages=tuple(
             StagePolicy(
                 stage=stage,
-                weights={unit.sid: 1.0 for unit in graph.stage(stage)},
-                window=window(len(stages), stage, len(graph.stage(stage - 1))),
+                weights={unit.sid: float(not unit.standby) for unit in graph.stage(stage)},
+                window=window(len(stages), stage, sum(not one.standby for one in graph.stage(stage - 1))),
             )
             for stage in stages
         ),

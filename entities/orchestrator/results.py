@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from bus.subjects import EXPORT
 from entities.orchestrator.instances import Instances
 from schemas.job import JobSpec, WeightsManifest
-from schemas.step import Exported, ExportOrder
+from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, weights_sha256
 
 EXPORT_DEADLINE_S = 300.0
 
 
 async def export_weights(
-    bus: Bus, job: str, spec: JobSpec, epoch: int, instances: Instances, version: int
+    bus: Bus,
+    job: str,
+    spec: JobSpec,
+    epoch: int,
+    instances: Instances,
+    stages: Sequence[Sequence[Member]],
+    version: int,
 ) -> WeightsManifest:
     """Has the first replica of each stage write its shard, then writes the index.
 
     Raises:
-        MemberLost: a replica died while exporting; ask again after recovery.
+        MemberLost: a replica died while exporting; ask again with another one.
     """
     url = f"{spec.artifacts.rstrip('/')}/{job}/weights"
-    stages = instances.stages()
     names = [f"model-{index + 1:05d}-of-{len(stages):05d}.safetensors" for index in range(len(stages))]
 
     async def one(stage: int) -> Exported:

@@ -1,20 +1,21 @@
-"""The orchestrator's service: registrations, submissions, the queue, each message's way to its job."""
+"""What the leading orchestrator serves: registrations, submissions, the queue, each message to its job."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from bus import subjects
+from bus.buckets import Entry
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.presence import Presence
-from bus.services import Subscription
+from bus.services import Handler, Server, Subscription
 from entities.orchestrator.arbitration import (
     ArbitrationConfig,
     ArbitrationState,
@@ -24,17 +25,32 @@ from entities.orchestrator.arbitration import (
     lapse,
     register,
 )
+from entities.orchestrator.cordoning import Cordoning
+from entities.orchestrator.draining import Draining
+from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.job_run import JobRun
 from entities.orchestrator.journal import Journal
+from entities.orchestrator.leadership import Candidate
+from entities.orchestrator.lease import LeaseConfig
 from entities.orchestrator.mesh_view import MeshView
+from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
-from schemas.door import CancelJob, JobList, JobQuery, JobSummary, MeshQuery, MeshStatus, SubmitJob
-from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, Conflict, DmscError, NotFound
+from schemas.door import (
+    CancelJob,
+    JobList,
+    JobQuery,
+    JobSummary,
+    MeshQuery,
+    MeshStatus,
+    ScaleJob,
+    SubmitJob,
+)
+from schemas.envelope import Envelope
+from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import ENDED, JobRecord, JobState
 from schemas.policy import ModuleLifecycle, PolicyDecision, PolicySuggestion
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.registry import ServiceRecord
 from schemas.signals import NodeRegistration, QosReport, TerminationReport
 from schemas.step import MicrobatchClaim
 from schemas.task_graph import ModelTopology, Placement
@@ -43,11 +59,19 @@ log = get_logger("orchestrator")
 
 LAPSE_EVERY_S = 1.0
 """How often adopted suggestions are checked for having lapsed."""
+RETRY_S = 0.2
+"""Pause before the bus is asked again for what a new leader has to know."""
+
+_Result = TypeVar("_Result")
+
+
+class _Deposed(Exception):
+    """Ends everything of this term's task group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrchestratorConfig:
-    """Settings of the orchestrator.
+    """Settings of the orchestrator. `sid` is the leader's; who waits is called by its incarnation as well.
 
     `ended_kept` bounds how many ended jobs stay in memory for listings; the bucket keeps all.
     `submissions_kept` bounds how many submissions are remembered, so that a client's command that was
@@ -58,16 +82,21 @@ class OrchestratorConfig:
     node: str = "mesh"
     ended_kept: int = 1000
     submissions_kept: int = 4096
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
 
 
-class Orchestrator:
-    """SMO (draft §3): one leads; jobs run as tasks, each with its own state."""
+class Leader:
+    """The orchestrator of one term: jobs run as tasks, each with its own state, all of it this term's."""
 
-    def __init__(self, bus: Bus, config: OrchestratorConfig = OrchestratorConfig()) -> None:
+    def __init__(self, bus: Bus, mesh: MeshView, candidate: Candidate, config: OrchestratorConfig) -> None:
         self._bus = bus
+        self._candidate = candidate
         self.config = config
-        self.mesh = MeshView()
+        self.mesh = mesh
+        self.faults = FaultQueue(bus)
+        self._cordoning = Cordoning(bus, self.mesh, self.faults)
+        self._draining = Draining(self.mesh, self._cordoning, lambda: self._runs, candidate.confirmed)
         self._runs: dict[str, JobRun] = {}
         self._ended: dict[str, JobRecord] = {}
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
@@ -75,52 +104,89 @@ class Orchestrator:
         self._tasks: asyncio.TaskGroup | None = None
         self._revising = asyncio.Lock()
 
-    async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Serves until cancelled. Running jobs keep their record, so that the next start resumes them."""
-        record = ServiceRecord(
-            sid=self.config.sid,
-            prefix="entity/orchestrator",
-            kind=EntityKind.ORCHESTRATOR,
-            incarnation=self._bus.sender.incarnation,
-            state=InstanceState.ACTIVE,
-            endpoint=Endpoint(cluster="mesh", node=self.config.node),
-        )
-        async with contextlib.AsyncExitStack() as stack:
-            watch = await self._bus.bucket(subjects.REGISTRY_RECORD).watch(self.mesh.record)
-            stack.push_async_callback(watch.stop)
-            await stack.enter_async_context(Presence(self._bus, record))
-            async with asyncio.TaskGroup() as self._tasks:
-                served = await self._serve()
-                self._tasks.create_task(self._lapses())
-                await self._resume()
-                if ready is not None:
-                    ready.set()
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    await asyncio.gather(*(run.shut_down() for run in list(self._runs.values())))
-                    for subscription in served:
-                        await subscription.stop()
+    async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
+        """Leads until `keeping` ends, with who leads instead. `began` is called once all is served.
 
-    async def _serve(self) -> list[Subscription]:
+        Cancelled, it stops in order: running jobs keep their record, so that the next leader resumes
+        them. Deposed, it stops at once, and touches neither records nor instances: both are the
+        next leader's.
+        """
+        served: list[Subscription] = []
+        deposed: str | None = None
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                leading = self._tasks.create_task(self._lead(served, began))
+                try:
+                    await asyncio.wait({keeping, leading}, return_when=asyncio.FIRST_COMPLETED)
+                    if not keeping.done():
+                        leading.result()  # it never ends but by an error
+                    deposed = keeping.result()
+                finally:
+                    await self._stop(served, deposed is not None)
+                raise _Deposed
+        except* _Deposed:
+            pass
+        assert deposed is not None
+        return deposed
+
+    async def _lead(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
+        assert self._tasks is not None
+        await self._insistently(self._cordoning.load)
+        self._tasks.create_task(self.faults.run(), name="fault queue")
+        await self._resume()
+        await self._serve(served)
+        self.mesh.on_leaving = self._leaving
+        await began()
+        self._tasks.create_task(self._draining.run(), name="draining")
+        await self._lapses()
+
+    async def _stop(self, served: list[Subscription], deposed: bool) -> None:
+        self.mesh.on_leaving = lambda record: None
+        if deposed:
+            for run in self._runs.values():
+                run.instances.members.clear()  # the next leader's: not ours to stop
+        await asyncio.gather(*(run.shut_down() for run in list(self._runs.values())))
+        for subscription in served:
+            await subscription.stop(drain=not deposed)
+
+    async def _serve(self, served: list[Subscription]) -> None:
+        """From here on this one answers. Subscriptions are put into `served` as they are made."""
         bus = self._bus
-        return [
-            await bus.serve(subjects.MESH_REGISTRATION, self._register),
-            await bus.serve(subjects.NODE_STATUS, self._node),
-            await bus.serve(subjects.TOPOLOGY, self._topology),
-            await bus.serve(subjects.ANALYSIS_FAILED, self._analysis_failed),
-            await bus.serve(subjects.SAMPLE_WRITTEN, self._sample_written),
-            await bus.serve(subjects.FAULT_REPORT, self._fault),
-            await bus.serve(subjects.MODULE_LIFECYCLE, self._lifecycle),
-            await bus.serve(subjects.SUBMIT, self._submit),
-            await bus.serve(subjects.CANCEL, self._cancel),
-            await bus.serve(subjects.QUERY, self._query),
-            await bus.serve(subjects.MESH_QUERY, self._mesh_query),
-            await bus.subscribe(subjects.STEP_CLAIM, self._claim),
-            await bus.subscribe(subjects.TERMINATION, self._termination),
-            await bus.subscribe(subjects.QOS_REPORT, self._quality),
-            await bus.subscribe(subjects.SUGGESTION, self._suggestion),
-        ]
+        answered: tuple[tuple[subjects.Subject, Server], ...] = (
+            (subjects.MESH_REGISTRATION, self._register),
+            (subjects.NODE_STATUS, self._node),
+            (subjects.TOPOLOGY, self._topology),
+            (subjects.ANALYSIS_FAILED, self._analysis_failed),
+            (subjects.SAMPLE_WRITTEN, self._sample_written),
+            (subjects.FAULT_REPORT, self._fault),
+            (subjects.MODULE_LIFECYCLE, self._lifecycle),
+            (subjects.SUBMIT, self._submit),
+            (subjects.CANCEL, self._cancel),
+            (subjects.SCALE, self._scale),
+            (subjects.QUERY, self._query),
+            (subjects.MESH_QUERY, self._mesh_query),
+            (subjects.CORDON_PLACE, self._cordoning.cordon),
+            (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
+        )
+        for row, server in answered:
+            served.append(await self._insistently(partial(bus.serve, row, self._while_leading(server))))
+        heard: tuple[tuple[subjects.Subject, Handler], ...] = (
+            (subjects.STEP_CLAIM, self._claim),
+            (subjects.TERMINATION, self._termination),
+            (subjects.QOS_REPORT, self._quality),
+            (subjects.SUGGESTION, self._suggestion),
+        )
+        for row, handler in heard:
+            served.append(await self._insistently(partial(bus.subscribe, row, handler)))
+
+    def _while_leading(self, server: Server) -> Server:
+        """One that was frozen, cut off or slow answers nothing until it knows that it still leads."""
+
+        async def sure(message: Message, envelope: Envelope) -> Message:
+            await self._candidate.confirmed()
+            return await server(message, envelope)
+
+        return sure
 
     # --- the mesh ---------------------------------------------------------------------------------------
     async def _register(self, message: NodeRegistration, envelope: Envelope) -> Ack:
@@ -158,46 +224,60 @@ class Orchestrator:
             services=tuple(sorted(self.mesh.records.values(), key=lambda record: (record.kind, record.sid))),
             nodes=tuple(self.mesh.nodes[sid] for sid in sorted(self.mesh.nodes)),
             jobs=jobs,
+            cordons=self.mesh.cordons.active(),
             quality=tuple(self.mesh.quality[key] for key in sorted(self.mesh.quality)),
         )
 
     # --- jobs -------------------------------------------------------------------------------------------
     async def _submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
-        """`causation` is the client's own command, where it came by the bus: once heard, one job."""
-        if envelope.causation is None:
-            return await self._queue(message)
-        command = (message.user, envelope.causation)
-        if command in self._submitted:
-            return await asyncio.shield(self._submitted[command])
-        promise = self._submitted[command] = asyncio.get_running_loop().create_future()
-        while len(self._submitted) > self.config.submissions_kept:
-            self._submitted.popitem(last=False)
+        """Once heard, one job: `causation` is the client's own command where it came by the bus.
+
+        Also if the leader that queued it could not say so any more: the record keeps the command.
+        """
+        command = envelope.causation or envelope.id
+        known = (message.user, command)
+        if known in self._submitted:
+            return await asyncio.shield(self._submitted[known])
+        promise = self._remember(known)
         try:
-            record = await self._queue(message)
+            record = await self._queue(message, command)
         except BaseException:  # it did not become a job: a repetition may
-            self._submitted.pop(command, None)
+            self._submitted.pop(known, None)
             promise.cancel()
             raise
         promise.set_result(record)
         return record
 
-    async def _queue(self, message: SubmitJob) -> JobRecord:
+    def _remember(self, known: tuple[str, str]) -> asyncio.Future[JobRecord]:
+        promise: asyncio.Future[JobRecord] = asyncio.get_running_loop().create_future()
+        self._submitted[known] = promise
+        while len(self._submitted) > self.config.submissions_kept:
+            self._submitted.popitem(last=False)
+        return promise
+
+    async def _queue(self, message: SubmitJob, command: str) -> JobRecord:
         now = time.time()
         record = JobRecord(
             job=f"j{secrets.token_hex(3)}",
             spec=message.spec,
             state=JobState.QUEUED,
             user=message.user,
+            command=command,
             submitted_at=now,
             changed_at=now,
         )
-        return await self._start(record, message.gateway, "submitted")
+        return await self._start(record, 0, message.gateway, "submitted")
 
-    async def _start(self, record: JobRecord, gateway: str, reason: str) -> JobRecord:
-        journal = Journal(self._bus, record.model_copy(update={"epoch": record.epoch + 1}))
-        run = JobRun(self._bus, self.mesh, journal, gateway, self._occupied)
-        self._runs[record.job] = run
+    async def _start(self, record: JobRecord, revision: int, gateway: str, reason: str) -> JobRecord:
+        """The first write of the new epoch fences whoever ran the job before.
+
+        Raises:
+            Fenced: the record is no longer the one of `revision`.
+        """
+        journal = Journal(self._bus, record.model_copy(update={"epoch": record.epoch + 1}), revision)
+        run = JobRun(self._bus, self.mesh, journal, gateway, self._occupied, self.faults)
         await journal.move(JobState.QUEUED, reason)
+        self._runs[record.job] = run
         self._spawn(self._drive(run))
         return journal.record
 
@@ -213,14 +293,44 @@ class Orchestrator:
             self.mesh.forget_job(run.job)
 
     async def _resume(self) -> None:
-        """Jobs that an earlier orchestrator left open start again: new epoch, from their checkpoint."""
-        entries = await self._bus.bucket(subjects.JOB_RECORD).entries()
+        """Jobs that an earlier leader left open start again: new epoch, from their checkpoint."""
+        bucket = self._bus.bucket(subjects.JOB_RECORD)
+        entries = await self._insistently(bucket.entries)
         for entry in sorted(entries, key=lambda entry: entry.message.submitted_at):
-            record = entry.message
+            if entry.message.command:
+                self._remember((entry.message.user, entry.message.command)).set_result(entry.message)
+            await self._resume_one(entry)
+
+    async def _resume_one(self, entry: Entry) -> None:
+        """The leader before us may still be writing, up to the moment in which our epoch stands there."""
+        while True:
+            record: JobRecord = entry.message
             if record.state in ENDED:
                 self._ended[record.job] = record
-            else:
-                await self._start(record, "", f"the orchestrator started again while it was {record.state}")
+                return
+            try:
+                await self._start(
+                    record, entry.revision, "", f"term {self._candidate.term}: found {record.state}"
+                )
+                return
+            except (Fenced, Unavailable) as error:
+                log.info("job not taken over yet", job=record.job, reason=error.text)
+            fresh = await self._insistently(partial(self._read, record.job))
+            if fresh is None:
+                return
+            entry = fresh
+
+    async def _read(self, job: str) -> Entry | None:
+        return await self._bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)
+
+    async def _insistently(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """What there is no leading without, however long the bus is away."""
+        while True:
+            try:
+                return await work()
+            except Unavailable as error:
+                log.warning("taking over waits for the bus", reason=error.text)
+                await asyncio.sleep(RETRY_S)
 
     def _occupied(self, job: str) -> dict[str, list[Placement]]:
         """Slots promised to the other jobs, by node agent."""
@@ -233,6 +343,12 @@ class Orchestrator:
                 if agent is not None and place.slot >= 0:
                     taken[agent].append(place)
         return taken
+
+    async def _scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
+        run = self._runs.get(message.job)
+        if run is None:
+            raise NotFound(f"no job {message.job} runs: `dmsc jobs` lists them")
+        return Ack(note=run.scale(message.stage, message.replicas))
 
     async def _cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
         run = self._runs.get(message.job)
@@ -284,10 +400,18 @@ class Orchestrator:
             run.terminated(message)
 
     async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
+        if message.kind == "device":
+            self._spawn(self._cordoning.device(message))
+            return Ack(note="taken up")
         run = self._runs.get(message.job) if message.job else None
         if run is not None:
             self._spawn(run.fault(message))
         return Ack(note="taken up" if run else "no such job runs")
+
+    def _leaving(self, record: ServiceRecord) -> None:
+        run = self._runs.get(record.job) if record.job else None
+        if run is not None:
+            self._spawn(run.leaving(record))
 
     async def _quality(self, message: QosReport, envelope: Envelope) -> None:
         if message.job in self._runs:
@@ -299,6 +423,7 @@ class Orchestrator:
         return Ack()
 
     async def _suggestion(self, message: PolicySuggestion, envelope: Envelope) -> None:
+        await self._candidate.confirmed()
         async with self._revising:
             run = self._runs.get(message.job)
             facts = self._facts(run) if run is not None else None
@@ -345,6 +470,7 @@ class Orchestrator:
     async def _lapses(self) -> None:
         while True:
             await asyncio.sleep(LAPSE_EVERY_S)
+            await self._candidate.confirmed()
             async with self._revising:
                 facts = {
                     job: held for job, run in self._runs.items() if (held := self._facts(run)) is not None

@@ -49,13 +49,14 @@ class Setbacks:
     def ended(self, step: int, records: Iterable[ServiceRecord]) -> None:
         """These incarnations ended in the attempt that failed last.
 
-        Replicas that meet the same error in one attempt count once.
+        Replicas that meet the same error in one attempt count once. Ends that name their microbatch are
+        `quarantine`'s to judge.
 
         Raises:
             Unrecoverable: one of them repeats the error that ended an earlier attempt of `step`.
         """
         for record in records:
-            if record.state is not InstanceState.FAULTED or not record.fault:
+            if record.state is not InstanceState.FAULTED or not record.fault or record.culprit is not None:
                 continue
             key = (step, record.stage, record.fault)
             if key in self._before:

@@ -1,8 +1,8 @@
 """One step's accounting (DESIGN §5): which microbatch is in whose sum, who prepared what, the decision.
 
-Pure: events in, effects out; no I/O, no clock. The transaction's rule is kept here and nowhere else:
-a step may be decided only when, in every stage, the prepared sets are disjoint, their union is all
-microbatches, and the replicas agree on the reduced gradient.
+Pure: no I/O, no clock. The transaction's rule is kept here and nowhere else: a step may be decided only
+when, in every stage, the prepared sets are disjoint, their union is all microbatches, and the replicas
+agree on the reduced gradient.
 """
 
 from __future__ import annotations
@@ -10,37 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from schemas.step import Member, MicrobatchClaim, StepDecision, StepVote
 
-
-@dataclass(frozen=True)
-class Prepare:
-    """Effect: every microbatch of this stage is summed somewhere; ask its members to reduce and vote."""
-
-    stage: int
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Decide:
-    """Effect: all stages prepared and checked; record this decision, then commit it."""
-
-    decision: StepDecision
-
-
-@dataclass(frozen=True)
-class Inconsistent:
-    """Effect: what was claimed or voted can't be; abort the step and say so."""
-
-    reason: str
-
-
-Effect = Prepare | Decide | Inconsistent
+class Inconsistent(Exception):
+    """What was claimed or voted can't be: the step is aborted, and this says why."""
 
 
 @dataclass(kw_only=True)
 class StepLedger:
-    """State of one attempt of one step. `membership` and `generations` have one entry per stage."""
+    """State of one attempt of one step. `membership` and `generations` have one entry per stage.
+
+    Members come and go while the step is open: `replace` says how, and what they did is counted or not.
+    """
 
     job: str
     epoch: int
@@ -52,49 +38,66 @@ class StepLedger:
     clip_norm: float | None
     claims: dict[tuple[int, int], MicrobatchClaim] = field(default_factory=dict)
     votes: dict[int, dict[str, StepVote]] = field(default_factory=dict)
-    preparing: set[int] = field(default_factory=set)
-    decided: bool = False
     foreign: int = 0
 
-    def claim(self, claim: MicrobatchClaim) -> list[Effect]:
-        """A microbatch was added to an instance's sum. Late, foreign, repeated claims count for nothing."""
+    def claim(self, claim: MicrobatchClaim) -> bool:
+        """A microbatch was added to an instance's sum; whether that is news.
+
+        Late, foreign and repeated claims count for nothing. An owner whose upstream was replaced claims
+        again, to say who that is now.
+
+        Raises:
+            Inconsistent: another member has it in its sum.
+        """
         stage, key = claim.stage, (claim.stage, claim.microbatch)
         current = (claim.epoch, claim.step, claim.attempt) == (self.epoch, self.step, self.attempt)
         known = 0 <= stage < len(self.membership) and 0 <= claim.microbatch < self.microbatches
         if not current or not known or claim.owner not in self.membership[stage]:
             self.foreign += 1
-            return []
+            return False
         held = self.claims.get(key)
-        if held is not None:
-            if held.owner == claim.owner:
-                return []
-            return [
-                Inconsistent(
-                    f"microbatch {claim.microbatch} of stage {stage} is claimed "
-                    f"by {held.owner.sid} and {claim.owner.sid}"
-                )
-            ]
+        if held is not None and held.owner != claim.owner:
+            raise Inconsistent(
+                f"microbatch {claim.microbatch} of stage {stage} is claimed "
+                f"by {held.owner.sid} and {claim.owner.sid}"
+            )
         self.claims[key] = claim
-        done = all((stage, number) in self.claims for number in range(self.microbatches))
-        if done and stage not in self.preparing:
-            self.preparing.add(stage)
-            return [Prepare(stage)]
-        return []
+        return held is None
 
-    def vote(self, stage: int, vote: StepVote) -> list[Effect]:
-        """A member's prepare succeeded."""
+    def complete(self, stage: int) -> bool:
+        """Every microbatch is in a present member's sum."""
+        return all((stage, number) in self.claims for number in range(self.microbatches))
+
+    def replace(self, stage: int, members: tuple[Member, ...], generation: int) -> None:
+        """The stage has other members now: claims of those that left are void, and all its votes."""
+        left = set(self.membership[stage]) - set(members)
+        self.membership = _with(self.membership, stage, members)
+        self.generations = _with(self.generations, stage, generation)
+        self.votes.pop(stage, None)
+        self.claims = {
+            key: claim for key, claim in self.claims.items() if key[0] != stage or claim.owner not in left
+        }
+
+    def vote(self, stage: int, vote: StepVote) -> None:
+        """A member's prepare succeeded; one of another attempt, generation or membership is ignored."""
         if (vote.step, vote.attempt) != (self.step, self.attempt):
-            return []
+            return
         if vote.generation != self.generations[stage] or vote.member not in self.membership[stage]:
-            return []
+            return
         self.votes.setdefault(stage, {})[vote.member.sid] = vote
-        if self.decided or not self._all_voted():
-            return []
+
+    def decide(self) -> StepDecision | None:
+        """The decision, once all have voted.
+
+        Raises:
+            Inconsistent: the votes don't fit together.
+        """
+        if not self._all_voted():
+            return None
         problem = self._check()
         if problem:
-            return [Inconsistent(problem)]
-        self.decided = True
-        return [Decide(self._decision())]
+            raise Inconsistent(problem)
+        return self._decision()
 
     def missing(self) -> list[tuple[int, int]]:
         """(stage, microbatch) pairs not yet claimed."""
@@ -115,12 +118,12 @@ class StepLedger:
         """Microbatches per instance."""
         counts: dict[str, int] = {member.sid: 0 for members in self.membership for member in members}
         for claim in self.claims.values():
-            counts[claim.owner.sid] += 1
+            counts[claim.owner.sid] = counts.get(claim.owner.sid, 0) + 1
         return counts
 
     def _all_voted(self) -> bool:
         return all(
-            {member.sid for member in members} == set(self.votes.get(stage, {}))
+            bool(members) and {member.sid for member in members} == set(self.votes.get(stage, {}))
             for stage, members in enumerate(self.membership)
         )
 
@@ -167,6 +170,10 @@ class StepLedger:
             clip=clip,
             action="apply" if finite else "skip",
         )
+
+
+def _with(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
+    return (*values[:index], value, *values[index + 1 :])
 
 
 def members_of(stages: Sequence[Sequence[tuple[str, str]]]) -> tuple[tuple[Member, ...], ...]:

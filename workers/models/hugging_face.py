@@ -127,6 +127,7 @@ def causal_lm(config: dict[str, Any] | str, tie_weights: bool = False) -> nn.Seq
     settings |= {"tie_word_embeddings": tie_weights, "use_cache": False}
     try:
         parsed = transformers.AutoConfig.for_model(family, **settings)
+        # transformers does not annotate it, and is not installed everywhere
         model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call,unused-ignore]
             parsed, attn_implementation="sdpa"
         )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+from bus import subjects
+from bus.connection import Bus
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent
 from schemas.registry import Endpoint, Heartbeat, InstanceState, ServiceRecord, StateChange
@@ -40,6 +43,23 @@ async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def followed(bus: Bus, job: str) -> AsyncIterator[list[str]]:
+    """The texts of a job's events, replayed and then as they come."""
+    texts: list[str] = []
+
+    async def follow() -> None:
+        async for item in bus.history(subjects.JOB_EVENT, follow=True, job=job):
+            texts.append(item.message.text)
+
+    following = asyncio.create_task(follow())
+    try:
+        yield texts
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 class Collector:

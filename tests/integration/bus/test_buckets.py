@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -11,9 +10,9 @@ from bus import subjects
 from bus.buckets import whole_seconds
 from bus.connection import Bus
 from schemas.errors import BadMessage, Conflict, NotFound, Unavailable
+from tests.conftest import Connect
 from tests.integration.bus.records import Collector, service_record
 
-Connect = Callable[..., Awaitable[Bus]]
 ROW = subjects.REGISTRY_RECORD
 
 

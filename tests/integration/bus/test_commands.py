@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -13,9 +12,8 @@ from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, Conflict, NoResponders
+from tests.conftest import Connect
 from tests.integration.bus.records import state_change, until
-
-Connect = Callable[..., Awaitable[Bus]]
 
 
 async def test_repeats_of_a_running_command_share_its_one_run(connect: Connect) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 import structlog
 
 from bus import logs, subjects
-from bus.connection import Bus
+from tests.conftest import Connect
 from tests.integration.bus.records import Collector
-
-Connect = Callable[..., Awaitable[Bus]]
 
 
 @pytest.fixture(autouse=True)
@@ -48,39 +47,41 @@ def test_console_lines_on_demand() -> None:
     assert "answer=42" in stream.getvalue()
 
 
-async def test_lines_are_shipped(connect: Connect) -> None:
+@asynccontextmanager
+async def shipped(connect: Connect, name: str) -> AsyncIterator[Collector]:
+    """Ships what is logged here as the service `name` while the block lasts; gives what a reader gets."""
     logs.configure_logging(stream=io.StringIO())
-    service, reader = await connect("service"), await connect("reader")
+    service, reader = await connect(name), await connect("reader")
     seen = Collector()
-    await reader.subscribe(subjects.LOG, seen, sid="service")
+    await reader.subscribe(subjects.LOG, seen, sid=name)
     shipping = asyncio.create_task(logs.ship_logs(service, every_s=0.01))
     await asyncio.sleep(0)
-    log = logs.get_logger("part")
-    log.debug("not this")
-    log.warning("this", job="j1", detail="x" * 10_000)
-    await seen.until(1)
-    line = seen.items[0]
-    assert (line.level, line.event, line.job) == ("warning", "this", "j1")
-    assert len(line.fields["detail"]) == logs.TEXT_LIMIT
-    log.info("the last one")
-    shipping.cancel()
-    await asyncio.gather(shipping, return_exceptions=True)
+    try:
+        yield seen
+    finally:
+        shipping.cancel()
+        await asyncio.gather(shipping, return_exceptions=True)
+
+
+async def test_lines_are_shipped(connect: Connect) -> None:
+    async with shipped(connect, "service") as seen:
+        log = logs.get_logger("part")
+        log.debug("not this")
+        log.warning("this", job="j1", detail="x" * 10_000)
+        await seen.until(1)
+        line = seen.items[0]
+        assert (line.level, line.event, line.job) == ("warning", "this", "j1")
+        assert len(line.fields["detail"]) == logs.TEXT_LIMIT
+        log.info("the last one")
     await seen.until(2)
     assert seen.items[-1].event == "the last one"
 
 
 async def test_a_flood_of_lines_is_bounded_and_told(connect: Connect) -> None:
-    logs.configure_logging(stream=io.StringIO())
-    service, reader = await connect("flood"), await connect("reader")
-    seen = Collector()
-    await reader.subscribe(subjects.LOG, seen, sid="flood")
-    shipping = asyncio.create_task(logs.ship_logs(service, every_s=0.01))
-    await asyncio.sleep(0)
-    log = logs.get_logger("part")
-    for number in range(logs.KEPT_LINES + 500):
-        log.info("line", number=number)
-    await seen.until(lambda items: any(item.event == "log lines dropped" for item in items))
+    async with shipped(connect, "flood") as seen:
+        log = logs.get_logger("part")
+        for number in range(logs.KEPT_LINES + 500):
+            log.info("line", number=number)
+        await seen.until(lambda items: any(item.event == "log lines dropped" for item in items))
     told = next(item for item in seen.items if item.event == "log lines dropped")
     assert int(told.fields["count"]) >= 500
-    shipping.cancel()
-    await asyncio.gather(shipping, return_exceptions=True)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from bus import subjects
-from bus.connection import Bus
 from schemas.errors import Ack, BadMessage, DeadlineExceeded, DmscError, NoResponders, NotFound
+from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat, state_change
-
-Connect = Callable[..., Awaitable[Bus]]
 
 
 async def test_typed_message_arrives_with_its_envelope(connect: Connect) -> None:

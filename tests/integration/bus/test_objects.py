@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from bus.link import PRESSURE_BYTES
 from bus.objects import CHUNK_BYTES
+from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NotFound
+from tests.conftest import Connect
+from tests.integration.bus.records import until
 
-Connect = Callable[..., Awaitable[Bus]]
 DATA = os.urandom(3 * CHUNK_BYTES + 1_234)
 
 
@@ -66,8 +72,6 @@ async def test_ranges(connect: Connect, start: int, length: int | None) -> None:
 
 async def test_ranges_of_objects_stored_at_the_same_time(connect: Connect) -> None:
     """Their chunks interleave in the stream: each range begins at its own chunk."""
-    import asyncio
-
     bus = await connect("a")
     await asyncio.gather(*(bus.objects.put(f"mix/{index}", DATA[index:]) for index in range(4)))
     for index in range(4):
@@ -75,6 +79,29 @@ async def test_ranges_of_objects_stored_at_the_same_time(connect: Connect) -> No
             await whole(bus, f"mix/{index}", 2 * CHUNK_BYTES + 3, 50)
             == DATA[index:][2 * CHUNK_BYTES + 3 :][:50]
         )
+
+
+async def test_objects_stored_through_a_server_that_hangs_for_a_while_are_whole(
+    own_server: EmbeddedServer,
+) -> None:
+    """Chunks that have to wait for the connection to drain keep their places."""
+    async with Bus.connect(own_server.url, name="a", kind=EntityKind.CLIENT) as bus:
+        await bus.provision()
+        storing = [asyncio.create_task(bus.objects.put(f"slow/{n}", DATA * 4 + bytes([n]))) for n in range(4)]
+        stops = 0
+        while not all(task.done() for task in storing):  # again and again, with chunks on their way
+            await until(lambda: bus.raw.pending_data_size > 0 or all(task.done() for task in storing))
+            os.kill(own_server.pid, signal.SIGSTOP)
+            try:
+                held = bus.raw.pending_data_size
+                await asyncio.sleep(0.01)
+                stops += bus.raw.pending_data_size >= held > PRESSURE_BYTES
+            finally:
+                os.kill(own_server.pid, signal.SIGCONT)
+        assert stops, "nothing had to wait"
+        await asyncio.gather(*storing)
+        for number in range(4):
+            assert await whole(bus, f"slow/{number}") == DATA * 4 + bytes([number])
 
 
 async def test_replace_delete_and_not_found(connect: Connect) -> None:

@@ -18,7 +18,15 @@ from bus.connection import Bus
 from bus.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, BusUnreachable, NotFound, Refused, Unavailable
-from tests.integration.bus.records import Collector, heartbeat, job_event, service_record, state_change, until
+from tests.integration.bus.records import (
+    Collector,
+    followed,
+    heartbeat,
+    job_event,
+    service_record,
+    state_change,
+    until,
+)
 
 CLIENT = EntityKind.CLIENT
 
@@ -177,24 +185,16 @@ async def test_subscriptions_and_callbacks_come_back_after_a_restart(own_server:
 async def test_append_and_followed_history_go_over_a_restart(own_server: EmbeddedServer) -> None:
     async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
         await alice.provision()
-        texts: list[str] = []
-
-        async def follow() -> None:
-            async for item in alice.history(subjects.JOB_EVENT, follow=True, job="j1"):
-                texts.append(item.message.text)
-
-        following = asyncio.create_task(follow())
-        await alice.append(subjects.JOB_EVENT, job_event("one"), job="j1")
-        await until(lambda: texts == ["one"])
-        await own_server.kill()
-        appending = asyncio.create_task(alice.append(subjects.JOB_EVENT, job_event("two"), job="j1"))
-        await asyncio.sleep(0.05)
-        assert not appending.done()
-        await own_server.start()
-        assert await asyncio.wait_for(appending, 10) == 2
-        await until(lambda: texts == ["one", "two"])
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        async with followed(alice, "j1") as texts:
+            await alice.append(subjects.JOB_EVENT, job_event("one"), job="j1")
+            await until(lambda: texts == ["one"])
+            await own_server.kill()
+            appending = asyncio.create_task(alice.append(subjects.JOB_EVENT, job_event("two"), job="j1"))
+            await asyncio.sleep(0.05)
+            assert not appending.done()
+            await own_server.start()
+            assert await asyncio.wait_for(appending, 10) == 2
+            await until(lambda: texts == ["one", "two"])
 
 
 async def test_provisioned_memory_is_made_again_after_a_restart(own_server: EmbeddedServer) -> None:
@@ -331,3 +331,36 @@ async def test_a_hung_publisher_can_be_cancelled(own_server: EmbeddedServer) -> 
             assert task.cancelled()
         finally:
             os.kill(own_server.pid, signal.SIGCONT)
+
+
+async def test_publishers_that_waited_for_a_hung_server_go_on_in_their_order(
+    own_server: EmbeddedServer,
+) -> None:
+    """A connection keeps the order of what is sent through it, also where many tasks wait for it to drain."""
+    seen = Collector()
+    async with (
+        Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice,
+        Bus.connect(own_server.url, name="bob", kind=CLIENT) as bob,
+    ):
+        await bob.subscribe(subjects.HEARTBEAT, seen)
+        sending: list[asyncio.Task[str]] = []
+
+        def send(count: int) -> None:
+            for _ in range(count):
+                message = heartbeat(f"{len(sending):04}".ljust(100_000, "."))
+                sending.append(asyncio.create_task(alice.publish(subjects.HEARTBEAT, message, sid="a")))
+
+        os.kill(own_server.pid, signal.SIGSTOP)
+        try:
+            send(200)
+            await until(lambda: any(task.done() for task in sending))
+            assert not all(task.done() for task in sending), "nobody had to wait"
+        finally:
+            os.kill(own_server.pid, signal.SIGCONT)
+        while not sending[199].done():  # and newcomers while the others get their turns
+            send(1)
+            await asyncio.sleep(0)
+        await asyncio.gather(*sending)
+        await seen.until(len(sending), timeout_s=30.0)
+        numbers = [int(item.digest[:4]) for item in seen.items]
+        assert numbers == list(range(len(sending)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgpack
@@ -17,9 +16,9 @@ from bus.embedded import EmbeddedServer
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import Ack, BadMessage
 from schemas.telemetry import DeadLetter
+from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat, state_change, until
 
-Connect = Callable[..., Awaitable[Bus]]
 SENDER = codec.sender_map(Sender(name="x", kind=EntityKind.CLIENT, incarnation="i"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -15,9 +14,8 @@ from schemas.envelope import EntityKind
 from schemas.errors import Ack, Fenced, IllegalTransition
 from schemas.registry import InstanceState
 from schemas.signals import RegistrationLease
+from tests.conftest import Connect
 from tests.integration.bus.records import Collector, service_record
-
-Connect = Callable[..., Awaitable[Bus]]
 
 
 class Registry:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -13,9 +12,8 @@ from schemas.envelope import EntityKind
 from schemas.errors import NotFound
 from schemas.policy import ModuleLifecycle
 from schemas.telemetry import NodeSample
-from tests.integration.bus.records import job_event, until
-
-Connect = Callable[..., Awaitable[Bus]]
+from tests.conftest import Connect
+from tests.integration.bus.records import followed, job_event, until
 
 
 async def test_append_is_acknowledged_and_deduplicated_by_id(connect: Connect) -> None:
@@ -47,22 +45,11 @@ async def test_follow_replays_and_goes_on_in_order(connect: Connect) -> None:
     alice, bob = await connect("alice"), await connect("bob")
     for number in range(5):
         await alice.append(subjects.JOB_EVENT, job_event(str(number)), job="f")
-    texts: list[str] = []
-    enough = asyncio.Event()
-
-    async def follow() -> None:
-        async for item in bob.history(subjects.JOB_EVENT, follow=True, job="f"):
-            texts.append(item.message.text)
-            if len(texts) == 10:
-                enough.set()
-
-    task = asyncio.create_task(follow())
-    for number in range(5, 10):
-        await alice.append(subjects.JOB_EVENT, job_event(str(number)), job="f")
-    await asyncio.wait_for(enough.wait(), 10)
+    async with followed(bob, "f") as texts:
+        for number in range(5, 10):
+            await alice.append(subjects.JOB_EVENT, job_event(str(number)), job="f")
+        await until(lambda: len(texts) == 10)
     assert texts == [str(number) for number in range(10)]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_quiet_stream_is_followed_over_many_requests(
@@ -81,42 +68,26 @@ async def test_a_quiet_stream_is_followed_over_many_requests(
         await send(subject, *args, **options)
 
     monkeypatch.setattr(bob.link, "send", counting)
-    texts: list[str] = []
-
-    async def follow() -> None:
-        async for item in bob.history(subjects.JOB_EVENT, follow=True, job="quiet"):
-            texts.append(item.message.text)
-
-    task = asyncio.create_task(follow())
-    for number in range(3):
-        before = asked
-        await until(lambda before=before: asked >= before + 2)
-        await alice.append(subjects.JOB_EVENT, job_event(str(number)), job="quiet")
-        await until(lambda number=number: len(texts) == number + 1)
+    async with followed(bob, "quiet") as texts:
+        for number in range(3):
+            before = asked
+            await until(lambda before=before: asked >= before + 2)
+            await alice.append(subjects.JOB_EVENT, job_event(str(number)), job="quiet")
+            await until(lambda number=number: len(texts) == number + 1)
     assert texts == ["0", "1", "2"]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_followed_stream_whose_consumer_vanished_goes_on(connect: Connect) -> None:
     alice = await connect("alice")
-    texts: list[str] = []
-
-    async def follow() -> None:
-        async for item in alice.history(subjects.JOB_EVENT, follow=True, job="vanish"):
-            texts.append(item.message.text)
-
-    task = asyncio.create_task(follow())
-    await alice.append(subjects.JOB_EVENT, job_event("one"), job="vanish")
-    await until(lambda: texts == ["one"])
-    consumers = (await jetstream.call(alice.link, "CONSUMER.NAMES.JOBS"))["consumers"]
-    assert consumers
-    for consumer in consumers:
-        await jetstream.call(alice.link, f"CONSUMER.DELETE.JOBS.{consumer}")
-    await alice.append(subjects.JOB_EVENT, job_event("two"), job="vanish")
-    await until(lambda: texts == ["one", "two"])
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with followed(alice, "vanish") as texts:
+        await alice.append(subjects.JOB_EVENT, job_event("one"), job="vanish")
+        await until(lambda: texts == ["one"])
+        consumers = (await jetstream.call(alice.link, "CONSUMER.NAMES.JOBS"))["consumers"]
+        assert consumers
+        for consumer in consumers:
+            await jetstream.call(alice.link, f"CONSUMER.DELETE.JOBS.{consumer}")
+        await alice.append(subjects.JOB_EVENT, job_event("two"), job="vanish")
+        await until(lambda: texts == ["one", "two"])
 
 
 async def test_a_row_without_a_stream_has_no_history(connect: Connect) -> None:

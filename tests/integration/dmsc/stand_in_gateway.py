@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.middleware.base import RequestResponseEndpoint
 
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, JobState, WeightsManifest
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_sha256
@@ -37,6 +38,7 @@ class StandIn:
     break_after: int | None = None
     hold_open: bool = False  # the script does not end the job: only a cancel does
     damage: bool = False  # one byte of the weights is wrong
+    load: tuple[tuple[str, float], ...] = ()  # (SID, milliseconds per microbatch) as measured now
     asked: list[str] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     state: JobState = JobState.RUNNING
@@ -63,7 +65,7 @@ class StandIn:
         app = FastAPI()
 
         @app.middleware("http")
-        async def door(request: Request, call_next):  # type: ignore[no-untyped-def]
+        async def door(request: Request, call_next: RequestResponseEndpoint) -> Response:
             self.asked.append(f"{request.method} {request.url.path}")
             if request.headers.get("authorization") != f"Bearer {TOKEN}":
                 body = {"status": 401, "detail": "unknown token", "code": "refused"}
@@ -83,6 +85,10 @@ class StandIn:
         async def cancel() -> Response:
             self.cancelled.set()
             return Response(self.record().model_dump_json(), media_type="application/json")
+
+        @app.get("/v1/jobs/j1/load")
+        async def load() -> Response:
+            return Response(events.load(*self.load).model_dump_json(), media_type="application/json")
 
         @app.get("/v1/jobs/j1/events")
         async def stream(start: int) -> Response:

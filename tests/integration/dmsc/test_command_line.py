@@ -13,7 +13,7 @@ from tests.integration.dmsc.command_line import dmsc
 
 COMMANDS = (
     *("up", "down", "train", "attach", "jobs", "status", "logs", "cancel", "tap", "join", "run", "doctor"),
-    *("demo", "version", "policy run", "policy list"),
+    *("demo", "version", "store", "policy run", "policy list"),
 )
 
 
@@ -51,18 +51,21 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_shows_an_example(command: str, tmp_path: Path) -> None:
+    from typer.core import TyperGroup
     from typer.main import get_command
 
     from dmsc.cli import app
 
     found = get_command(app)
     for name in command.split():
-        found = found.commands[name]  # type: ignore[attr-defined]
+        assert isinstance(found, TyperGroup)
+        found = found.commands[name]
     assert f"dmsc {command}" in str(found.help).partition("Example:")[2]
 
 
 def test_completion_can_be_shown(tmp_path: Path) -> None:
-    done = dmsc("--show-completion", "bash", cwd=tmp_path)
+    # which shell runs this is guessed from parent processes, which a test may not have
+    done = dmsc("--show-completion", "bash", cwd=tmp_path, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert "complete" in done.stdout + done.stderr
 
 
@@ -72,7 +75,8 @@ def test_usage_is_exit_code_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "jobs", "cancel j1", "attach j1", "tap", "logs", "policy list", "down"]
+    "command",
+    ["status", "jobs", "cancel j1", "attach j1", "tap", "logs", "store j1 s0-r0", "policy list", "down"],
 )
 def test_no_mesh_is_one_line_and_exit_code_3(command: str, tmp_path: Path) -> None:
     done = dmsc(*command.split(), cwd=tmp_path)
@@ -122,6 +126,8 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
         (("up", "--cluster", "a b"), "dmsc: --cluster 'a b': use letters"),
         (("up", "--cluster", "a", "--cluster", "a"), "dmsc: --cluster: the same name twice"),
         (("logs", "--grep", "(", "--bus", "nats://127.0.0.1:1"), "dmsc: --grep (: "),
+        (("store", "j", "s", "-t", "x", "--bus", "nats://127.0.0.1:1"), "dmsc: --table x: configuration, "),
+        (("store", "j", "s", "-w", "x", "--bus", "nats://127.0.0.1:1"), "dmsc: --where x: write it as "),
         (("policy", "run", "none.py", "--bus", "nats://127.0.0.1:1"), "dmsc: none.py: no such file"),
     ],
 )

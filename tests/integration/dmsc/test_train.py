@@ -34,6 +34,20 @@ def test_a_whole_run_is_shown_and_written(folder: Path) -> None:
     assert list((out / "tensorboard").iterdir())
 
 
+def test_a_terminal_shows_how_long_instances_take(folder: Path) -> None:
+    stand_in = StandIn(whole_run()[:-1], hold_open=True, load=(("j1-s0-r0", 41.6), ("j1-s1-r0", 0.0)))
+    where = {"DMSC_TOKEN": TOKEN, "FORCE_COLOR": "1", "COLUMNS": "100"}
+    with (
+        stand_in.serving() as url,
+        running("train", "job.yaml", cwd=folder, DMSC_GATEWAY=url, **where) as train,
+    ):
+        train.until("ms/microbatch")
+        train.until(lambda text: " 42 " in text)
+        train.interrupt()
+        assert train.wait() == 130
+    assert "GET /v1/jobs/j1/load" in stand_in.asked
+
+
 def test_json_is_one_event_per_line_and_the_record_last(folder: Path) -> None:
     with StandIn(whole_run()).serving() as url:
         done = dmsc("train", "job.yaml", "--json", cwd=folder, DMSC_GATEWAY=url, DMSC_TOKEN=TOKEN)

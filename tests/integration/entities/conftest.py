@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest_asyncio
@@ -12,10 +16,12 @@ import pytest_asyncio
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.subjects import Subject
+from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.registry_core import LeaseConfig
 from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
+from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 
 READY_S = 15.0
 """How long an entity may take to be ready, and how long a test waits for one thing: a loaded machine."""
@@ -83,6 +89,36 @@ async def registry(dial: Dial, start: Start) -> ServiceRegistry:
     """A running registry with the default leases."""
     bus = await dial("service-registry", EntityKind.SERVICE_REGISTRY)
     service = ServiceRegistry(bus, ServiceRegistryConfig())
+    await start(service)
+    return service
+
+
+@pytest_asyncio.fixture
+async def smo(dial: Dial) -> StandInOrchestrator:
+    """What a gateway or a router needs of the SMO."""
+    stand_in = StandInOrchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR))
+    await stand_in.serve()
+    return stand_in
+
+
+def write_users(path: Path, *users: tuple[str, str, str]) -> Path:
+    """(name, role, token) each; replaced in one go, as careful editors do."""
+    entries = [
+        {"name": name, "role": role, "token_sha256": hashlib.sha256(token.encode()).hexdigest()}
+        for name, role, token in users
+    ]
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({"users": entries}))  # JSON is YAML
+    os.replace(fresh, path)
+    return path
+
+
+@pytest_asyncio.fixture
+async def authorizer(dial: Dial, start: Start, registry: ServiceRegistry, tmp_path: Path) -> Authorizer:
+    """A running authorizer with one user of each role, two researchers; each one's token is the name."""
+    users = {"vera": "viewer", "ruth": "researcher", "rob": "researcher", "olga": "operator"}
+    file = write_users(tmp_path / "tokens.yaml", *((name, role, name) for name, role in users.items()))
+    service = Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), AuthorizerConfig(tokens_file=file))
     await start(service)
     return service
 

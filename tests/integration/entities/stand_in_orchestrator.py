@@ -5,6 +5,8 @@ from __future__ import annotations
 from bus import subjects
 from bus.artifacts import open_artifacts
 from bus.connection import Bus
+from bus.services import Server
+from bus.subjects import Subject
 from schemas.door import CancelJob, JobList, JobQuery, JobSummary, MeshQuery, MeshStatus, SubmitJob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, NotFound
@@ -28,15 +30,16 @@ class StandInOrchestrator:
         self.nodes: list[NodeRegistration] = []
 
     async def serve(self) -> None:
-        for row, handler in (
+        handlers: tuple[tuple[Subject, Server], ...] = (
             (subjects.SUBMIT, self._submit),
             (subjects.CANCEL, self._cancel),
             (subjects.QUERY, self._query),
             (subjects.MESH_QUERY, self._mesh),
             (subjects.FAULT_REPORT, self._fault),
             (subjects.MESH_REGISTRATION, self._register),
-        ):
-            await self.bus.serve(row, handler)  # type: ignore[arg-type]
+        )
+        for row, handler in handlers:
+            await self.bus.serve(row, handler)
 
     async def tell(self, job: str, state: JobState, text: str = "") -> int:
         """The job moves: record, bucket, event."""

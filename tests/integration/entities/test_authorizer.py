@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -19,19 +17,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Refused, Unavailable
 from schemas.signals import AccessDecision, AccessRequest, Role
 from tests.entity_records import job
-from tests.integration.entities.conftest import Dial, Start, eventually
-
-
-def write_users(path: Path, *users: tuple[str, str, str]) -> Path:
-    """(name, role, token) each; replaced in one go, as careful editors do."""
-    entries = [
-        {"name": name, "role": role, "token_sha256": hashlib.sha256(token.encode()).hexdigest()}
-        for name, role, token in users
-    ]
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({"users": entries}))  # JSON is YAML
-    os.replace(fresh, path)
-    return path
+from tests.integration.entities.conftest import Dial, Start, eventually, write_users
 
 
 def break_file(path: Path) -> None:

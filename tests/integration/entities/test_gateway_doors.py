@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import signal
 import socket
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +17,7 @@ import structlog
 
 from bus import subjects
 from bus.connection import Bus
-from entities.authorizer import Authorizer, AuthorizerConfig
+from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.door import DoorConfig
 from entities.gateway.events import EventsConfig
@@ -29,7 +27,8 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput, NotFound, Refused
 from schemas.job import JobState
 from schemas.registry import InstanceState
-from tests.entity_records import spec
+from schemas.signals import ComputeNotification
+from tests.entity_records import compute, spec
 from tests.integration.entities.conftest import Dial, Start, end, eventually
 from tests.integration.entities.stand_in_orchestrator import SHARD, StandInOrchestrator
 
@@ -40,32 +39,7 @@ LIMITS = DoorConfig(
 
 
 @pytest.fixture
-async def smo(dial: Dial) -> StandInOrchestrator:
-    stand_in = StandInOrchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR))
-    await stand_in.serve()
-    return stand_in
-
-
-@pytest.fixture
-async def authorizer(dial: Dial, start: Start, registry: ServiceRegistry, tmp_path: Path) -> None:
-    users = [
-        {"name": name, "role": role, "token_sha256": hashlib.sha256(name.encode()).hexdigest()}
-        for name, role in (
-            ("vera", "viewer"),
-            ("ruth", "researcher"),
-            ("rob", "researcher"),
-            ("olga", "operator"),
-        )
-    ]
-    file = tmp_path / "tokens.yaml"
-    file.write_text(json.dumps({"users": users}))
-    await start(
-        Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), AuthorizerConfig(tokens_file=file))
-    )
-
-
-@pytest.fixture
-async def gateway(dial: Dial, start: Start, authorizer: None, smo: StandInOrchestrator) -> Gateway:
+async def gateway(dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrchestrator) -> Gateway:
     service = Gateway(
         await dial("gateway-east", EntityKind.GATEWAY),
         GatewayConfig(cluster="east", http_port=0, door=LIMITS),
@@ -108,7 +82,8 @@ async def test_where_its_door_is_stands_in_its_record(
     record = registry.core.record("gateway-east")
     assert record is not None
     assert record.endpoint.address == gateway.url
-    assert gateway.url.startswith("http://127.0.0.1:")  # type: ignore[union-attr]
+    assert gateway.url is not None
+    assert gateway.url.startswith("http://127.0.0.1:")
     await eventually(lambda: smo.nodes)
     assert (smo.nodes[0].sid, smo.nodes[0].kind) == ("gateway-east", "gateway")
     assert "http" in smo.nodes[0].services
@@ -127,6 +102,28 @@ async def test_submit_list_read_cancel(http: httpx.AsyncClient, smo: StandInOrch
     response = await http.post("/v1/jobs/tiny-1/cancel?reason=typo", headers=bearer("ruth"))
     assert response.json()["state"] == "cancelled"
     check_problem(await http.post("/v1/jobs/tiny-1/cancel", headers=bearer("olga")), 409, "conflict")
+
+
+async def test_what_a_jobs_instances_measure_now_comes_from_type_4(
+    http: httpx.AsyncClient, smo: StandInOrchestrator, gateway: Gateway
+) -> None:
+    assert (await http.get("/v1/jobs/j/load", headers=bearer("vera"))).json() == {"job": "j", "entries": []}
+    told = {
+        "east": (compute("j-s0-r0", service_ms=12.5), compute("k-s0-r0", job="k")),
+        "west": (compute("j-s0-r1", queue=3),),
+    }
+    for cluster, entries in told.items():
+        message = ComputeNotification(
+            router=f"router-{cluster}", cluster=cluster, revision=1, entries=entries
+        )
+        await smo.bus.publish(subjects.COMPUTE, message, cluster=cluster)
+    await eventually(lambda: len(gateway._last_compute()) == 2)
+    load = (await http.get("/v1/jobs/j/load", headers=bearer("vera"))).json()
+    assert [(one["sid"], one["service_ms"], one["queue"]) for one in load["entries"]] == [
+        ("j-s0-r0", 12.5, 0),
+        ("j-s0-r1", 5.0, 3),
+    ]
+    check_problem(await http.get("/v1/jobs/j/load"), 401, "refused")
 
 
 async def test_the_mesh_and_health(http: httpx.AsyncClient) -> None:
@@ -198,7 +195,7 @@ async def test_other_bad_requests(http: httpx.AsyncClient) -> None:
 
 
 async def test_without_an_orchestrator_it_says_so_and_goes_on(
-    dial: Dial, start: Start, authorizer: None
+    dial: Dial, start: Start, authorizer: Authorizer
 ) -> None:
     service = Gateway(
         await dial("gateway-east", EntityKind.GATEWAY), GatewayConfig(cluster="east", http_port=0)
@@ -339,7 +336,7 @@ async def test_a_taken_port_is_one_line(dial: Dial) -> None:
 
 
 async def test_it_installs_no_signal_handlers_and_ends_with_open_streams(
-    dial: Dial, start: Start, authorizer: None, smo: StandInOrchestrator
+    dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrchestrator
 ) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     service = Gateway(
@@ -406,7 +403,7 @@ async def test_the_nats_door_refuses_in_one_line(gateway: Gateway, dial: Dial) -
 
 
 async def test_a_gateway_without_a_port_has_only_the_nats_door(
-    dial: Dial, start: Start, authorizer: None, registry: ServiceRegistry, smo: StandInOrchestrator
+    dial: Dial, start: Start, authorizer: Authorizer, registry: ServiceRegistry, smo: StandInOrchestrator
 ) -> None:
     service = Gateway(await dial("gateway-west", EntityKind.GATEWAY), GatewayConfig(cluster="west"))
     await start(service)

@@ -67,13 +67,6 @@ class StandInData:
 
 
 @pytest.fixture
-async def smo(dial: Dial) -> StandInOrchestrator:
-    stand_in = StandInOrchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR))
-    await stand_in.serve()
-    return stand_in
-
-
-@pytest.fixture
 async def gateway(dial: Dial, start: Start, registry: ServiceRegistry, smo: StandInOrchestrator) -> Gateway:
     service = Gateway(
         await dial("gateway-east", EntityKind.GATEWAY), GatewayConfig(cluster="east", dispatch=DISPATCH)
@@ -95,7 +88,7 @@ async def data(dial: Dial, gateway: Gateway) -> tuple[StandInData, StandInData]:
 
 async def begin(smo: StandInOrchestrator, microbatches: Iterable[int] = range(8), **key: int) -> Ack:
     fields = {"epoch": 1, "step": 0, "attempt": 0} | key
-    message = StepBegin(job="j", microbatches=tuple(microbatches), **fields)  # type: ignore[arg-type]
+    message = StepBegin(job="j", microbatches=tuple(microbatches), **fields)
     answer = await smo.bus.command(
         subjects.STEP_BEGIN, message, deadline_s=10, job="j", gateway="gateway-east"
     )

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgpack
 import nats
@@ -18,7 +15,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.subjects import Subject
-from entities.authorizer import Authorizer, AuthorizerConfig
+from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.router import Router, RouterConfig
 from entities.service_registry import ServiceRegistry
@@ -27,42 +24,13 @@ from schemas.envelope import EntityKind
 from schemas.errors import NoResponders
 from schemas.registry import Resolve
 from schemas.signals import AccessRequest
+from tests.bad_messages import bad_messages
 from tests.entity_records import policy
 from tests.integration.entities.conftest import Dial, Heard, Start, eventually
 
 TOKENS = {
     "sid": "x", "gateway": "gateway-east", "cluster": "east", "job": "j", "action": "job-list",
 }  # fmt: skip
-
-
-def envelope(row: Subject, **changes: object) -> bytes:
-    """A well-formed envelope around an empty body, with changes."""
-    fields = {
-        "type": row.schema.wire_type,
-        "version": [1, 0],
-        "id": "intruder-1",
-        "sender": {"name": "intruder", "kind": "client", "incarnation": "i"},
-        "sent_at": 1.0,
-        "body": {},
-    }
-    packed: bytes = msgpack.packb(fields | changes)
-    return packed
-
-
-def bad_messages(row: Subject) -> dict[str, bytes]:
-    good = envelope(row)
-    return {
-        "empty": b"",
-        "noise": bytes(range(256)),
-        "text": b"hello",
-        "truncated": good[: len(good) // 2],
-        "no envelope": msgpack.packb([1, 2, 3]),
-        "wrong major": envelope(row, version=[99, 0]),
-        "unknown type": envelope(row, type="no.such.type"),
-        "another row's type": envelope(row, type="telemetry.log"),
-        "body of the wrong type": envelope(row, body={"sid": ["?"], "record": 3, "job": {}, "tags": 5}),
-        "large": b"\xdb" + b"x" * 900_000,
-    }
 
 
 @dataclass
@@ -153,43 +121,26 @@ async def test_router(
 
 
 async def test_authorizer(
-    registry: ServiceRegistry,
-    dial: Dial,
-    start: Start,
-    own_server: EmbeddedServer,
-    letters: Heard,
-    tmp_path: Path,
+    registry: ServiceRegistry, dial: Dial, authorizer: Authorizer, own_server: EmbeddedServer, letters: Heard
 ) -> None:
-    file = write(tmp_path / "tokens.yaml")
-    bus = await dial("authorizer", EntityKind.AUTHORIZER)
-    await start(Authorizer(bus, AuthorizerConfig(tokens_file=file)))
     client = await dial("gateway-east", EntityKind.GATEWAY)
 
     async def works() -> bool:
-        request = AccessRequest(token="t", action="mesh.read", resource="mesh", gateway="gateway-east")
+        request = AccessRequest(token="olga", action="mesh.read", resource="mesh", gateway="gateway-east")
         return bool((await client.request(subjects.ACCESS, request, gateway="gateway-east")).allow)
 
-    await check(Case(bus, [(subjects.ACCESS, {})], works), own_server, letters)
+    await check(Case(authorizer._bus, [(subjects.ACCESS, {})], works), own_server, letters)
 
 
 async def test_gateway(
-    registry: ServiceRegistry,
-    dial: Dial,
-    start: Start,
-    own_server: EmbeddedServer,
-    letters: Heard,
-    tmp_path: Path,
+    dial: Dial, start: Start, authorizer: Authorizer, own_server: EmbeddedServer, letters: Heard
 ) -> None:
-    file = write(tmp_path / "tokens.yaml")
-    await start(
-        Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), AuthorizerConfig(tokens_file=file))
-    )
     bus = await dial("gateway-east", EntityKind.GATEWAY)
     await start(Gateway(bus, GatewayConfig(cluster="east")))
     client = await dial("client")
 
     async def works() -> bool:
-        request = DoorRequest(token="t", action="mesh.read")
+        request = DoorRequest(token="olga", action="mesh.read")
         with pytest.raises(NoResponders, match=r"mesh\.query"):  # its answer: nobody orchestrates here
             await client.request(subjects.DOOR, request, action="mesh-read")
         return True
@@ -202,9 +153,3 @@ async def test_gateway(
         (subjects.ADVERTISEMENT, {}),
     ]
     await asyncio.wait_for(check(Case(bus, rows, works), own_server, letters), 60)
-
-
-def write(path: Path) -> Path:
-    entry = {"name": "ann", "role": "admin", "token_sha256": hashlib.sha256(b"t").hexdigest()}
-    path.write_text(json.dumps({"users": [entry]}))
-    return path

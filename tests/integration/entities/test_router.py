@@ -11,41 +11,16 @@ from bus.connection import Bus
 from entities.router import Router, RouterConfig
 from entities.service_registry import ServiceRegistry
 from schemas.data_plane import RouteTable
-from schemas.envelope import EntityKind, Envelope
+from schemas.envelope import EntityKind
 from schemas.errors import Ack
-from schemas.fault import FaultReport, LinkFault
+from schemas.fault import LinkFault
 from schemas.registry import InstanceState, ServiceRecord, StateChange
-from schemas.signals import CommunicationPolicy, NodeRegistration, Registration, StagePolicy
+from schemas.signals import CommunicationPolicy, Registration, StagePolicy
 from tests.entity_records import instance, policy, sample
 from tests.integration.entities.conftest import Dial, Heard, Start, end, eventually
+from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 
 S = InstanceState
-
-
-class StandInOrchestrator:
-    """What a router needs of the SMO: takes registrations and faults, sends policies."""
-
-    def __init__(self, bus: Bus) -> None:
-        self.bus = bus
-        self.faults: list[FaultReport] = []
-        self.nodes: list[NodeRegistration] = []
-
-    async def serve(self) -> None:
-        await self.bus.serve(subjects.FAULT_REPORT, self._fault)
-        await self.bus.serve(subjects.MESH_REGISTRATION, self._register)
-
-    async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
-        self.faults.append(message)
-        return Ack()
-
-    async def _register(self, message: NodeRegistration, envelope: Envelope) -> Ack:
-        self.nodes.append(message)
-        return Ack()
-
-    async def send(self, message: CommunicationPolicy, sid: str = "router-east") -> Ack:
-        answer = await self.bus.command(subjects.QOS_POLICY, message, deadline_s=10, sid=sid)
-        assert isinstance(answer, Ack)
-        return answer
 
 
 class Agent:
@@ -65,13 +40,6 @@ class Agent:
 
 
 @pytest.fixture
-async def smo(dial: Dial) -> StandInOrchestrator:
-    stand_in = StandInOrchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR))
-    await stand_in.serve()
-    return stand_in
-
-
-@pytest.fixture
 async def agent(dial: Dial, registry: ServiceRegistry) -> Agent:
     return Agent(await dial("east-n1", EntityKind.CLUSTER))
 
@@ -81,6 +49,10 @@ async def router(dial: Dial, start: Start, registry: ServiceRegistry, smo: Stand
     service = Router(await dial("router-east", EntityKind.ROUTER), RouterConfig(cluster="east"))
     await start(service)
     return service
+
+
+async def issue(smo: StandInOrchestrator, message: CommunicationPolicy) -> Ack:
+    return await smo.send(message, "router-east")
 
 
 async def table(bus: Bus, stage: int = 0, **wanted: Any) -> RouteTable:
@@ -115,13 +87,13 @@ async def test_the_table_follows_policy_and_faults(
 ) -> None:
     for sid, cluster in (("j-s0-r0", "east"), ("j-s0-r1", "west")):
         await agent.put(instance(sid, cluster=cluster))
-    assert (await smo.send(policy())).note == "adopted"
+    assert (await issue(smo, policy())).note == "adopted"
     first = await table(agent.bus, weights={"j-s0-r0": 1.0, "j-s0-r1": 1.0})
     assert (first.router, first.entries[0].window) == ("router-east", 4)
 
     weights = StagePolicy(stage=0, window=2, weights={"j-s0-r0": 0.2, "j-s0-r1": 0.8})
-    await smo.send(
-        policy(revision=2, stages=(weights, StagePolicy(stage=1, window=4)), reason="r1 is faster")
+    await issue(
+        smo, policy(revision=2, stages=(weights, StagePolicy(stage=1, window=4)), reason="r1 is faster")
     )
     second = await table(agent.bus, weights={"j-s0-r0": 0.2, "j-s0-r1": 0.8})
     assert second.revision == first.revision + 1
@@ -145,10 +117,10 @@ async def test_a_table_is_not_rewritten_when_nothing_would_be_chosen_otherwise(
     router: Router, agent: Agent, smo: StandInOrchestrator
 ) -> None:
     await agent.put(instance("j-s0-r0"))
-    await smo.send(policy())
+    await issue(smo, policy())
     written = await table(agent.bus, weights={"j-s0-r0": 1.0})
     await agent.put(instance("j-s0-r0", version="2"))
-    await smo.send(policy(revision=2))
+    await issue(smo, policy(revision=2))
     await agent.put(instance("j-s0-r1", state=S.PENDING))
     await agent.put(instance("k-s0-r0"))
     await eventually(lambda: "k-s0-r0" in router.follower.view.records)
@@ -160,12 +132,12 @@ async def test_a_restarted_router_goes_on_from_what_stands_in_the_bucket(
 ) -> None:
     await agent.put(instance("j-s0-r0"))
     first = await start(Router(await dial("router-east", EntityKind.ROUTER), RouterConfig(cluster="east")))
-    await smo.send(policy())
+    await issue(smo, policy())
     await table(agent.bus, weights={"j-s0-r0": 1.0})
     await end(first)
     assert await table(agent.bus, weights={"j-s0-r0": 1.0}), "senders go on while the router is away"
     await start(Router(await dial("router-east", EntityKind.ROUTER), RouterConfig(cluster="east")))
-    await smo.send(policy())
+    await issue(smo, policy())
     await agent.put(instance("j-s0-r1"))
     after = await table(agent.bus, weights={"j-s0-r0": 1.0, "j-s0-r1": 1.0})
     assert after.revision >= 2
@@ -179,7 +151,7 @@ async def test_samples_become_type_4_and_type_5(
     reports = await Heard.on(agent.bus, subjects.QOS_REPORT)
     await agent.put(instance("j-s0-r0"))
     await agent.put(instance("j-s0-r1", cluster="west"))
-    await smo.send(policy())
+    await issue(smo, policy())
     await eventually(lambda: router._feed.followed == {("j", "j-s0-r0")})
     await agent.bus.publish(subjects.INSTANCE_SAMPLE, sample(queue=2), job="j", sid="j-s0-r0")
     news = await compute.until(lambda message: any(e.service_ms > 0 for e in message.entries))
@@ -234,17 +206,17 @@ async def test_the_end_of_a_job_removes_its_tables_and_is_reported(
     reports = await Heard.on(agent.bus, subjects.TERMINATION)
     bucket = agent.bus.bucket(subjects.ROUTE_TABLE)
     await agent.put(instance("j-s0-r0"))
-    await smo.send(policy())
+    await issue(smo, policy())
     await table(agent.bus, weights={"j-s0-r0": 1.0})
-    assert (await smo.send(policy(revision=2, ended=True))).note == "ended"
+    assert (await issue(smo, policy(revision=2, ended=True))).note == "ended"
     report = await reports.until()
     assert (report.sid, report.job) == ("router-east", "j")
     assert await bucket.keys(job="j") == []
     await agent.move("j-s0-r0", S.DRAINING)
-    assert (await smo.send(policy(revision=1))).note == "older"
+    assert (await issue(smo, policy(revision=1))).note == "older"
     assert await bucket.keys(job="j") == [], "a late policy brings nothing back"
     reports.clear()
-    await smo.send(policy(revision=2, ended=True))
+    await issue(smo, policy(revision=2, ended=True))
     await reports.until()
 
 
@@ -252,7 +224,7 @@ async def test_an_older_policy_changes_nothing(
     router: Router, agent: Agent, smo: StandInOrchestrator
 ) -> None:
     await agent.put(instance("j-s0-r0"))
-    await smo.send(policy(revision=5, stages=(StagePolicy(stage=0, window=1, weights={"j-s0-r0": 0.5}),)))
+    await issue(smo, policy(revision=5, stages=(StagePolicy(stage=0, window=1, weights={"j-s0-r0": 0.5}),)))
     await table(agent.bus, weights={"j-s0-r0": 0.5})
-    assert (await smo.send(policy(revision=4))).note == "older"
+    assert (await issue(smo, policy(revision=4))).note == "older"
     await table(agent.bus, weights={"j-s0-r0": 0.5})

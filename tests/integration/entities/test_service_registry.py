@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ async def register(bus: Bus, record: ServiceRecord) -> RegistrationLease:
     return lease
 
 
-async def resolve(bus: Bus, **query) -> Resolved:  # type: ignore[no-untyped-def]
+async def resolve(bus: Bus, **query: Any) -> Resolved:
     answer = await bus.request(subjects.RESOLVE, Resolve(**query))
     assert isinstance(answer, Resolved)
     return answer

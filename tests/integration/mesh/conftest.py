@@ -62,7 +62,7 @@ def start_mesh(state: Path, *options: str) -> Mesh:
         file = state / "mesh.json"
         if file.exists():
             found = json.loads(file.read_text() or "{}")
-            if found.get("ready_at"):
+            if found.get("ready_at") and found["pid"] == process.pid:  # one that was killed leaves its own
                 break
         time.sleep(0.05)
     else:
@@ -99,8 +99,11 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         stop_mesh(running)
 
 
-def tiny_job(name: str = "tiny", **sections: dict[str, Any]) -> JobSpec:
-    """A job of milliseconds per step: three blocks of width 32, dropout on, six microbatches."""
+def tiny_job(name: str = "tiny", **sections: Any) -> JobSpec:
+    """A job of milliseconds per step: three blocks of width 32, dropout on, six microbatches.
+
+    Sections are laid over its own, key by key; any other value takes its place.
+    """
     job: dict[str, Any] = {
         "name": name,
         "model": {

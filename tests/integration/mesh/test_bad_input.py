@@ -26,14 +26,11 @@ from tests.integration.dmsc.command_line import dmsc, running, wait_for
 from tests.integration.mesh.conftest import USER_MODELS, Mesh
 from tests.integration.mesh.user_jobs import (
     HELD_STEPS,
-    MICROBATCHES,
-    SAMPLE_TOKENS,
-    SEED,
     hold,
+    poison,
     user_job,
     words,
 )
-from workers.data import batch, open_local_dataset
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -170,24 +167,11 @@ def test_a_sound_job_among_them_is_trained(mesh: Mesh, hopeless: dict[str, str],
 
 
 # --- user code in mid-run -------------------------------------------------------------------------------
-def poison(source: Path, step: int) -> list[int]:
-    """How the second microbatch of a step begins, and no other."""
-    spec = user_job("sound", source)
-    found = [
-        batch(open_local_dataset(spec.data), "train", SEED, number, microbatch, 1, SAMPLE_TOKENS)[0][0, :6]
-        for number in range(8)
-        for microbatch in range(MICROBATCHES)
-    ]
-    chosen: list[int] = found[step * MICROBATCHES + 1].tolist()
-    assert sum(one.tolist() == chosen for one in found) == 1
-    return chosen
-
-
 @pytest.mark.parametrize(
     ("reaction", "error"),
     [
-        ("raise", r"stage 0 failed: LookupError: no such word \(troubled\.py:\d+\)"),
-        ("nan", "microbatch 1: the loss is nan; lower the learning rate, or look at this microbatch's data"),
+        ("raise", r"LookupError: no such word \(troubled\.py:\d+\)"),
+        ("nan", "the loss is nan; lower the learning rate, or look at this microbatch's data"),
     ],
 )
 @pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (2, 2)])
@@ -204,7 +188,11 @@ def test_what_breaks_the_same_step_twice_ends_the_job(
     job = mesh.client.submit(spec).job
     seen = list(mesh.client.events(job))
     record = failure(mesh, job)
-    assert re.fullmatch(rf"step 3 fails each time: {job}-s\d-r\d: {error}", record.reason), record.reason
+    assert re.fullmatch(
+        rf"step 3, microbatch 1, stage \d: {error} \(failed on 2 instances: {job}-s\d-r\d, {job}-s\d-r\d\); "
+        "mend it, or set training.on_bad_microbatch to skip: then such steps are left out",
+        record.reason,
+    ), record.reason
     assert 1 <= record.recoveries <= 2  # a neighbour's broken link may be the first that is heard of it
     assert len([event for event in seen if event.kind == "fault"]) >= 2
     assert {event.result.step for event in seen if event.result is not None} == {0, 1, 2}
@@ -267,22 +255,26 @@ def test_the_http_door_tells_unknown_from_not_permitted(mesh: Mesh, source: Path
     job = user_job("sound", source).model_dump(mode="json")
     try:
         for url in gateways(mesh):
-            with httpx.Client(base_url=url, timeout=10) as http:
-
-                def ask(token: str, http: httpx.Client = http) -> httpx.Response:
-                    return http.post("/v1/jobs", json=job, headers={"Authorization": f"Bearer {token}"})
-
-                wait_for(lambda ask=ask: ask("a-viewer").status_code == 403, 10)  # type: ignore[misc]
-                for token, status in (("wrong", 401), ("a-viewer", 403)):
-                    answer = ask(token)
-                    assert answer.status_code == status, answer.text
-                    assert answer.json()["code"] == "refused"
-                    assert "\n" not in answer.json()["detail"]
-                assert http.post("/v1/jobs", json=job).status_code == 401
-                listed = http.get("/v1/jobs", headers={"Authorization": "Bearer a-viewer"})
-                assert listed.status_code == 200
+            check_door(url, job)
     finally:
         users.write_text(before)
+
+
+def check_door(url: str, job: dict[str, Any]) -> None:
+    with httpx.Client(base_url=url, timeout=10) as http:
+
+        def ask(token: str) -> httpx.Response:
+            return http.post("/v1/jobs", json=job, headers={"Authorization": f"Bearer {token}"})
+
+        wait_for(lambda: ask("a-viewer").status_code == 403, 10)
+        for token, status in (("wrong", 401), ("a-viewer", 403)):
+            answer = ask(token)
+            assert answer.status_code == status, answer.text
+            assert answer.json()["code"] == "refused"
+            assert "\n" not in answer.json()["detail"]
+        assert http.post("/v1/jobs", json=job).status_code == 401
+        listed = http.get("/v1/jobs", headers={"Authorization": "Bearer a-viewer"})
+        assert listed.status_code == 200
 
 
 def gateways(mesh: Mesh) -> list[str]:

@@ -24,18 +24,18 @@ from bus import codec, subjects
 from bus.connection import Bus
 from bus.subjects import SUBJECTS, Delivery, Subject, lookup
 from schemas.envelope import EntityKind, Envelope
-from schemas.job import JobRecord, JobState
+from schemas.job import JobRecord, JobSpec, JobState
 from schemas.registry import ServiceRecord
 from schemas.telemetry import DeadLetter, LogLine
-from tests.integration.entities.test_malformed import bad_messages
+from tests.bad_messages import bad_messages
 from tests.integration.mesh.conftest import Mesh
 from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 
 KINDS = ("truncated", "unknown type", "wrong major", "noise")
 REASONS = {"malformed", "unknown type", "wrong version"}
 UNHEARD = {
-    "node sample", "policy decision", "fault verdict", "log", "dead letter",
-    "job record", "step decision",
+    "node sample", "policy decision", "fault verdict", "fault record", "log", "dead letter",
+    "job record", "step decision", "cordon", "leadership",
 }  # fmt: skip
 """For people and functional modules, of which there are none here; and keys that are read, not watched."""
 TEN_MEBIBYTES = 10 << 20
@@ -237,8 +237,8 @@ async def told_lines(bus: Bus) -> Counter[tuple[str, str, str]]:
     return told
 
 
-def run_to_the_end(mesh: Mesh, spec: object) -> JobRecord:
-    record = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=60)  # type: ignore[arg-type]
+def run_to_the_end(mesh: Mesh, spec: JobSpec) -> JobRecord:
+    record = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=60)
     assert record.state is JobState.DONE, record.reason
     return record
 

@@ -54,7 +54,7 @@ def test_a_job_goes_on_from_existing_weights_and_in_bf16(mesh: Mesh, tmp_path: P
         "again",
         training={"steps": 4, "precision": "bf16"},
         parallel={"stages": 2, "replicas": 1},
-        initial_weights=str(tmp_path / "weights"),  # type: ignore[arg-type]  # a plain key, not a section
+        initial_weights=str(tmp_path / "weights"),
     )
     second = mesh.client.wait(mesh.client.submit(again).job, timeout_s=60)
     assert second.state is JobState.DONE, second.reason

@@ -12,6 +12,7 @@ import signal
 
 import pytest
 
+from dmsc.client import Client
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
@@ -26,10 +27,11 @@ def shape(name: str, stages: int = 2, replicas: int = 2) -> JobSpec:
 
 
 @functools.cache
-def undisturbed(client: object) -> str:
-    record = client.wait(client.submit(shape("undisturbed")).job, timeout_s=60)  # type: ignore[attr-defined]
+def undisturbed(client: Client) -> str:
+    record = client.wait(client.submit(shape("undisturbed")).job, timeout_s=60)
     assert record.state is JobState.DONE, record.reason
-    return str(record.weights.sha256)
+    assert record.weights is not None
+    return record.weights.sha256
 
 
 def pid_of(mesh: Mesh, sid: str) -> int:
@@ -70,12 +72,28 @@ def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh, 
 
 @pytest.mark.timeout(120)
 def test_a_whole_stage_is_lost_and_everyone_goes_back_to_the_checkpoint(mesh: Mesh) -> None:
-    record, seen = run_and_kill(mesh, shape("stage-lost"), ["s1-r0", "s1-r1"], at_step=5)
+    """Checkpoints are written beside the training: the fault waits until one exists."""
+    spec = shape("stage-lost")
+    spec = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": 32})})
+    job = mesh.client.submit(spec).job
+    seen: list[JobEvent] = []
+    killed: list[int] = []
+    for event in mesh.client.events(job):
+        seen.append(event)
+        if event.kind == "checkpoint" and "written in" in event.text and not killed:
+            killed = [pid_of(mesh, f"{job}-{victim}") for victim in ("s1-r0", "s1-r1")]
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+    assert len(killed) == 2, "the fault never fired"
+    record = mesh.client.wait(job, timeout_s=60)
     assert record.state is JobState.DONE, record.reason
+    back = [event.text for event in seen if event.kind == "recovery" and "all back to step" in event.text]
+    assert back, [event.text for event in seen if event.kind in ("fault", "recovery")]
+    assert int(back[0].rsplit(" ", 1)[1]) in range(4, 32, 4)
     assert record.weights is not None
-    assert record.weights.sha256 == undisturbed(mesh.client)
-    back = [event.text for event in seen if event.kind == "recovery"]
-    assert any("all back to step 4" in text for text in back), back
+    clean = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=60)
+    assert clean.weights is not None
+    assert record.weights.sha256 == clean.weights.sha256
 
 
 @pytest.mark.timeout(120)

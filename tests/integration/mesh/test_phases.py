@@ -12,69 +12,78 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import pytest_asyncio
 import yaml
 
 from bus import subjects
-from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.tap import Tap, Tapped
+from schemas.base import Message
 from schemas.door import DoorRequest, JobList
-from schemas.envelope import EntityKind
+from schemas.envelope import EntityKind, Envelope
 from schemas.fault import FaultReport, FaultVerdict
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicySuggestion, SetWeights
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, RouteAdvertisement
+from tests.conftest import Connect
 from tests.integration.mesh.conftest import tiny_job
 
+M = TypeVar("M", bound=Message)
 Step = tuple[str, str, str]
 """(sender, receiver, row of the table of subjects)."""
 
 TOKEN = "a-test-token"
 
 
-def receiver(tapped: Tapped) -> str:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A message of the table of subjects, as a tap decoded it."""
+
+    row: subjects.Subject
+    tokens: dict[str, str]
+    envelope: Envelope
+    message: Message
+
+
+def receiver(seen: Seen) -> str:
     """Who a message is for: the name in its subject, or the kind that the table of subjects names."""
-    assert tapped.row is not None
     for token in ("agent", "gateway"):
-        if token in tapped.tokens and tapped.row.name != "access":
-            return tapped.tokens[token]
+        if token in seen.tokens and seen.row.name != "access":
+            return seen.tokens[token]
     directed = (
         subjects.QOS_POLICY, subjects.STEP_DISPATCH, subjects.GROUP_FORM, subjects.STEP_PREPARE,
         subjects.STEP_COMMIT, subjects.STEP_ABORT, subjects.NOTICE, subjects.NOTICE_ANSWER,
-        subjects.STATE_SEND, subjects.STATE_WAIT,
+        subjects.STATE_SEND, subjects.STATE_WAIT, subjects.STEP_FENCE, subjects.STEP_ASSIGN,
     )  # fmt: skip
-    if tapped.row in directed:
-        return tapped.tokens["sid"]
-    return "+".join(sorted(kind.value for kind in tapped.row.receivers))
+    if seen.row in directed:
+        return seen.tokens["sid"]
+    return "+".join(sorted(kind.value for kind in seen.row.receivers))
 
 
 class Recording:
     """Everything on the bus since before the mesh started."""
 
     def __init__(self) -> None:
-        self.seen: list[Tapped] = []
+        self.seen: list[Seen] = []
         self.problems: list[Tapped] = []
         self.news = asyncio.Event()
 
     def add(self, tapped: Tapped) -> None:
         """Messages of the table; what can't be decoded apart; marks of deleted keys carry nothing."""
         if tapped.envelope is not None and tapped.row is not None and tapped.message is not None:
-            self.seen.append(tapped)
+            self.seen.append(Seen(tapped.row, tapped.tokens, tapped.envelope, tapped.message))
             self.news.set()
         elif tapped.problem:
             self.problems.append(tapped)
 
     def steps(self) -> list[Step]:
-        return [
-            (tapped.envelope.sender.name, receiver(tapped), tapped.row.name)
-            for tapped in self.seen
-            if tapped.envelope is not None and tapped.row is not None  # as `add` saw to it
-        ]
+        return [(seen.envelope.sender.name, receiver(seen), seen.row.name) for seen in self.seen]
 
     def index(self, expected: Step, start: int = 0) -> int:
         steps = self.steps()
@@ -91,13 +100,16 @@ class Recording:
             place = self.index(step, place)
         return place
 
-    def find(self, row: subjects.Subject, condition: Callable[[Tapped], bool] = lambda _: True) -> list[int]:
+    def messages(self, row: subjects.Subject, kind: type[M]) -> list[M]:
+        return [one.message for one in self.seen if one.row is row and isinstance(one.message, kind)]
+
+    def find(self, row: subjects.Subject, condition: Callable[[Seen], bool] = lambda _: True) -> list[int]:
         return [number for number, one in enumerate(self.seen) if one.row is row and condition(one)]
 
 
 @pytest_asyncio.fixture
-async def recording(server: EmbeddedServer, connect: Callable[..., object]) -> AsyncIterator[Recording]:
-    bus: Bus = await connect("witness", EntityKind.TAP)  # type: ignore[misc]
+async def recording(server: EmbeddedServer, connect: Connect) -> AsyncIterator[Recording]:
+    bus = await connect("witness", EntityKind.TAP)
     found = Recording()
     async with Tap(bus, [">", "$KV.>"], limit=1_000_000) as tap:
 
@@ -161,15 +173,9 @@ async def until(
         pytest.fail(f"{what}: not within {timeout_s:.0f} s")
 
 
-def messages(recording: Recording, row: subjects.Subject, kind: type) -> list[object]:
-    return [one.message for one in recording.seen if one.row is row and isinstance(one.message, kind)]
-
-
 @pytest.mark.timeout(150)
-async def test_the_six_phases_of_section_4_4(
-    connect: Callable[..., object], recording: Recording, processes: None
-) -> None:
-    client: Bus = await connect("rita", EntityKind.CLIENT)  # type: ignore[misc]
+async def test_the_six_phases_of_section_4_4(connect: Connect, recording: Recording, processes: None) -> None:
+    client = await connect("rita", EntityKind.CLIENT)
     registered = {"gateway-a", "gateway-b", "router-a", "router-b"}
     await until(
         recording,
@@ -180,8 +186,13 @@ async def test_the_six_phases_of_section_4_4(
         "gateways, routers and agents registered",
     )
 
-    spec = tiny_job(
-        "phases", training={"steps": 60, "microbatches": 8, "seed": 3, "checkpoint_every": 0},
+    spec = tiny_job(  # padded: a suggestion must not be of the past by the time that it is heard
+        "phases",
+        model={
+            "factory": "workers.models.padded:padded_gpt",
+            "args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 6.0},
+        },
+        training={"steps": 60, "microbatches": 8, "seed": 3, "checkpoint_every": 0},
         parallel={"stages": 2, "replicas": 2},
     )  # fmt: skip
     asked = DoorRequest(token=TOKEN, action="job.submit", spec=spec)
@@ -191,8 +202,8 @@ async def test_the_six_phases_of_section_4_4(
     job = record.job
 
     def committed(step: int) -> bool:
-        events = messages(recording, subjects.JOB_EVENT, JobEvent)
-        return any(event.result is not None and event.result.step >= step for event in events)  # type: ignore[attr-defined]
+        events = recording.messages(subjects.JOB_EVENT, JobEvent)
+        return any(event.result is not None and event.result.step >= step for event in events)
 
     await until(recording, lambda: committed(5), "five steps")
     # phase 4's functional module
@@ -202,36 +213,33 @@ async def test_the_six_phases_of_section_4_4(
         action=SetWeights(stage=1, weights={f"{job}-s1-r0": 2.0, f"{job}-s1-r1": 1.0}),
     )  # fmt: skip
     lifecycle = ModuleLifecycle(module="two-to-one", version="1", state=ModuleState.ACTIVE)
-    module: Bus = await connect("two-to-one", EntityKind.FUNCTIONAL_MODULE)  # type: ignore[misc]
+    module = await connect("two-to-one", EntityKind.FUNCTIONAL_MODULE)
     await module.command(subjects.MODULE_LIFECYCLE, lifecycle, module="two-to-one")
     await module.publish(subjects.SUGGESTION, suggestion, module="two-to-one")
     await until(recording, lambda: bool(recording.find(subjects.POLICY_DECISION)), "a decision")
     await until(recording, lambda: bool(recording.find(subjects.QOS_REPORT)), "a report")
     # phase 5's fault
     victim = f"{job}-s1-r1"
-    records = messages(recording, subjects.REGISTRY_RECORD, ServiceRecord)
-    pid = next(one.endpoint.pid for one in reversed(records) if one.sid == victim)  # type: ignore[attr-defined]
+    records = recording.messages(subjects.REGISTRY_RECORD, ServiceRecord)
+    pid = next(one.endpoint.pid for one in reversed(records) if one.sid == victim)
     os.kill(pid, signal.SIGKILL)
 
     def ended() -> bool:
         """Record and event, each by its own subscription of the tap: either may be seen first."""
-        return all(
-            any(one.job == job and one.state in ENDED for one in messages(recording, row, kind))  # type: ignore[attr-defined]
-            for row, kind in ((subjects.JOB_EVENT, JobEvent), (subjects.JOB_RECORD, JobRecord))
-        )
+        events = recording.messages(subjects.JOB_EVENT, JobEvent)
+        records = recording.messages(subjects.JOB_RECORD, JobRecord)
+        return all(any(one.job == job and one.state in ENDED for one in found) for found in (events, records))
 
     await until(recording, ended, "the end of the job", 90)
-    last = [one for one in messages(recording, subjects.JOB_RECORD, JobRecord) if one.job == job][-1]  # type: ignore[attr-defined]
-    assert last.state is JobState.DONE, last.reason  # type: ignore[attr-defined]
+    last = [one for one in recording.messages(subjects.JOB_RECORD, JobRecord) if one.job == job][-1]
+    assert last.state is JobState.DONE, last.reason
 
     problems = [(one.subject, one.problem) for one in recording.problems if "rendezvous" not in one.subject]
     assert not problems, problems[:3]
     unexpected = {
         (one.envelope.sender.kind.value, one.row.name)
         for one in recording.seen
-        if one.envelope is not None
-        and one.row is not None
-        and one.envelope.sender.kind not in one.row.senders
+        if one.envelope.sender.kind not in one.row.senders
     }
     assert not unexpected, f"senders that the table of subjects does not name: {unexpected}"
 
@@ -266,8 +274,8 @@ def check_registration_and_configuration(recording: Recording, job: str) -> None
         assert active < first
     routes = {
         record.route_id
-        for record in messages(recording, subjects.REGISTRY_RECORD, ServiceRecord)
-        if record.job == job  # type: ignore[attr-defined]
+        for record in recording.messages(subjects.REGISTRY_RECORD, ServiceRecord)
+        if record.job == job
     }
     assert 0 not in routes
     advertised = recording.find(
@@ -279,7 +287,8 @@ def check_registration_and_configuration(recording: Recording, job: str) -> None
     assert advertised
     tables = recording.find(subjects.ROUTE_TABLE)
     assert {recording.seen[number].tokens["cluster"] for number in tables} == {"a", "b"}
-    assert recording.index(("orchestrator", f"{job}-s0-r0", "group form")) < first
+    prepared = recording.find(subjects.STEP_PREPARE)[0]  # until then, a step computes while its groups meet
+    assert recording.index(("orchestrator", f"{job}-s0-r0", "group form")) < prepared
 
 
 def check_data_exchange(recording: Recording, job: str) -> None:
@@ -292,7 +301,7 @@ def check_data_exchange(recording: Recording, job: str) -> None:
     hop = next(
         number
         for number in recording.find(subjects.NOTICE)
-        if recording.seen[number].envelope.sender.name == data  # type: ignore[union-attr]
+        if recording.seen[number].envelope.sender.name == data
     )
     first = recording.steps()[hop][1]
     assert first.startswith(f"{job}-s0-")
@@ -326,7 +335,7 @@ def check_policy_update(recording: Recording, job: str) -> None:
     decision = recording.seen[decided].message
     assert isinstance(decision, PolicyDecision)
     assert decision.adopted, decision.reason
-    assert recording.seen[decided].envelope.causation == recording.seen[suggested].envelope.id  # type: ignore[union-attr]
+    assert recording.seen[decided].envelope.causation == recording.seen[suggested].envelope.id
     for sid in ("gateway-a", "gateway-b", "router-a", "router-b"):
         issued = recording.index(("orchestrator", sid, "qos policy"), suggested)
         policy = recording.seen[issued].message
@@ -353,7 +362,7 @@ def check_fault_handling(recording: Recording, job: str, victim: str) -> None:
     assert (verdict.verdict, verdict.scope) == ("structural", "instance")
     assert verdict_at > place
     recording.ordered(
-        ("orchestrator", f"{job}-s0-r0", "step abort"),
+        ("orchestrator", f"{job}-s0-r0", "step fence"),
         ("orchestrator", agent, "start instance"),
         (victim, "service-registry", "registration"),
         ("orchestrator", f"{job}-s1-r0", "state send"),
@@ -380,7 +389,5 @@ def check_termination(recording: Recording, job: str) -> None:
         for sid in message.removed
     ]
     assert {f"{job}-s0-r0", f"{job}-s1-r1"} <= set(gone)
-    left = [one for one in messages(recording, subjects.REGISTRY_RECORD, ServiceRecord) if one.job == job][
-        -1:
-    ]  # type: ignore[attr-defined]
-    assert all(one.state is not InstanceState.FAULTED for one in left)  # type: ignore[attr-defined]
+    left = [one for one in recording.messages(subjects.REGISTRY_RECORD, ServiceRecord) if one.job == job][-1:]
+    assert all(one.state is not InstanceState.FAULTED for one in left)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dmsc.client import Client
 from schemas.job import JobSpec, JobState
+from workers.data import batch, open_local_dataset
 
 SEED, MICROBATCHES, SAMPLE_TOKENS = 7, 2, 16
 
@@ -37,6 +38,19 @@ def user_job(factory: str, source: Path, **sections: Any) -> JobSpec:
     for section, values in sections.items():
         job[section] = {**job[section], **values} if isinstance(job.get(section), dict) else values
     return JobSpec.model_validate(job)
+
+
+def poison(source: Path, step: int, microbatch: int = 1) -> list[int]:
+    """How one microbatch of a step begins (the second), and no other."""
+    spec = user_job("sound", source)
+    found = [
+        batch(open_local_dataset(spec.data), "train", SEED, number, which, 1, SAMPLE_TOKENS)[0][0, :6]
+        for number in range(8)
+        for which in range(MICROBATCHES)
+    ]
+    chosen: list[int] = found[step * MICROBATCHES + microbatch].tolist()
+    assert sum(one.tolist() == chosen for one in found) == 1
+    return chosen
 
 
 HELD_STEPS = 40

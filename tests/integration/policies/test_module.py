@@ -22,12 +22,18 @@ from policies.engine import EngineConfig
 from policies.kit import Policy
 from policies.module import FunctionalModule, ModuleConfig, module_sid
 from policies.service_time_weights import ServiceTimeWeights
+from policies.store_reads import StoreRead
+from policies.view import JobView
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicySuggestion
 from schemas.registry import Resolve
+from schemas.step import Member
+from schemas.store import StoreRows
 from schemas.telemetry import InstanceSample
+from workers.chronicle import Chronicle
+from workers.local_store import LocalStore
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "my_policy.py"
 WAIT_S = 15.0
@@ -303,6 +309,44 @@ async def test_it_answers_a_request_at_once(mesh: Mesh) -> None:
     [suggestion] = await module.answer("j")
     assert suggestion.action.weights == {"j-s0-r0": 1.0, "j-s0-r1": 0.5}
     assert await module.answer("unknown") == []
+
+
+class Auditor(Policy):
+    """Notes what instances refused, from their own audit (draft §6.3)."""
+
+    name = "auditor"
+    every_s = 0.1
+
+    def __init__(self) -> None:
+        self.refused: dict[str, str] = {}
+
+    def reads(self, view: JobView, now: float) -> list[StoreRead]:
+        where = {"outcome": "refused"}
+        return [self.read(view, sid, "audit", where=where, columns=("reason",)) for sid in view.instances]
+
+    def on_store_rows(self, rows: StoreRows, at: float) -> None:
+        for row in rows.records():
+            self.refused[rows.member.sid] = str(row["reason"])
+
+    def decide(self, view: JobView, now: float) -> PolicySuggestion | None:
+        found = ", ".join(f"{sid}: {reason}" for sid, reason in sorted(self.refused.items()))
+        return self.note(view, found) if found else None
+
+
+async def test_a_policy_reads_local_stores_and_a_silent_one_delays_nothing(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    member = Member(sid="j-s0-r0", incarnation="i1")
+    async with LocalStore(tmp_path, member) as store:
+        store.add("audit", {"what": "step commit", "outcome": "obeyed", "reason": ""})
+        store.add("audit", {"what": "step commit", "outcome": "refused", "reason": "fenced: epoch 1"})
+        chronicle = Chronicle(store, 0)
+        await mesh.instances.serve(subjects.STORE_QUERY, chronicle.read, job="j", sid=member.sid)
+        module, _ = await mesh.module(Auditor())
+        async with mesh.telemetry(s0_r0=10.0, s0_r1=30.0):  # of which the second keeps no store
+            await mesh.arbiter.until(lambda: mesh.arbiter.suggestions)
+    assert mesh.arbiter.suggestions[0].reason == "j-s0-r0: fenced: epoch 1"
+    assert module.engine.counters.errors == 0
 
 
 async def until_true(condition: Callable[[], Any]) -> Any:

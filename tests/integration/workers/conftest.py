@@ -1,4 +1,4 @@
-"""Child processes that speak in JSON lines, and counts of what a process holds."""
+"""Child processes that speak in JSON lines, counts of what a process holds, instances on one connection."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import asyncio
 import gc
 import json
 import os
+import secrets
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
+
+from schemas.envelope import EntityKind
+from tests.conftest import Connect
+from tests.integration.workers.exchanging import Instance, Make
 
 ROOT = Path(__file__).parents[3]
 
@@ -94,3 +100,23 @@ class Held:
 @pytest.fixture
 def held() -> type[Held]:
     return Held
+
+
+@pytest.fixture(autouse=True)
+def own_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Incarnations are unique in the wild, here only within a test: each has a job of its own."""
+    monkeypatch.setattr(Instance, "job", f"job-{secrets.token_hex(4)}")
+
+
+@pytest_asyncio.fixture
+async def make(connect: Connect) -> AsyncIterator[Make]:
+    """`instance = await make("name")`: all on one connection; closed at the end."""
+    bus = await connect("instances", EntityKind.INSTANCE)
+    async with AsyncExitStack() as stack:
+
+        async def start(sid: str, incarnation: str = "1", **options: Any) -> Instance:
+            instance = Instance(options.pop("bus", bus), sid, incarnation, **options)
+            await stack.enter_async_context(instance.exchange)
+            return instance
+
+        yield start

@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from bus.artifacts import open_artifacts
-from schemas.errors import BadData
+from schemas.errors import BadData, DamagedCheckpoint
 from schemas.job import DataSpec, JobSpec, ModelSpec, OptimizerSpec
+from tests.checkpoint_files import publish
 from tests.conftest import Connect
 from workers import analysis, sample
+from workers.checkpoint import restore_checkpoint
 from workers.data import open_dataset
 from workers.model import build, slice_stage
 from workers.optimizer import build_optimizer, state_tensors
-from workers.weights import export, load_initial, restore_checkpoint, save_checkpoint
+from workers.weights import export, load_initial
 
 SPEC = ModelSpec(
     factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
@@ -49,10 +51,27 @@ async def test_weights_and_checkpoints_on_the_bus(connect: Connect) -> None:
         weight.grad = torch.ones_like(weight)
     optimizer.step()
     checkpoint = open_artifacts("bus://artifacts/job/checkpoints/1", bus)
-    await save_checkpoint(stage, optimizer, checkpoint, stage=0, version=1)
-    assert await restore_checkpoint(other, other_optimizer, checkpoint, checkpoint.url) == 1
+    await publish(checkpoint, [(stage, optimizer)], version=1)
+    assert await restore_checkpoint(other, other_optimizer, checkpoint) == 1
     pairs = zip(state_tensors(stage, optimizer), state_tensors(other, other_optimizer), strict=True)
     assert all(torch.equal(one, two) for one, two in pairs)
+
+
+async def test_a_checkpoint_of_which_the_bus_has_lost_a_piece_is_damaged(connect: Connect) -> None:
+    bus = await connect("instance")
+    stage = slice_stage(build(SPEC, 0), 0, 4)
+    optimizer = build_optimizer(stage, OptimizerSpec())
+    checkpoint = open_artifacts("bus://artifacts/damaged/checkpoints/1", bus)
+    await publish(checkpoint, [(stage, optimizer)], version=1)
+    name = "damaged/checkpoints/1/stage-00000/__0_0.distcp"
+    info = await bus.objects._info(f"artifacts/{name}")
+    assert info is not None
+    await bus.objects._purge(info.nuid)  # its chunks, not its entry
+    with pytest.raises(DamagedCheckpoint, match=r"stage-00000/__0_0\.distcp is damaged"):
+        await restore_checkpoint(stage, optimizer, checkpoint)
+    await checkpoint.delete("stage-00000/__0_0")
+    with pytest.raises(DamagedCheckpoint, match=r"stage-00000/__0_0\.distcp is missing"):
+        await restore_checkpoint(stage, optimizer, checkpoint)
 
 
 async def test_the_short_lived_workers_connect_by_themselves(

@@ -4,14 +4,8 @@ clear error soon; no fault leaves anybody hanging, and nothing is left behind.""
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
 import random
-import secrets
-import signal
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,83 +15,13 @@ from torch import Tensor
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.subjects import NOTICE, NOTICE_ANSWER
-from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
-from workers import gloo, link_table, links
+from tests.conftest import Connect
+from tests.integration.workers.exchanging import Instance, Make, numbered, own_connections
+from workers import gloo, links
 from workers.link_table import LinkConfig
-from workers.links import HopExchange
-
-Connect = Callable[..., Awaitable[Bus]]
-Arrival = tuple[MicrobatchNotice, Sequence[Tensor]]
-
-
-class Instance:
-    """A member with an exchange, an inbox, and a decision that a test may change."""
-
-    job = "job"
-
-    def __init__(self, bus: Bus, sid: str, incarnation: str = "1", **options: Any) -> None:
-        self.member = Member(sid=sid, incarnation=incarnation)
-        self.inbox: asyncio.Queue[Arrival] = asyncio.Queue()
-        self.asked: list[MicrobatchNotice] = []
-        self.asking = asyncio.Event()
-        self.lost: asyncio.Queue[MicrobatchNotice] = asyncio.Queue()
-        self.broken: asyncio.Queue[Member] = asyncio.Queue()
-        self.answer = "accepted"
-        self.exchange = HopExchange(
-            bus,
-            member=self.member,
-            job=self.job,
-            epoch=3,
-            decide=self.decide,
-            received=lambda notice, tensors: self.inbox.put_nowait((notice, tensors)),
-            lost=lambda notice, error: self.lost.put_nowait(notice),
-            broken=lambda peer, error: self.broken.put_nowait(peer),
-            **options,
-        )
-
-    def decide(self, notice: MicrobatchNotice) -> str:
-        self.asked.append(notice)
-        self.asking.set()
-        return self.answer
-
-    async def was_asked(self, times: int) -> None:
-        while len(self.asked) < times:
-            self.asking.clear()
-            await asyncio.wait_for(self.asking.wait(), 20)
-
-    async def send(self, to: Instance | Member, microbatch: int, *tensors: Tensor, **options: Any) -> str:
-        given: dict[str, Any] = {"direction": "forward", "stage": 1, "step": 5, "attempt": 0, **options}
-        receiver = to.member if isinstance(to, Instance) else to
-        return await self.exchange.send(receiver=receiver, microbatch=microbatch, tensors=tensors, **given)
-
-    async def arrival(self, timeout_s: float = 10.0) -> Arrival:
-        return await asyncio.wait_for(self.inbox.get(), timeout_s)
-
-
-@pytest.fixture(autouse=True)
-def own_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Incarnations are unique in the wild, here only within a test: each has a job of its own."""
-    monkeypatch.setattr(Instance, "job", f"job-{secrets.token_hex(4)}")
-
-
-Make = Callable[..., Awaitable[Instance]]
-
-
-@pytest.fixture
-async def make(connect: Connect) -> Any:
-    """`instance = await make("name")`: all on one connection; closed at the end."""
-    bus = await connect("instances", EntityKind.INSTANCE)
-    async with AsyncExitStack() as stack:
-
-        async def start(sid: str, incarnation: str = "1", **options: Any) -> Instance:
-            instance = Instance(options.pop("bus", bus), sid, incarnation, **options)
-            await stack.enter_async_context(instance.exchange)
-            return instance
-
-        yield start
 
 
 class Interceptor:
@@ -128,10 +52,6 @@ def same_bits(sent: Tensor, received: Tensor) -> bool:
     return torch.equal(
         sent.contiguous().reshape(-1).view(torch.uint8), received.reshape(-1).view(torch.uint8)
     )
-
-
-def numbered(microbatch: int, size: int = 64) -> Tensor:
-    return torch.full((size,), float(microbatch))
 
 
 # --- what arrives -------------------------------------------------------------------------------------------
@@ -270,43 +190,31 @@ async def test_duplicate_and_reordered_notices(
 async def test_an_offer_made_while_the_bus_is_away_arrives_when_it_is_back(
     own_server: EmbeddedServer,
 ) -> None:
-    async with (
-        Bus.connect(own_server.url, name="one", kind=EntityKind.INSTANCE) as here,
-        Bus.connect(own_server.url, name="two", kind=EntityKind.INSTANCE) as there,
-    ):
-        await here.provision()
-        one, two = Instance(here, "one"), Instance(there, "two")
-        async with one.exchange, two.exchange:
-            await one.send(two, 0, numbered(0))
-            await two.arrival()
-            await own_server.stop()
-            sending = asyncio.create_task(one.send(two, 1, numbered(1)))
-            done, _ = await asyncio.wait({sending}, timeout=0.3)
-            assert not done
-            await own_server.start()
-            assert await asyncio.wait_for(sending, 10) == "delivered"
-            assert torch.equal((await two.arrival())[1][0], numbered(1))
+    async with own_connections(own_server.url) as (one, two):
+        await one.send(two, 0, numbered(0))
+        await two.arrival()
+        await own_server.stop()
+        sending = asyncio.create_task(one.send(two, 1, numbered(1)))
+        done, _ = await asyncio.wait({sending}, timeout=0.3)
+        assert not done
+        await own_server.start()
+        assert await asyncio.wait_for(sending, 10) == "delivered"
+        assert torch.equal((await two.arrival())[1][0], numbered(1))
 
 
 async def test_a_first_offer_made_while_the_bus_is_away_builds_its_link_when_it_is_back(
     own_server: EmbeddedServer,
 ) -> None:
     """Without the bus no link is built; that is nobody's fault and no reason to give up on a peer."""
-    async with (
-        Bus.connect(own_server.url, name="one", kind=EntityKind.INSTANCE) as here,
-        Bus.connect(own_server.url, name="two", kind=EntityKind.INSTANCE) as there,
-    ):
-        await here.provision()
-        one, two = Instance(here, "one"), Instance(there, "two")
-        async with one.exchange, two.exchange:
-            await own_server.stop()
-            sending = asyncio.create_task(one.send(two, 1, numbered(1)))
-            done, _ = await asyncio.wait({sending}, timeout=0.5)
-            assert not done
-            await own_server.start()
-            assert await asyncio.wait_for(sending, 15) == "delivered"
-            assert torch.equal((await two.arrival())[1][0], numbered(1))
-            assert one.broken.empty()
+    async with own_connections(own_server.url) as (one, two):
+        await own_server.stop()
+        sending = asyncio.create_task(one.send(two, 1, numbered(1)))
+        done, _ = await asyncio.wait({sending}, timeout=0.5)
+        assert not done
+        await own_server.start()
+        assert await asyncio.wait_for(sending, 15) == "delivered"
+        assert torch.equal((await two.arrival())[1][0], numbered(1))
+        assert one.broken.empty()
 
 
 # --- answers ------------------------------------------------------------------------------------------------
@@ -424,130 +332,6 @@ async def test_withdrawn_offers_go_and_the_next_ones_arrive(
     assert await one.send(two, 2, numbered(2)) == "delivered"
     assert (await two.arrival())[0].microbatch == 2
     assert two.inbox.empty()
-
-
-# --- deaths -------------------------------------------------------------------------------------------------
-async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
-    make: Make, server: EmbeddedServer, spawn: Any, held: Any
-) -> None:
-    """The error comes at once, the new incarnation takes the same hop again, and nothing stays behind."""
-    one = await make("one", config=LinkConfig(build_timeout_s=1.0))
-    before = held()
-    child = await spawn("link_peer.py", server.url, Instance.job, "two", "1", "take")
-    await child.event("ready")
-    big = torch.arange(64 << 20, dtype=torch.float32)  # 256 MB: some 200 ms on loopback
-    old, new = Member(sid="two", incarnation="1"), Member(sid="two", incarnation="2")
-    await one.send(old, 0, numbered(0))  # the link stands
-    await child.event("received")
-    sending = asyncio.create_task(one.send(old, 0, big))
-    await child.event("decide")
-    await asyncio.sleep(0.02)
-    assert not sending.done()  # in the middle
-    killed = time.monotonic()
-    child.process.send_signal(signal.SIGKILL)
-    assert await asyncio.wait_for(one.broken.get(), 5) == old
-    noticed_s = time.monotonic() - killed
-    assert noticed_s < 3
-    one.exchange.fence(old)
-    with pytest.raises(PeerUnreachable):
-        await asyncio.wait_for(sending, 1)
-    second = await spawn("link_peer.py", server.url, Instance.job, "two", "2", "take")
-    await second.event("ready")
-    assert await asyncio.wait_for(one.send(new, 0, big, attempt=1), 30) == "delivered"
-    said = await second.event("received")
-    assert said["digest"] == hashlib.blake2b(big.numpy().tobytes()).hexdigest()
-    one.exchange.fence(new)
-    await second.kill()
-    await child.kill()
-    del sending
-    await before.nothing_more()
-
-
-async def test_a_dead_receiver_is_unreachable_after_a_few_links(
-    make: Make, server: EmbeddedServer, spawn: Any
-) -> None:
-    """Nobody fences: the sender gives up by itself, in one line that names the peer."""
-    one = await make("one", config=LinkConfig(build_timeout_s=0.5))
-    child = await spawn("link_peer.py", server.url, Instance.job, "two", "1", "take")
-    await child.event("ready")
-    peer = Member(sid="two", incarnation="1")
-    await one.send(peer, 0, numbered(0))
-    await child.kill()
-    with pytest.raises(PeerUnreachable, match=r"two \(1\) cannot be reached from one") as caught:
-        await asyncio.wait_for(one.send(peer, 1, numbered(1)), 15)
-    assert caught.value.fields["peer"] == "two"
-    assert "\n" not in caught.value.text
-
-
-async def test_the_sender_is_killed_in_the_middle_of_a_big_transfer(
-    make: Make, server: EmbeddedServer, spawn: Any, held: Any
-) -> None:
-    two = await make("two")
-    before = held()
-    child = await spawn("link_peer.py", server.url, Instance.job, "one", "1", "offer", "two", "1", 256)
-    await two.was_asked(2)
-    await asyncio.sleep(0.03)
-    await two.arrival()  # the small one
-    assert two.inbox.empty()  # in the middle of the big one
-    child.process.send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    lost = await asyncio.wait_for(two.lost.get(), 5)
-    assert lost.microbatch == 7
-    assert time.monotonic() - killed < 3
-    assert two.inbox.empty()
-    two.exchange.fence(lost.sender)
-    await child.kill()
-    await before.nothing_more()
-
-
-async def test_a_fence_frees_what_waits_for_a_stopped_process(
-    make: Make, server: EmbeddedServer, spawn: Any, held: Any
-) -> None:
-    """Stopped (`T`), not dead: no connection closes, only the fence ends it."""
-    one = await make("one")
-    before = held()
-    child = await spawn("link_peer.py", server.url, Instance.job, "two", "1", "take")
-    await child.event("ready")
-    peer = Member(sid="two", incarnation="1")
-    await one.send(peer, 0, numbered(0))
-    os.kill(child.pid, signal.SIGSTOP)
-    try:
-        sends = [asyncio.create_task(one.send(peer, number, torch.ones(8 << 20))) for number in (1, 2)]
-        done, _ = await asyncio.wait(sends, timeout=0.5)
-        assert not done
-        began = time.monotonic()
-        one.exchange.fence(peer)
-        results = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 2)
-        assert all(isinstance(result, PeerUnreachable) for result in results)
-        assert time.monotonic() - began < 2
-    finally:
-        os.kill(child.pid, signal.SIGCONT)
-    await child.kill()
-    del sends, results, done, _
-    await before.nothing_more()
-
-
-async def test_accepted_and_never_taken_is_an_error(
-    make: Make, server: EmbeddedServer, spawn: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A peer that stops in the middle of an accepted transfer, and nobody who says so."""
-    monkeypatch.setattr(link_table, "SLOWEST_BYTES_PER_S", 1e9)
-    one = await make("one", config=LinkConfig(transfer_timeout_s=0.5, build_timeout_s=0.5))
-    child = await spawn("link_peer.py", server.url, Instance.job, "two", "1", "take")
-    await child.event("ready")
-    peer = Member(sid="two", incarnation="1")
-    await one.send(peer, 0, numbered(0))  # the link stands
-    await child.event("received")
-    sending = asyncio.create_task(one.send(peer, 1, torch.ones(64 << 20)))
-    await child.event("decide")
-    await asyncio.sleep(0.03)
-    assert not sending.done()  # in the middle
-    os.kill(child.pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(PeerUnreachable, match="cannot be reached"):
-            await asyncio.wait_for(sending, 20)
-    finally:
-        os.kill(child.pid, signal.SIGCONT)
 
 
 # --- addresses ----------------------------------------------------------------------------------------------

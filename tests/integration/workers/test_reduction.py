@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
+from tests.conftest import Connect
 from workers.reduction import ReductionGroup
 
-Connect = Callable[..., Awaitable[Bus]]
 MEMBERS = [Member(sid=f"replica-{number}", incarnation="1") for number in range(4)]
 
 

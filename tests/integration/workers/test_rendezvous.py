@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import pytest
@@ -16,9 +15,8 @@ from bus.embedded import EmbeddedServer
 from bus.rendezvous import Rendezvous
 from schemas.envelope import EntityKind
 from schemas.errors import DeadlineExceeded
+from tests.conftest import Connect
 from workers.bus_store import BusStore
-
-Connect = Callable[..., Awaitable[Bus]]
 
 
 async def test_get_waits_for_a_key_that_another_writes(connect: Connect) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from schemas.door import JobLoad
 from schemas.job import InstanceView, JobEvent, JobRecord, JobSpec, JobState, StepResult
+from tests.entity_records import compute
 
 JOB = "j1"
 
@@ -42,3 +44,8 @@ def instances(*views: tuple[str, int, str]) -> JobEvent:
         for sid, stage, state in views
     )
     return JobEvent(job=JOB, kind="instances", at=1.0, instances=made)
+
+
+def load(*measured: tuple[str, float]) -> JobLoad:
+    """What routers tell: (SID, milliseconds per microbatch)."""
+    return JobLoad(job=JOB, entries=tuple(compute(sid, job=JOB, service_ms=ms) for sid, ms in measured))

@@ -19,6 +19,12 @@ def run_with(*happened: JobEvent) -> RunState:
     return run
 
 
+def drawn(run: RunState) -> str:
+    console = Console(file=io.StringIO(), width=100, record=True)
+    console.print(draw(run, 3.0))
+    return console.export_text()
+
+
 def test_steps_speed_and_time_left() -> None:
     run = run_with(events.state(JobState.RUNNING), events.step(0, 4.0), events.step(1, 3.0))
     assert (run.done, run.steps, run.state) == (2, 4, JobState.RUNNING)
@@ -73,9 +79,7 @@ def test_the_picture_shows_progress_instances_and_what_happened() -> None:
     run = run_with(
         events.state(JobState.RUNNING), events.instances(*views), events.step(0, 4.0, {"j1-s0-r0": 8}), fault
     )
-    console = Console(file=io.StringIO(), width=100, record=True)
-    console.print(draw(run, 3.0))
-    text = console.export_text()
+    text = drawn(run)
     for expected in (
         "tiny",
         "running",
@@ -88,6 +92,25 @@ def test_the_picture_shows_progress_instances_and_what_happened() -> None:
     ):
         assert expected in text
     assert "[j1-s1-r0] died" in text  # text of others is never read as markup
+
+
+def test_service_times_are_filled_in_and_outlive_a_change_of_the_instances() -> None:
+    views = (("j1-s0-r0", 0, "active"), ("j1-s1-r0", 1, "active"), ("j1-data-r0", -1, "active"))
+    run = run_with(events.instances(*views))
+    assert "ms/microbatch" not in drawn(run)
+    run.measured(events.load(("j1-s0-r0", 12.4), ("j1-s1-r0", 0.0)))
+    run.apply(events.instances(*views, ("j1-s0-r1", 0, "pending")))
+    run.measured(events.load(("j1-s0-r1", 30.0)))
+    assert {view.sid: view.service_ms for view in run.instances} == {
+        "j1-s0-r0": 12.4,
+        "j1-s0-r1": 30.0,
+        "j1-s1-r0": 0.0,
+        "j1-data-r0": 0.0,
+    }
+    lines = drawn(run).splitlines()
+    assert any("ms/microbatch" in line for line in lines)
+    assert any("s0-r0" in line and " 12 " in line for line in lines)
+    assert not any("s1-r0" in line and " 0 " in line for line in lines), "what is not known is not shown"
 
 
 def test_plain_lines() -> None:

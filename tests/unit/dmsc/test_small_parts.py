@@ -95,6 +95,16 @@ def test_one_process_for_the_control_plane_or_one_each(tmp_path: Path) -> None:
     assert stops["orchestrator"] < stops["agent-a"] < stops["service-registry"]
 
 
+def test_several_orchestrators_run_apart(tmp_path: Path) -> None:
+    options = MeshOptions(state=tmp_path, orchestrators=2)
+    children = {child.name: child for child in lay_out(options, "nats://x:1", (1, 2), tmp_path, tmp_path)}
+    assert list(children) == ["agent-a", "agent-b", "control-plane", "orchestrator-1", "orchestrator-2"]
+    assert "orchestrator" not in children["control-plane"].arguments
+    assert children["orchestrator-1"].arguments == ("run", "orchestrator")
+    stops = [children[name].stop_order for name in ("orchestrator-1", "agent-a", "control-plane")]
+    assert stops == sorted(stops)
+
+
 def test_secrets_are_on_no_command_line(tmp_path: Path) -> None:
     children = lay_out(MeshOptions(state=tmp_path), "nats://x:1", (1, 2), tmp_path / "t", tmp_path / "logs")
     assert not any(

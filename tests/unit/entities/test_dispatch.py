@@ -8,6 +8,7 @@ import pytest
 
 from entities.gateway.dispatch import choose_entries, interleave, largest_remainder
 from schemas.registry import InstanceState
+from schemas.signals import ComputeEntry
 from tests.entity_records import compute, instance
 
 EAST, WEST = instance("j-data-r0"), instance("j-data-r1", cluster="west")
@@ -56,7 +57,7 @@ def test_an_unmeasured_instance_counts_as_the_median() -> None:
     "entry",
     [compute(job="k"), compute(stage=1), compute(state=InstanceState.FAULTED), compute(weight=0.0)],
 )
-def test_what_takes_no_work_of_this_job_counts_nothing(entry) -> None:  # type: ignore[no-untyped-def]
+def test_what_takes_no_work_of_this_job_counts_nothing(entry: ComputeEntry) -> None:
     load = {"east": [entry], "west": [compute("j-s0-r1")]}
     assert counts(choose_entries([EAST, WEST], load, "j", MICROBATCHES).shares) == {"j-data-r1": 8}
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -19,6 +20,7 @@ from entities.router import RouterConfig
 from schemas import errors
 from schemas.fault import FaultReport
 from schemas.job import JobEvent, JobState
+from schemas.step import Member
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -91,14 +93,17 @@ def test_an_event_is_one_record_even_with_line_breaks_in_it() -> None:
     assert lines[3:] == ["", ""]
 
 
-def fault(kind: str, incarnation: str = "i1") -> FaultReport:
+def fault(
+    kind: Literal["instance", "link", "unreachable"], incarnation: str = "i1", witness: Member | None = None
+) -> FaultReport:
     return FaultReport(
         reporter="router-east",
         job="j",
         sid="j-s0-r0",
         incarnation=incarnation,
         kind=kind,
-        evidence="seen",  # type: ignore[arg-type]
+        evidence="seen",
+        witness=witness,
     )
 
 
@@ -110,6 +115,14 @@ def test_a_death_is_told_once_and_a_broken_link_again_after_a_while() -> None:
     assert ledger.is_news(fault("link"), 0)
     assert not ledger.is_news(fault("link"), 4)
     assert ledger.is_news(fault("link"), 5)
+
+
+def test_a_witness_does_not_hide_another() -> None:
+    ledger = FaultLedger(FaultReporterConfig(again_s=5.0))
+    zombie, sound = Member(sid="j-s1-r0", incarnation="i1"), Member(sid="j-s1-r0", incarnation="i2")
+    assert ledger.is_news(fault("unreachable", witness=zombie), 0)
+    assert ledger.is_news(fault("unreachable", witness=sound), 1)
+    assert not ledger.is_news(fault("unreachable", witness=sound), 2)
 
 
 def test_the_ledger_is_bounded() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from entities.qos_window import QosWindow
 from schemas.signals import QosReport
-from schemas.telemetry import LinkSample
+from schemas.telemetry import DeviceSample, LinkSample
 from tests.entity_records import sample
 
 
@@ -68,3 +68,24 @@ def test_totals_for_the_termination_report() -> None:
     window.add_microbatch("j")
     assert window.forget("j") == (1, 20_000)
     assert window.forget("j") == (0, 0)
+
+
+def test_the_hottest_device_and_the_memory_errors_since_the_job_began() -> None:
+    window = QosWindow()
+    window.add_sample(sample("j-s0-r0"))
+    assert (report(window).temperature_c, report(window).ecc_errors) == (None, None)
+
+    def heard(sid: str, device: str, temperature_c: float, errors: int) -> None:
+        told = DeviceSample(device=device, temperature_c=temperature_c, ecc_errors=errors)
+        window.add_sample(sample(sid, device=told))
+
+    heard("j-s0-r0", "cuda:0", 60.0, 7)
+    heard("j-s0-r1", "cuda:0", 61.0, 7)
+    heard("j-s1-r0", "cuda:1", 50.0, 0)
+    first = report(window)
+    assert (first.temperature_c, first.ecc_errors) == (61.0, 0)
+    heard("j-s0-r0", "cuda:0", 55.0, 9)
+    second = report(window)
+    assert (second.temperature_c, second.ecc_errors) == (55.0, 2)
+    window.forget("j")
+    assert report(window).ecc_errors is None

@@ -135,6 +135,22 @@ class TestTransitions:
                 core.change(change(after), 1)
             assert state_of(core) is before
 
+    def test_a_newcomer_that_is_ready_says_so_within_its_state(self, core: RegistryCore) -> None:
+        core.register(instance(state=S.PENDING), 0)
+        assert core.change(change(S.PENDING, reason="ready"), 1) == {"j-s0-r0"}
+        assert core.change(change(S.PENDING, reason="ready"), 2) == frozenset(), "a repetition"
+        record = core.record("j-s0-r0")
+        assert record is not None
+        assert record.reason == "ready"
+
+    def test_of_an_end_the_first_word_counts(self, core: RegistryCore) -> None:
+        core.register(instance(), 0)
+        core.change(change(S.FAULTED, reason="no such word"), 1)
+        assert core.change(change(S.FAULTED, reason="exit code 3"), 2) == frozenset()
+        record = core.record("j-s0-r0")
+        assert record is not None
+        assert record.reason == "no such word"
+
     def test_an_illegal_one_carries_the_history(self, core: RegistryCore) -> None:
         core.register(instance(state=S.PENDING), 0)
         core.change(change(S.ACTIVE), 1)
@@ -213,7 +229,9 @@ class TestRelease:
         assert core.release("a") == {"a-s0-r0", "a-s1-r0"}
         assert [record.sid for record in core.records()] == ["b-s0-r0"]
         core.register(instance("c-s0-r0"), 1)
-        assert core.record("c-s0-r0").route_id == 1  # type: ignore[union-attr]
+        again = core.record("c-s0-r0")
+        assert again is not None
+        assert again.route_id == 1
         assert core.release("a") == frozenset()
 
     def test_route_ids_are_reused_from_the_lowest(self) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from entities.policy_book import PolicyBook
-from entities.router_core import compute_entries, decide_table, mean_transfer_ms
-from schemas.registry import Capability, InstanceState
+from entities.router_core import TableDecision, compute_entries, decide_table, mean_transfer_ms
+from schemas.registry import Capability, InstanceState, ServiceRecord
 from schemas.signals import StagePolicy
 from tests.entity_records import instance, policy, sample
 
 S = InstanceState
 
 
-def table(stage: StagePolicy, *records):  # type: ignore[no-untyped-def]
+def table(stage: StagePolicy, *records: ServiceRecord) -> TableDecision:
     return decide_table(policy(), stage, records)
 
 

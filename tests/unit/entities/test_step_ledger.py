@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from entities.orchestrator.step_ledger import Decide, Effect, Inconsistent, Prepare, StepLedger, members_of
-from schemas.step import Member, MicrobatchClaim, StepVote
+from entities.orchestrator.step_ledger import Inconsistent, StepLedger, members_of
+from schemas.step import Member, MicrobatchClaim, StepDecision, StepVote
 
 MEMBERS = members_of([[("s0r0", "a"), ("s0r1", "b")], [("s1r0", "c"), ("s1r1", "d")]])
 M = 4
@@ -61,18 +61,25 @@ def votes() -> list[tuple[int, StepVote]]:
     ]
 
 
-def play(book: StepLedger, claims: list[MicrobatchClaim], cast: list[tuple[int, StepVote]]) -> list[Effect]:
-    effects: list[Effect] = []
+def play(
+    book: StepLedger, claims: list[MicrobatchClaim], cast: list[tuple[int, StepVote]]
+) -> StepDecision | None:
     for one in claims:
-        effects += book.claim(one)
+        book.claim(one)
     for stage, one in cast:
-        effects += book.vote(stage, one)
-    return effects
+        book.vote(stage, one)
+    return book.decide()
 
 
-def test_a_stage_prepares_once_when_all_its_microbatches_are_claimed() -> None:
-    effects = play(ledger(), full_claims(), [])
-    assert effects == [Prepare(0), Prepare(1)]
+def test_a_stage_is_complete_when_all_its_microbatches_are_claimed() -> None:
+    book = ledger()
+    claims = full_claims()
+    for one in claims[:-1]:
+        book.claim(one)
+    assert (book.complete(0), book.complete(1)) == (True, False)
+    assert book.claim(claims[-1])
+    assert not book.claim(claims[-1])
+    assert book.complete(1)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -81,14 +88,40 @@ def test_order_and_repetition_do_not_matter(seed: int) -> None:
     claims, cast = full_claims() * 2, votes() * 2
     draw.shuffle(claims)
     draw.shuffle(cast)
-    effects = play(ledger(), claims, cast)
-    decisions = [effect for effect in effects if isinstance(effect, Decide)]
-    assert len(decisions) == 1, f"seed {seed}"
-    assert not [effect for effect in effects if isinstance(effect, Inconsistent)]
-    decision = decisions[0].decision
+    decision = play(ledger(), claims, cast)
+    assert decision is not None, f"seed {seed}"
     assert decision.checksums == ("sum0", "sum1")
     assert decision.gradient_norm == math.sqrt(8.0)
     assert decision.action == "apply"
+
+
+def test_nothing_is_decided_before_all_have_voted() -> None:
+    assert play(ledger(), full_claims(), votes()[:-1]) is None
+
+
+def test_what_a_member_that_left_had_done_is_void() -> None:
+    book = ledger()
+    for one in full_claims():
+        book.claim(one)
+    for stage, cast in votes():
+        book.vote(stage, cast)
+    book.replace(0, MEMBERS[0][:1], generation=9)
+    assert not book.complete(0)
+    assert book.complete(1)
+    assert sorted(book.missing()) == [(0, 1), (0, 3)]
+    assert book.decide() is None
+    for number in (1, 3):
+        book.claim(claim(0, number, MEMBERS[0][0], "data"))
+    assert book.complete(0)
+    book.vote(0, vote(0, MEMBERS[0][0], (0, 1, 2, 3), generation=9))
+    with pytest.raises(Inconsistent, match="not its owner"):  # the next stage has not claimed anew as yet
+        book.decide()
+    for number in (1, 3):
+        book.claim(claim(1, number, MEMBERS[1][(number // 2) % 2], "s0r0"))
+    decision = book.decide()
+    assert decision is not None
+    assert decision.membership[0] == MEMBERS[0][:1]
+    assert decision.generations == (9, 6)
 
 
 def test_late_and_foreign_claims_count_for_nothing() -> None:
@@ -101,7 +134,7 @@ def test_late_and_foreign_claims_count_for_nothing() -> None:
         claim(0, 0, stranger, "data"),
         claim(0, M, MEMBERS[0][0], "data"),
     ):
-        assert book.claim(wrong) == []
+        assert not book.claim(wrong)
     assert book.foreign == 5
     assert len(book.missing()) == 2 * M
 
@@ -109,9 +142,8 @@ def test_late_and_foreign_claims_count_for_nothing() -> None:
 def test_two_owners_of_one_microbatch_are_inconsistent() -> None:
     book = ledger()
     book.claim(claim(0, 0, MEMBERS[0][0], "data"))
-    (effect,) = book.claim(claim(0, 0, MEMBERS[0][1], "data"))
-    assert isinstance(effect, Inconsistent)
-    assert "claimed by s0r0 and s0r1" in effect.reason
+    with pytest.raises(Inconsistent, match="claimed by s0r0 and s0r1"):
+        book.claim(claim(0, 0, MEMBERS[0][1], "data"))
 
 
 @pytest.mark.parametrize(
@@ -125,37 +157,34 @@ def test_two_owners_of_one_microbatch_are_inconsistent() -> None:
 def test_votes_that_do_not_add_up_are_never_decided(changed: tuple[int, StepVote], expected: str) -> None:
     cast = votes()
     cast[1] = changed
-    effects = play(ledger(), full_claims(), cast)
-    assert isinstance(effects[-1], Inconsistent)
-    assert expected in effects[-1].reason
-    assert not [effect for effect in effects if isinstance(effect, Decide)]
+    with pytest.raises(Inconsistent, match=expected):
+        play(ledger(), full_claims(), cast)
 
 
 def test_claims_must_link_up_from_stage_to_stage() -> None:
     claims = full_claims()
     claims[1] = claims[1].model_copy(update={"upstream": "s0r1"})
-    effects = play(ledger(), claims, votes())
-    assert isinstance(effects[-1], Inconsistent)
-    assert "not its owner" in effects[-1].reason
+    with pytest.raises(Inconsistent, match="not its owner"):
+        play(ledger(), claims, votes())
 
 
 def test_votes_of_another_generation_or_attempt_are_ignored() -> None:
     cast = [(stage, one.model_copy(update={"generation": 99})) for stage, one in votes()]
-    assert not [effect for effect in play(ledger(), full_claims(), cast) if isinstance(effect, Decide)]
+    assert play(ledger(), full_claims(), cast) is None
 
 
 def test_the_clip_coefficient_is_in_the_decision() -> None:
-    effects = play(ledger(clip_norm=1.0), full_claims(), votes())
-    assert isinstance(effects[-1], Decide)
-    assert effects[-1].decision.clip == pytest.approx(1 / math.sqrt(8.0), rel=1e-5)
+    decision = play(ledger(clip_norm=1.0), full_claims(), votes())
+    assert decision is not None
+    assert decision.clip == pytest.approx(1 / math.sqrt(8.0), rel=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_is_decided_as_skip() -> None:
     cast = votes()
     cast[0] = (0, cast[0][1].model_copy(update={"squared_norms": (math.nan, 1.0)}))
-    effects = play(ledger(), full_claims(), cast)
-    assert isinstance(effects[-1], Decide)
-    assert effects[-1].decision.action == "skip"
+    decision = play(ledger(), full_claims(), cast)
+    assert decision is not None
+    assert decision.action == "skip"
 
 
 def test_loss_is_the_mean_over_microbatches_and_shares_count_claims() -> None:

@@ -8,6 +8,8 @@ from bus import subjects
 from policies.engine import Engine, EngineConfig, Event
 from policies.kit import EVENTS, Policy
 from schemas.errors import BadInput
+from schemas.step import Member
+from schemas.store import StoreRows
 from tests.unit.policies.builders import sample
 
 
@@ -150,3 +152,49 @@ def test_mistakes_in_the_class_are_named_when_it_is_defined():
         type("Dots", (Policy,), {"name": "a.b"})
     with pytest.raises(BadInput, match="has no name"):
         Engine(type("Nameless", (Policy,), {})(), EngineConfig())
+
+
+def test_what_a_policy_wants_to_read_comes_out_and_the_answer_goes_in():
+    class Reader(Policy):
+        name = "reader"
+
+        def __init__(self):
+            self.seen = []
+
+        def decide(self, view, now):
+            return None
+
+        def reads(self, view, now):
+            return [
+                self.read(view, sid, "events", where={"kind": "refusal"}, limit=5) for sid in view.instances
+            ]
+
+        def on_store_rows(self, rows, at):
+            self.seen.append((rows.records(), at))
+
+    engine = Engine(Reader(), EngineConfig())
+    engine.take([event(0.0)])
+    [read] = engine.decide(0.0).reads
+    assert read.sid in engine.observations.jobs["j"].instances
+    assert (read.query.job, read.query.table, read.query.newest, read.query.limit) == ("j", "events", True, 5)
+    rows = StoreRows(
+        member=Member(sid=read.sid, incarnation="i"), table="events", columns=("text",), rows=(("no",),),
+        schema_version=1,
+    )  # fmt: skip
+    engine.take([Event(row=subjects.STORE_QUERY, message=rows, id="s", at=3.0)])
+    assert engine.policy.seen == [([{"text": "no"}], 3.0)]
+
+
+def test_reads_that_are_none_are_told_and_contained():
+    class Confused(Eager):
+        name = "confused"
+
+        def reads(self, view, now):
+            return "everything"
+
+    engine = Engine(Confused(), EngineConfig())
+    engine.take([event(0.0)])
+    output = engine.decide(0.0)
+    assert len(output.suggestions) == 1
+    assert output.reads == []
+    assert "return a list of what self.read(…) makes" in output.problems[0].text

@@ -37,7 +37,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("steps", 3, "steps: unknown key; did you mean training.steps?"),
         ("stages", 2, "stages: unknown key; did you mean parallel.stages?"),
         ("colour", 2, "colour: unknown key; the document has name, model, data, training, parallel, "
-         "initial_weights, artifacts, sample"),
+         "initial_weights, resume_from, artifacts, sample"),
         ("training.steps", "many", "training.steps: 'many' does not fit; give a whole number ≥ 1"),
         ("training.steps", 0, "training.steps: 0 does not fit; give a whole number ≥ 1"),
         ("training.clip_norm", 0, "training.clip_norm: 0 does not fit; give a number > 0 or null"),

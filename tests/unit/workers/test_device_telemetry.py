@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from workers.telemetry import CudaProbe, device_sample, resident_bytes
+from workers.telemetry import XIDS_KEPT, CudaProbe, device_sample, resident_bytes
 
 
 class FakeNvml:
@@ -16,12 +16,14 @@ class FakeNvml:
     NVML_TEMPERATURE_GPU = 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC = 0
+    nvmlEventTypeXidCriticalError = 8
 
     class NVMLError(Exception):
         pass
 
     def __init__(self, *silent: str) -> None:
         self._silent = silent
+        self.xids: list[int] = []
         self.failed: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -35,6 +37,9 @@ class FakeNvml:
             "nvmlDeviceGetPowerUsage": 250_500,
             "nvmlDeviceGetTotalEnergyConsumption": 7_000,
             "nvmlDeviceGetTotalEccErrors": 0,
+            "nvmlEventSetCreate": "events",
+            "nvmlDeviceRegisterEvents": None,
+            "nvmlEventSetWait": None,
         }
         if name not in answers:
             raise AttributeError(name)
@@ -43,6 +48,10 @@ class FakeNvml:
             if name in self._silent:
                 self.failed.append(name)
                 raise self.NVMLError(name)
+            if name == "nvmlEventSetWait":
+                if not self.xids:
+                    raise self.NVMLError("timeout")
+                return SimpleNamespace(eventData=self.xids.pop(0))
             return answers[name]
 
         return call
@@ -59,6 +68,7 @@ def test_all_fields_with_their_units() -> None:
         "power_w": 250.5,
         "energy_j": 7.0,
         "ecc_errors": 0,
+        "xid_errors": (),
     }
 
 
@@ -69,6 +79,29 @@ def test_each_field_degrades_by_itself() -> None:
     assert sample.power_w is None
     assert sample.ecc_errors is None
     assert sample.energy_j == 7.0
+
+
+def test_critical_errors_are_told_in_each_sample_from_then_on() -> None:
+    nvml = FakeNvml()
+    probe = CudaProbe(0, nvml, None)
+    assert probe.sample().xid_errors == ()
+    nvml.xids = [79, 31]
+    assert probe.sample().xid_errors == (79, 31)
+    nvml.xids = [48]
+    assert probe.sample().xid_errors == (79, 31, 48)
+    nvml.xids = [1] * 1000  # a device that goes on and on
+    told = probe.sample().xid_errors
+    assert told is not None
+    assert len(told) == XIDS_KEPT
+
+
+def test_a_driver_without_events_tells_nothing_of_them() -> None:
+    for silent in ("nvmlEventSetCreate", "nvmlDeviceRegisterEvents"):
+        nvml = FakeNvml(silent)
+        sample = CudaProbe(0, nvml, None).sample()
+        assert nvml.failed == [silent]
+        assert sample.xid_errors is None
+        assert sample.ecc_errors == 0
 
 
 def test_a_device_unknown_by_uuid_is_found_by_its_number() -> None:

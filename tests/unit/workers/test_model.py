@@ -12,7 +12,7 @@ from torch import Tensor
 
 from schemas.errors import BadModel
 from schemas.job import ModelSpec
-from workers.model import StageModule, build, layer_seed, loss_function, slice_stage, tied_layers
+from workers.model import Precision, StageModule, build, layer_seed, loss_function, slice_stage, tied_layers
 
 SPEC = ModelSpec(
     factory="workers.models.gpt:byte_gpt",
@@ -29,13 +29,13 @@ def tokens() -> tuple[Tensor, Tensor]:
 
 
 def run_stages(
-    cuts: list[int], tokens: tuple[Tensor, Tensor], precision: str = "fp32"
+    cuts: list[int], tokens: tuple[Tensor, Tensor], precision: Precision = "fp32"
 ) -> tuple[float, dict[str, Tensor]]:
     """Forward and backward through the stages between `cuts`, as instances do it."""
     inputs, targets = tokens
     layers = build(SPEC, seed=7)
     stages = [
-        slice_stage(layers, first, last, job_seed=7, precision=precision)  # type: ignore[arg-type]
+        slice_stage(layers, first, last, job_seed=7, precision=precision)
         for first, last in itertools.pairwise(cuts)
     ]
     carried: list[tuple[Tensor, ...]] = []
@@ -62,7 +62,7 @@ def run_stages(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_segmentation_gives_the_same_bits(tokens: tuple[Tensor, Tensor], precision: str) -> None:
+def test_every_segmentation_gives_the_same_bits(tokens: tuple[Tensor, Tensor], precision: Precision) -> None:
     loss, whole = run_stages([0, LAYERS], tokens, precision)
     for cuts in ([0, 1, 5], [0, 2, 5], [0, 4, 5], [0, 1, 3, 5], [0, 1, 2, 3, 4, 5]):
         other_loss, parts = run_stages(cuts, tokens, precision)

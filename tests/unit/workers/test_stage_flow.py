@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,15 +11,32 @@ import torch
 from bus.presence import Presence
 from schemas.cluster import InstanceStart
 from schemas.data_plane import RouteEntry, RouteTable
-from schemas.errors import BadModel, DmscError, Fenced, Unavailable
+from schemas.errors import (
+    BadModel,
+    Conflict,
+    DmscError,
+    Fenced,
+    GradientRefused,
+    MicrobatchFailed,
+    Unavailable,
+)
 from schemas.job import JobSpec
-from schemas.registry import InstanceState
-from schemas.step import Member, MicrobatchDispatch, StepAbort, StepPrepare, StepStatus
+from schemas.registry import Culprit, InstanceState
+from schemas.step import (
+    Member,
+    MicrobatchDispatch,
+    MicrobatchState,
+    StepAbort,
+    StepCommit,
+    StepPrepare,
+    StepStatus,
+)
 from schemas.task_graph import TaskUnit, UnitKind
+from workers.blame import blaming, culprit_of
 from workers.compute import ComputeThread
 from workers.data_runtime import DataRuntime
 from workers.instance import Instance, InstancePayload
-from workers.microbatch import Hop, MicrobatchState
+from workers.microbatch import Hop
 from workers.reduction import ReductionGroup
 from workers.stage_compute import StageCompute
 from workers.stage_runtime import StageRuntime
@@ -75,13 +92,14 @@ class Cell:
             device=torch.device("cpu"),
             compute=compute,
             failed=self.failures.append,
+            admitted=lambda: None,
         )
 
     def hop(self, microbatch: int, *states: MicrobatchState, evaluate: bool = False) -> Hop:
         hop = Hop(self.runtime.version, microbatch, 0, evaluate, UP)
         for state in states:
             hop.advance(state)
-        self.runtime._hops[hop.key] = hop
+        self.runtime.machine.hops[hop.key] = hop
         return hop
 
 
@@ -104,10 +122,9 @@ async def test_a_hop_that_its_step_leaves_behind_gives_its_window_back(compute: 
     sent = cell.hop(0, QUEUED, DONE, evaluate=True)
     sent.downstream = runtime.binder.bind(1)
     waiting = cell.hop(1, QUEUED, DONE, evaluate=True)
-    runtime._unbound.append(waiting)
+    runtime.machine._unbound.append(waiting)
     assert runtime.binder.bind(1) is None
-    runtime.state.version = 1
-    runtime.next_step()
+    await runtime.state.move_to(1)
     assert runtime.waiting() == ()
     assert runtime.binder.open == 0
     runtime.routes_changed()  # what waited for a window is gone, too
@@ -122,7 +139,7 @@ async def test_a_data_instance_gives_windows_of_earlier_steps_back() -> None:
     runtime.binder.update(table(0, DOWN.sid))
     target = runtime.binder.bind(0)
     assert target is not None
-    runtime._open[0, 0, 3, True] = target
+    runtime.machine._open[0, 0, 3, True] = target
     await runtime.dispatch(MicrobatchDispatch(job="j", epoch=1, step=1, attempt=0, microbatches=()))
     assert runtime.in_flight == 0
     assert runtime.binder.bind(0) == DOWN
@@ -171,6 +188,58 @@ async def test_the_only_replica_votes_with_the_bits_of_a_copy(compute: ComputeTh
     microbatches, copied = trained.copy_sum()
     _, checksum, norms = trained.finish_sum(copied)
     assert (vote.microbatches, vote.checksum, vote.squared_norms) == (tuple(microbatches), checksum, norms)
+
+
+def left_out(step: int = 0, attempt: int = 0, action: Literal["apply", "skip"] = "skip") -> StepCommit:
+    return StepCommit(
+        job="j",
+        epoch=1,
+        step=step,
+        attempt=attempt,
+        generation=0,
+        checksum="",
+        clip=1.0,
+        action=action,
+        quarantined=(1,),
+    )
+
+
+async def test_a_step_with_a_bad_microbatch_is_left_out_without_a_prepare(compute: ComputeThread) -> None:
+    cell = Cell(compute, start(0))
+    runtime = cell.runtime
+    await runtime.build()
+    before = [weight.clone() for weight in runtime.trained.parameters]
+    runtime.trained.sum.add(0, [torch.ones_like(weight) for weight in before])
+    cell.hop(0, QUEUED, SUMMED)
+    for wrong in (left_out(step=1), left_out(attempt=1), left_out(action="apply")):
+        with pytest.raises(Conflict, match="is to be left out, but I am at 0/0"):
+            await runtime.commit(wrong)
+    assert (await runtime.commit(left_out())).version == 1
+    assert (await runtime.commit(left_out())).version == 1  # repeated
+    assert not runtime.trained.sum.microbatches
+    assert not runtime.waiting()
+    assert all(torch.equal(old, new) for old, new in zip(before, runtime.trained.parameters, strict=True))
+
+
+def test_what_fails_names_its_microbatch_unless_it_is_validation() -> None:
+    hop = Hop(3, 1, 0, False, UP)
+    with (
+        pytest.raises(
+            MicrobatchFailed, match=r"^microbatch 1: KeyError: 'x' \(test_stage_flow\.py:\d+\)$"
+        ) as failed,
+        blaming(hop),
+    ):
+        raise KeyError("x")
+    assert culprit_of(failed.value) == Culprit(step=3, microbatch=1)
+    with pytest.raises(GradientRefused) as refused, blaming(hop):
+        raise GradientRefused("not finite", microbatch=1)
+    assert culprit_of(refused.value) == Culprit(step=3, microbatch=1)
+    for error in (Fenced("replaced"), GradientRefused("in the sum already")):
+        with pytest.raises(type(error)) as passed, blaming(hop):
+            raise error
+        assert culprit_of(passed.value) is None
+    with pytest.raises(KeyError), blaming(Hop(3, 1, 0, True, UP)):
+        raise KeyError("x")
 
 
 def test_a_stage_refuses_to_train_half_precision_parameters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def one_microbatch(
     stages: list[StageModule],
     weights: list[list[torch.nn.Parameter]],
     sums: list[GradientSum],
-    loss_of: object,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
     inputs: Tensor,
     targets: Tensor,
     step: int,
@@ -102,7 +103,7 @@ def one_microbatch(
         entries.append(hidden)
         (hidden,) = stage(hidden, step=step, microbatch=microbatch)
         exits.append(hidden)
-    loss: Tensor = loss_of(hidden, targets)  # type: ignore[operator]
+    loss = loss_of(hidden, targets)
     exits[-1] = loss
     incoming: Tensor | None = None
     for index in reversed(range(len(stages))):

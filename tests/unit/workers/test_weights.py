@@ -1,11 +1,8 @@
-"""Weights and checkpoints: in and out under full names, whatever the segmentation, checked before use."""
+"""Weights: in and out under full names, whatever the segmentation, checked before use."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,14 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bus.artifacts import open_artifacts
-from schemas.errors import BadInput, BadModel, Conflict, NotFound
+from schemas.errors import BadModel
 from schemas.job import ModelSpec, OptimizerSpec
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
-from workers import safetensors_files
-from workers.compute import ComputeThread, Priority
 from workers.model import StageModule, build, slice_stage
-from workers.optimizer import build_optimizer, named_state
-from workers.weights import export, load_initial, restore_checkpoint, save_checkpoint
+from workers.optimizer import build_optimizer
+from workers.weights import export, load_initial
 
 SPEC = ModelSpec(
     factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
@@ -28,18 +23,12 @@ SPEC = ModelSpec(
 Stage = tuple[StageModule, torch.optim.AdamW]
 
 
-def stages(cuts: list[int], seed: int = 0, trained: bool = False) -> list[Stage]:
+def stages(cuts: list[int], seed: int = 0) -> list[Stage]:
     layers = build(SPEC, seed)
     built = []
     for first, last in zip(cuts, cuts[1:], strict=False):  # noqa: RUF007  # read as (first, last)
         stage = slice_stage(layers, first, last)
-        optimizer = build_optimizer(stage, OptimizerSpec())
-        built.append((stage, optimizer))
-        if trained:
-            for _ in range(3):
-                for name, weight in stage.trainable():
-                    weight.grad = torch.full_like(weight, len(name) / 10)
-                optimizer.step()
+        built.append((stage, build_optimizer(stage, OptimizerSpec())))
     return built
 
 
@@ -112,90 +101,3 @@ async def test_initial_weights_that_do_not_fit_are_named_and_change_nothing(tmp_
     await refused(whole, "is not an index")
     (tmp_path / INDEX_NAME).write_text(json.dumps(weights_index(dict.fromkeys(whole, "gone.safetensors"), 1)))
     await refused(whole, "the index names gone.safetensors, which is not there")
-
-
-async def test_a_checkpoint_comes_back_under_another_segmentation(tmp_path: Path) -> None:
-    url = str(tmp_path / "step-3")
-    artifacts = open_artifacts(url, None)
-    before: dict[str, torch.Tensor] = {}
-    for index, (stage, optimizer) in enumerate(stages([0, 2, 4], trained=True)):
-        size = await save_checkpoint(stage, optimizer, artifacts, stage=index, version=3)
-        assert size > 3 * sum(weight.numel() * 4 for weight in stage.parameters())
-        before |= {name: tensor.clone() for name, tensor in named_state(stage, optimizer)[:-1]}
-    for stage, optimizer in stages([0, 1, 4], seed=9):
-        assert await restore_checkpoint(stage, optimizer, artifacts, url) == 3
-        *state, (_, steps) = named_state(stage, optimizer)
-        assert steps.tolist() == [3.0] * len(stage.trainable())
-        assert all(torch.equal(tensor, before[name]) for name, tensor in state)
-
-
-async def test_a_checkpoint_that_is_incomplete_damaged_or_mixed_is_refused_and_changes_nothing(
-    tmp_path: Path,
-) -> None:
-    url = str(tmp_path / "step-3")
-    artifacts = open_artifacts(url, None)
-    (first, first_optimizer), (second, second_optimizer) = stages([0, 2, 4], trained=True)
-    ((stage, optimizer),) = stages([0, 4], seed=9)
-    before = [weight.clone() for weight in stage.parameters()]
-
-    async def refused(error: type[Exception], text: str) -> None:
-        with pytest.raises(error, match=text):
-            await restore_checkpoint(stage, optimizer, artifacts, url)
-        assert all(torch.equal(one, other) for one, other in zip(before, stage.parameters(), strict=True))
-
-    await refused(NotFound, "there is no checkpoint")
-    await save_checkpoint(first, first_optimizer, artifacts, stage=0, version=3)
-    await refused(NotFound, "lacks .* tensors of this stage")
-    await save_checkpoint(second, second_optimizer, artifacts, stage=1, version=4)
-    await refused(Conflict, r"mixes versions \[3, 4\]")
-    await save_checkpoint(second, second_optimizer, artifacts, stage=1, version=3)
-    shard = tmp_path / "step-3" / "layers-00002-00004.safetensors"
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
-    await refused(BadInput, "is damaged")
-    (tmp_path / "step-3" / "layers-00002-00004.manifest.json").write_text("[]")
-    await refused(BadInput, "not the manifest of a checkpoint")
-
-
-async def test_a_shard_without_its_manifest_does_not_count(tmp_path: Path) -> None:
-    ((stage, optimizer),) = stages([0, 4], trained=True)
-    artifacts = open_artifacts(str(tmp_path), None)
-    await save_checkpoint(stage, optimizer, artifacts, stage=0, version=1)
-    (tmp_path / "layers-00000-00004.manifest.json").unlink()  # killed between the two writes
-    with pytest.raises(NotFound, match="there is no checkpoint"):
-        await restore_checkpoint(stage, optimizer, artifacts, str(tmp_path))
-
-
-async def test_a_checkpoint_is_copied_ahead_of_later_updates_and_written_beside_the_event_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writers: list[threading.Thread] = []
-
-    def slow_save(*args: object) -> None:
-        writers.append(threading.current_thread())
-        save_file(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(safetensors_files, "save_file", slow_save)
-    ((stage, optimizer),) = stages([0, 4], trained=True)
-    before = {name: weight.detach().clone() for name, weight in stage.trainable()}
-    artifacts = open_artifacts(str(tmp_path), None)
-
-    def update() -> None:
-        with torch.no_grad():
-            for _, weight in stage.trainable():
-                weight.add_(1)
-
-    async with ComputeThread() as compute:
-        run = partial(compute.submit, Priority.ORDER)
-        saving = asyncio.create_task(
-            save_checkpoint(stage, optimizer, artifacts, stage=0, version=1, run=run)
-        )
-        await asyncio.sleep(0)
-        await compute.submit(Priority.ORDER, update)
-        await saving
-        assert writers
-        assert threading.main_thread() not in writers
-        ((other, other_optimizer),) = stages([0, 4], seed=9)
-        await restore_checkpoint(other, other_optimizer, artifacts, str(tmp_path), run=run)
-    assert all(torch.equal(weight, before[name]) for name, weight in other.trainable())

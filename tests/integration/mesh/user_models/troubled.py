@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+SLOW_S = 3.0
+"""Longer than it takes to tell how an instance ended."""
 VOCABULARY = 256
 WIDTH = 8
 
@@ -63,11 +65,32 @@ class Allergic(nn.Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         embedded = super().forward(tokens)
-        if tokens[0, : len(self.poison)].tolist() != self.poison:
+        how, _, mark = self.reaction.partition(": ")
+        poisoned = tokens[0, : len(self.poison)].tolist() == self.poison
+        if not self.training or poisoned == (how == "raise at all others"):
             return embedded
-        if self.reaction == "raise":
+        if how == "raise twice" and self.met_before(mark) >= 2:
+            time.sleep(SLOW_S)
+            return embedded
+        if how == "raise in backward":
+            embedded.register_hook(self.refuse)
+            return embedded
+        if how.startswith("raise at") or how in ("raise", "raise twice"):
             raise LookupError("no such word\nin any dictionary")
-        return embedded * torch.nan
+        if how == "raise once" and not Path(mark).exists():
+            Path(mark).touch()
+            raise LookupError("no such word\nin any dictionary")
+        return embedded * torch.nan if how == "nan" else embedded
+
+    def met_before(self, mark: str) -> int:
+        """How many have met the poison, one after the other, before this one."""
+        with Path(mark).open("a") as file:
+            before = file.tell()
+            file.write(".")
+        return before
+
+    def refuse(self, gradient: Tensor) -> Tensor:
+        raise LookupError("no such gradient")
 
 
 class Held(nn.Module):

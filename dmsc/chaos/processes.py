@@ -1,0 +1,240 @@
+"""The processes of a mesh on this machine: found, verified, struck.
+
+Nothing is signalled whose identity is not verified: it descends from the mesh's supervisor (which holds the
+lock of the state folder), its command line says what it is, and its start time is still the same after a
+handle on it was opened. On Linux the handle is a pidfd, so that not even a pid that was given to somebody
+else in between can be hit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+from dmsc.chaos.plan import Alive, Instance, Part
+from dmsc.state_folder import StateFolder
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, DmscError
+from schemas.registry import InstanceState, ServiceRecord
+
+FIRED_S = 10.0
+"""From the signal to the end of the process: freeing tens of gigabytes takes seconds."""
+LOOK_EVERY_S = 0.002
+
+ENTITIES = frozenset({"service-registry", "authorizer", "orchestrator", "gateway", "router"})
+
+
+class LocalMesh:
+    """The mesh of one state folder. Looks at the process table anew each time that it is asked.
+
+    Raises `BadInput` if no mesh runs there: faults are for the processes of this machine only.
+    """
+
+    def __init__(self, folder: StateFolder) -> None:
+        mesh, owner = folder.mesh(), folder.owner()
+        if mesh is None or owner is None:
+            raise BadInput(
+                f"no mesh runs on {folder.path}: chaos kills processes of a mesh on this machine; start one"
+                " with `dmsc up`, name its folder with --state, or let chaos start its own with --private"
+            )
+        self._store = folder.store
+        self._owner = psutil.Process(owner)
+
+    def alive(self, job: str, records: Iterable[ServiceRecord]) -> Alive:
+        """Who lives now: the mesh's parts, and the job's active instances whose processes are verified."""
+        parts = tuple(self._parts())
+        return Alive(parts=parts, instances=tuple(_instances(job, records, parts)))
+
+    def elsewhere(self, job: str, records: Iterable[ServiceRecord]) -> list[str]:
+        """SIDs of the job's active instances that are no processes of this mesh on this machine."""
+        known = list(records)
+        here = {one.sid for one in self.alive(job, known).instances}
+        return sorted(record.sid for record in _of_job(job, known) if record.sid not in here)
+
+    def _parts(self) -> Iterator[Part]:
+        for process in self._owner.children():
+            with contextlib.suppress(psutil.Error):
+                part = self._part(process)
+                if part is not None:
+                    yield part
+
+    def _part(self, process: psutil.Process) -> Part | None:
+        """What a child of the supervisor is, by its command line; None for what we know nothing of."""
+        line = process.cmdline()
+        if process.status() == psutil.STATUS_ZOMBIE or not line:
+            return None
+        started = process.create_time()
+        if Path(line[0]).name.startswith("nats-server"):
+            if not any(str(self._store) in argument for argument in line):
+                return None
+            return Part(
+                name="nats-server", entities=("server",), clusters=(), pid=process.pid, started=started
+            )
+        arguments = line[line.index("dmsc") + 1 :] if "dmsc" in line else []
+        clusters = tuple(value for name, value in pairwise(arguments) if name == "--cluster")
+        tree = tuple(_descendants(process))
+        if arguments[:1] == ["join"]:
+            name, entities = f"agent-{clusters[0] if clusters else 'a'}", ("agent",)
+            return Part(
+                name=name, entities=entities, clusters=clusters or ("a",), pid=process.pid, started=started,
+                tree=tree,
+            )  # fmt: skip
+        if arguments[:1] == ["run"]:
+            found = tuple(argument for argument in arguments[1:] if argument in ENTITIES)
+            name = found[0] if len(found) == 1 else "control-plane"
+            if len(found) == 1 and clusters:
+                name = f"{name}-{clusters[0]}"
+            return Part(
+                name=name, entities=found, clusters=clusters, pid=process.pid, started=started, tree=tree
+            )
+        return None
+
+
+def _descendants(process: psutil.Process) -> Iterator[tuple[int, float]]:
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            yield child.pid, child.create_time()
+
+
+def _of_job(job: str, records: Iterable[ServiceRecord]) -> list[ServiceRecord]:
+    return [
+        record
+        for record in records
+        if record.kind is EntityKind.INSTANCE and record.job == job and record.state is InstanceState.ACTIVE
+    ]
+
+
+def _instances(job: str, records: Iterable[ServiceRecord], parts: Sequence[Part]) -> Iterator[Instance]:
+    """The registry names a pid; it counts if the node agent of that cluster has started that process."""
+    for record in _of_job(job, records):
+        started = next(
+            (
+                born
+                for part in parts
+                if "agent" in part.entities and record.endpoint.cluster in part.clusters
+                for pid, born in part.tree
+                if pid == record.endpoint.pid
+            ),
+            None,
+        )
+        if started is not None:
+            yield Instance(
+                sid=record.sid,
+                incarnation=record.incarnation,
+                stage=-1 if record.stage is None else record.stage,
+                cluster=record.endpoint.cluster,
+                pid=record.endpoint.pid,
+                started=started,
+            )
+
+
+class Held:
+    """A handle on one verified process: what is signalled through it is that process or nobody.
+
+    Raises `DmscError` if the process has ended, or its pid belongs to another one now.
+    """
+
+    def __init__(self, pid: int, started: float) -> None:
+        self.pid = pid
+        self._descriptor: int | None = None
+        try:
+            if sys.platform == "linux":
+                self._descriptor = os.pidfd_open(pid)
+            self._process = psutil.Process(pid)
+            if abs(self._process.create_time() - started) > 1e-3:
+                raise DmscError(f"pid {pid} is another process by now")
+        except (psutil.Error, OSError) as error:
+            self.close()
+            raise DmscError(f"pid {pid} has ended") from error
+        except DmscError:
+            self.close()
+            raise
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends it; nothing happens if the process has ended meanwhile."""
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if sys.platform == "linux" and self._descriptor is not None:
+                signal.pidfd_send_signal(self._descriptor, number)
+            else:
+                self._process.send_signal(number)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended; a zombie has."""
+        if self._descriptor is not None:
+            return bool(select.select([self._descriptor], [], [], 0)[0])
+        try:
+            return not self._process.is_running() or self._process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it lives, and stands still."""
+        try:
+            return not self.gone and self._process.status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return False
+
+    def close(self) -> None:
+        """Twice is fine."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+async def strike(processes: Sequence[tuple[int, float]], *, freeze: bool = False) -> tuple[float, list[Held]]:
+    """Kills (or stops) these processes at once and waits until it shows.
+
+    Args:
+        processes: pid and start time of each; the first must be there, others may have ended by themselves.
+        freeze: SIGSTOP instead of SIGKILL.
+
+    Returns:
+        When the first signal was sent (seconds since the epoch), and open handles of frozen processes.
+
+    Raises:
+        DmscError: the fault did not fire: the victim had ended, or it neither died nor stopped.
+    """
+    held = [Held(*processes[0])]
+    for pid, started in processes[1:]:
+        with contextlib.suppress(DmscError):
+            held.append(Held(pid, started))
+    if held[0].gone:
+        for one in held:
+            one.close()
+        raise DmscError(f"pid {held[0].pid} had ended by itself")
+    at = time.time()
+    for one in held:
+        one.signal(signal.SIGSTOP if freeze else signal.SIGKILL)
+    deadline = time.monotonic() + FIRED_S
+    # a frozen one may be killed by whoever finds it, before we look: then it has been found
+    while waiting := [one.pid for one in held if not (one.gone or (freeze and one.stopped))]:
+        if time.monotonic() > deadline:
+            for one in held:
+                one.close()
+            raise DmscError(f"pid {waiting[0]} did not {'stop' if freeze else 'end'} in {FIRED_S:.0f} s")
+        await asyncio.sleep(LOOK_EVERY_S)
+    if freeze:
+        return at, held
+    for one in held:
+        one.close()
+    return at, []
+
+
+def thaw(held: Iterable[Held]) -> None:
+    """Lets what we have stopped, and nobody has killed, go on; it has been fenced and will end itself."""
+    for one in held:
+        if one.stopped:
+            one.signal(signal.SIGCONT)
+        one.close()

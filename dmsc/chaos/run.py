@@ -1,0 +1,306 @@
+"""A chaos run: a clean run to compare with, then the same job with the plan's faults, then the report."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bus.connection import Bus
+from bus.subjects import REGISTRY_RECORD
+from dmsc.chaos import history, report
+from dmsc.chaos.history import Work
+from dmsc.chaos.plan import Every, FaultKind, PlannedFault, Target, choose, plan
+from dmsc.chaos.processes import Held, LocalMesh, strike, thaw
+from dmsc.chaos.report import Clean, Fault, Report
+from dmsc.chaos.watch import Watched, watching, work_of
+from dmsc.client import AsyncClient
+from dmsc.settings import find_bus
+from dmsc.state_folder import StateFolder
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, DmscError
+from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, JobState
+from schemas.registry import ServiceRecord
+
+VICTIM_S = 5.0
+"""How long a due fault waits for somebody to hit; then it is told as missed."""
+LOOK_EVERY_S = 0.05
+END_S = 60.0
+"""How long the mesh may take after the job's end until it answers again: its gateways may be dead."""
+PATIENCE_S = 120.0
+"""How long a broken event stream is reconnected: all gateways may be dead at a time."""
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosOptions:
+    """What to do to the job. `faults` None: until the job has ended."""
+
+    every: Every
+    seed: int = 0
+    kinds: tuple[FaultKind, ...] = (FaultKind.INSTANCE,)
+    faults: int | None = None
+
+
+class Chaos:
+    """Faults for the jobs of one mesh on this machine. Made by `open_chaos`."""
+
+    def __init__(self, folder: StateFolder, client: AsyncClient, bus: Bus, say: Say) -> None:
+        self.client = client
+        self._bus = bus
+        self._mesh = LocalMesh(folder)
+        self._say = say
+
+    async def clean_run(self, spec: JobSpec) -> Clean:
+        """Runs the job undisturbed. Raises `DmscError` if it does not end well."""
+        record = await self.client.submit(spec)
+        self._say(f"{record.job}: clean run of {spec.training.steps} steps, to compare with")
+        async with self._own(record), watching(self.client, self._bus, record.job) as watched:
+            await watched.ended.wait()
+        return await self.clean_figures(record.job, watched)
+
+    async def clean_figures(self, job: str, watched: Watched | None = None) -> Clean:
+        """The figures of a job that has run undisturbed. Raises `BadInput` for one that is of no use."""
+        if watched is None:
+            async with watching(self.client, self._bus, job) as watched:
+                await watched.ended.wait()
+            watched.decided.clear()  # only the last is there, and it is seen too late
+        record = await self._final(job)
+        if record.state is not JobState.DONE:
+            raise BadInput(f"{job} is {record.state.value}: {record.reason}; it can't be compared with")
+        seen = history.read(watched.events, watched.decided, microbatches=record.spec.training.microbatches)
+        sha256 = record.weights.sha256 if record.weights is not None else None
+        clean = report.clean_of(seen.advances, sha256=sha256, job=job)
+        if clean is None:
+            raise BadInput(f"{job} has fewer than two steps; give it more (--set training.steps=…)")
+        self._say(f"{job}: {clean.step_s:.3f} s a step, sha256 {str(sha256)[:12]}")
+        return clean
+
+    async def disturbed_run(
+        self, job: JobSpec | str, options: ChaosOptions, clean: Clean | None = None
+    ) -> Report:
+        """Submits the job (or takes a running one, by its id) and brings the faults upon it.
+
+        Raises:
+            BadInput: the job has ended already, or has instances on other machines.
+        """
+        ours = not isinstance(job, str)
+        record = await (self.client.job(job) if isinstance(job, str) else self.client.submit(job))
+        if record.state in ENDED:
+            raise BadInput(
+                f"{record.job} has ended ({record.state.value}); name one that runs, or a job file"
+            )
+        spec, job = record.spec, record.job
+        kinds = ", ".join(kind.value for kind in options.kinds)
+        self._say(f"{job}: a fault every {options.every} ({kinds}), seed {options.seed}")
+        faults: list[Fault] = []
+        frozen: list[Held] = []
+        async with AsyncExitStack() as stack:
+            if ours:
+                await stack.enter_async_context(self._own(record))
+            stack.callback(thaw, frozen)
+            watched = await stack.enter_async_context(
+                watching(self.client, self._bus, job, lambda event: self._tell(event, faults))
+            )
+            striking = asyncio.create_task(
+                self._strikes(watched, max(record.step, 1), options, clean, faults, frozen)
+            )
+            ending = asyncio.create_task(watched.ended.wait())
+            try:
+                await asyncio.wait({striking, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if striking.done():
+                    striking.result()
+                await ending
+            finally:
+                for task in (striking, ending):
+                    task.cancel()
+                await asyncio.gather(striking, ending, return_exceptions=True)
+        return await self._report(job, spec, options, clean, watched, faults)
+
+    # --- the faults ---------------------------------------------------------------------------------------
+    async def _strikes(
+        self,
+        watched: Watched,
+        first: int,
+        options: ChaosOptions,
+        clean: Clean | None,
+        faults: list[Fault],
+        frozen: list[Held],
+    ) -> None:
+        """The plan's faults, from the moment that `first` steps are committed; a running job has some."""
+        if not await watched.reach(first):
+            return
+        await self._all_here(watched.job)
+        began = time.monotonic()
+        for planned in plan(options.seed, options.every, options.kinds):
+            if options.faults is not None and planned.number >= options.faults:
+                return
+            offset_s = planned.offset * (clean.step_s if clean else _step_s(watched))
+            if options.every.seconds is not None:
+                await asyncio.sleep(max(0.0, began + planned.due + offset_s - time.monotonic()))
+            else:
+                await watched.reach(first + int(planned.due))
+                await asyncio.sleep(offset_s)
+            if not watched.training:
+                return
+            fault = await self._strike(planned, watched, frozen)
+            faults.append(fault)
+            self._say(_told(fault, watched.committed))
+
+    async def _all_here(self, job: str) -> None:
+        """Faults are for processes of this machine: a job that is partly elsewhere would be hit in part."""
+        elsewhere = self._mesh.elsewhere(job, await self._records())
+        if elsewhere:
+            await asyncio.sleep(VICTIM_S)  # one that has just died, or just come, is no stranger
+            elsewhere = self._mesh.elsewhere(job, await self._records())
+        if elsewhere:
+            raise BadInput(
+                f"{job}: {', '.join(elsewhere)} run on other machines; chaos kills only what runs here: keep"
+                " the job here with parallel.clusters"
+            )
+
+    async def _strike(self, planned: PlannedFault, watched: Watched, frozen: list[Held]) -> Fault:
+        """One fault: somebody alive is chosen, hit, and seen to be gone (or stopped)."""
+        target: Target | None = None
+        deadline = time.monotonic() + VICTIM_S
+        while watched.training:
+            target = choose(planned, self._mesh.alive(watched.job, await self._records()))
+            if target is not None or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(LOOK_EVERY_S)  # everybody of the kind is being started again
+        if target is None:
+            missed = f"nobody to hit for {VICTIM_S:.0f} s" if watched.training else "the job ended"
+            return Fault(number=planned.number, kind=planned.kind, at=time.time(), missed=missed)
+        asked_at = time.time()
+        try:
+            at, held = await strike(target.processes, freeze=planned.kind is FaultKind.FREEZE)
+        except DmscError as error:
+            return Fault(
+                number=planned.number, kind=planned.kind, at=asked_at, victim=target.name,
+                missed=error.text, failed=True,
+            )  # fmt: skip
+        frozen.extend(held)
+        return Fault(
+            number=planned.number,
+            kind=planned.kind,
+            at=at,
+            victim=target.name,
+            incarnations=tuple(one.incarnation for one in target.instances),
+            processes=len(target.processes),
+        )
+
+    async def _records(self) -> list[ServiceRecord]:
+        """The registry's records, from the bus: they are there even while the registry is not."""
+        while True:
+            try:
+                return [entry.message for entry in await self._bus.bucket(REGISTRY_RECORD).entries()]
+            except DmscError:  # the server is being started again
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    # --- what came of it ----------------------------------------------------------------------------------
+    async def _report(
+        self,
+        job: str,
+        spec: JobSpec,
+        options: ChaosOptions,
+        clean: Clean | None,
+        watched: Watched,
+        faults: Sequence[Fault],
+    ) -> Report:
+        record = await self._final(job)
+        training = spec.training
+        done = record.state is JobState.DONE
+        seen = history.read(
+            watched.events,
+            watched.decided,
+            microbatches=training.microbatches,
+            steps=training.steps if done else None,
+        )
+        return report.make_report(
+            job=job,
+            state=record.state.value,
+            reason=record.reason,
+            seed=options.seed,
+            every=str(options.every),
+            steps=training.steps,
+            samples_per_step=training.microbatches * training.microbatch_samples,
+            faults=faults,
+            clean=clean,
+            history=seen,
+            work=await self._work(job),
+            units_per_step=training.microbatches * spec.parallel.stages,
+            recoveries=record.recoveries,
+            sha256=record.weights.sha256 if record.weights is not None else None,
+        )
+
+    async def _work(self, job: str) -> Work:
+        return await _persistently(lambda: work_of(self._bus, job))
+
+    async def _final(self, job: str) -> JobRecord:
+        """The record of a job that has ended, from a mesh that may just be coming back."""
+        record = await _persistently(lambda: self.client.job(job))
+        deadline = time.monotonic() + END_S
+        while record.state not in ENDED and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_EVERY_S)
+            record = await _persistently(lambda: self.client.job(job))
+        return record
+
+    @asynccontextmanager
+    async def _own(self, record: JobRecord) -> AsyncIterator[None]:
+        """A job that is ours: leaving early ends it."""
+        try:
+            yield
+        except BaseException:
+            try:
+                async with asyncio.timeout(10.0):
+                    await asyncio.shield(self.client.cancel(record.job))
+            except (DmscError, TimeoutError):
+                self._say(f"{record.job} could not be cancelled: dmsc cancel {record.job}")
+            raise
+
+    def _tell(self, event: JobEvent, faults: Sequence[Fault]) -> None:
+        if faults and event.kind in ("fault", "recovery") and event.text:
+            self._say(f"          {'✗' if event.kind == 'fault' else '↻'} {event.text}")
+
+
+@asynccontextmanager
+async def open_chaos(folder: StateFolder, say: Say) -> AsyncIterator[Chaos]:
+    """Chaos for the mesh of a state folder. Raises `BadInput` if none runs there."""
+    LocalMesh(folder)  # the clear line first, before anything is dialled
+    address = find_bus(state=folder.path)
+    async with (
+        AsyncClient(state=folder.path, patience_s=PATIENCE_S) as client,
+        Bus.connect(address.servers, name="chaos", kind=EntityKind.CLIENT, token=address.token) as bus,
+    ):
+        yield Chaos(folder, client, bus, say)
+
+
+async def _persistently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Asks until it is answered, at most `END_S`: the mesh may just be coming back."""
+    deadline = time.monotonic() + END_S
+    while True:
+        try:
+            return await ask()
+        except DmscError as error:
+            if not error.retryable or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _step_s(watched: Watched) -> float:
+    """The last steps' mean, for want of a clean run."""
+    recent = [event.result.step_s for event in watched.events if event.result is not None][-10:]
+    return sum(recent) / len(recent) if recent else 0.0
+
+
+def _told(fault: Fault, step: int) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(fault.at))
+    if not fault.fired:
+        return f"{clock}  step {step}: {fault.kind.value} missed: {fault.missed}"
+    done = "frozen" if fault.kind is FaultKind.FREEZE else "killed"
+    return f"{clock}  step {step}: {fault.victim} {done}"

@@ -1,0 +1,90 @@
+"""What chaos sees of a job while it runs: its events through a gateway, its decisions on the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from bus.buckets import Change
+from bus.connection import Bus
+from bus.subjects import STEP_CLAIM, STEP_DECISION
+from dmsc.chaos.history import Decided, Work, count_work
+from dmsc.client import AsyncClient
+from schemas.job import ENDED, JobEvent, JobState
+from schemas.step import MicrobatchClaim, StepDecision
+
+OnEvent = Callable[[JobEvent], None]
+
+
+class Watched:
+    """A job under observation. `committed` is how many steps it has got to; it may go back."""
+
+    def __init__(self, job: str, on_event: OnEvent) -> None:
+        self.job = job
+        self.events: list[JobEvent] = []
+        self.decided: list[Decided] = []
+        self.committed = 0
+        self._state: JobState | None = None
+        self._on_event = on_event
+        self._changed = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def follow(self, client: AsyncClient) -> None:
+        """Until the job has ended."""
+        try:
+            async for event in client.events(self.job):
+                self.events.append(event)
+                if event.result is not None:
+                    self.committed = event.result.step + 1
+                self._state = event.state or self._state
+                self._changed.set()
+                self._on_event(event)
+        finally:
+            self.ended.set()
+            self._changed.set()
+
+    async def reach(self, step: int) -> bool:
+        """Until `step` steps are committed; False if the job ended before."""
+        while self.committed < step and not self.ended.is_set():
+            self._changed.clear()
+            await self._changed.wait()
+        return self.committed >= step
+
+    @property
+    def training(self) -> bool:
+        """Whether steps are under way: not before the first, and not once the weights are written."""
+        over = self._state is JobState.FINISHING or self._state in ENDED
+        return not over and not self.ended.is_set()
+
+    async def decision(self, change: Change) -> None:
+        """A change in the bucket of decisions."""
+        if isinstance(change.message, StepDecision):
+            self.decided.append(Decided(step=change.message.step, at=time.time()))
+
+
+@asynccontextmanager
+async def watching(
+    client: AsyncClient, bus: Bus, job: str, on_event: OnEvent = lambda _: None
+) -> AsyncIterator[Watched]:
+    """Follows a job in the background until the block ends. What the following raises, `joined` raises."""
+    watched = Watched(job, on_event)
+    decisions = await bus.bucket(STEP_DECISION).watch(watched.decision, job=job)
+    following = asyncio.create_task(watched.follow(client), name=f"follow {job}")
+    try:
+        yield watched
+        await following
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await decisions.stop()
+
+
+async def work_of(bus: Bus, job: str) -> Work:
+    """All that was claimed in a job, from the stream."""
+    claims = []
+    async for recorded in bus.history(STEP_CLAIM, job=job):
+        if isinstance(recorded.message, MicrobatchClaim):
+            claims.append(recorded.message)
+    return count_work(claims)

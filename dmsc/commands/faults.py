@@ -1,0 +1,97 @@
+"""`dmsc faults`: the fault queue: what failed, why, what was done about it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.running import run_async
+
+if TYPE_CHECKING:
+    from schemas.fault import FaultRecord, FaultTask
+
+
+def faults(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Only this job's faults.", show_default=False)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Every record as it comes, until Ctrl-C.")
+    ] = False,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List faults, oldest first: task, kind, verdict, what was done. --json has their logs, too.
+
+    Example: dmsc faults j1a2b3c --follow
+    """
+    if follow:
+        run_async(_follow(gateway, token, state, job, json))
+        return
+    records: list[FaultRecord] = run_async(_list(gateway, token, state, job))
+    if json:
+        print_json(records)
+        return
+    print_table(
+        ("fault", "opened", "state", "kind", "task", "verdict", "tries", "done about it", "evidence"),
+        [
+            (
+                record.id,
+                time.strftime("%H:%M:%S", time.localtime(record.opened_at)),
+                record.state.value,
+                record.kind,
+                task_text(record.task),
+                record.verdict or "",
+                f"{record.attempts} of {record.limit + 1}",
+                record.action,
+                record.log[0] if record.log else "",
+            )
+            for record in records
+        ],
+    )
+
+
+async def _list(
+    gateway: str | None, token: str | None, state: Path | None, job: str | None
+) -> list[FaultRecord]:
+    from dmsc.client import AsyncClient
+
+    async with AsyncClient(gateway, token=token, state=state) as client:
+        return await client.faults(job)
+
+
+async def _follow(
+    gateway: str | None, token: str | None, state: Path | None, job: str | None, json: bool
+) -> None:
+    from dmsc.client import AsyncClient
+
+    async with AsyncClient(gateway, token=token, state=state) as client:
+        async for record in client.follow_faults(job):
+            print(record.model_dump_json() if json else line_of(record), flush=True)
+
+
+def line_of(record: FaultRecord) -> str:
+    """One record as a line of `--follow`."""
+    clock = time.strftime("%H:%M:%S", time.localtime(record.changed_at))
+    verdict = f" {record.verdict}" if record.verdict else ""
+    said = record.action or (record.log[0] if record.log else "")
+    what = f"{record.kind} {task_text(record.task)}:{verdict}"
+    tries = f"[{record.attempts} of {record.limit + 1}]"
+    return f"{clock} {record.id} {record.state.value:<8} {what} {tries} {said}"
+
+
+def task_text(task: FaultTask) -> str:
+    """A fault's task in a few words: what, then where."""
+    what = [
+        f"{name} {value}"
+        for name, value in (("step", task.step), ("microbatch", task.microbatch), ("stage", task.stage))
+        if value is not None
+    ]
+    where = task.sid or task.job or ""
+    return " ".join(part for part in (where, task.device or "", ", ".join(what)) if part)

@@ -1,0 +1,106 @@
+"""The commit point: one record per job, moved on by compare-and-set (DESIGN §5 rule 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bus.connection import Bus
+from bus.subjects import STEP_DECISION
+from schemas.errors import Conflict, Fenced, Unavailable
+from schemas.step import StepDecision
+
+DEADLINE_S, RETRY_S = 60.0, 0.2
+"""How long a decision waits for the bus, and how often it asks."""
+
+
+class DecisionRecord:
+    """The decision record of one job, as the orchestrator of `epoch` writes it."""
+
+    def __init__(self, bus: Bus, job: str, epoch: int) -> None:
+        self._bucket = bus.bucket(STEP_DECISION)
+        self.job = job
+        self._epoch = epoch
+        self._revision: int | None = None
+
+    async def take(self) -> StepDecision | None:
+        """Writes this epoch into the record, so that no earlier orchestrator decides any more.
+
+        Returns:
+            The last decision, whoever made it; None before the first.
+
+        Raises:
+            Fenced: a later orchestrator has taken it already.
+        """
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                held = await self._read()
+                if held is None:
+                    self._revision = await self._bucket.create(self._nothing(), job=self.job)
+                    return None
+                if held.epoch != self._epoch:
+                    assert self._revision is not None
+                    taken = held.model_copy(update={"epoch": self._epoch})
+                    self._revision = await self._bucket.update(taken, revision=self._revision, job=self.job)
+                return held if held.step >= 0 else None
+            except Conflict:
+                continue  # somebody wrote in between: read again
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def write(self, decision: StepDecision) -> None:
+        """Records a decision.
+
+        Raises:
+            Fenced: another orchestrator has moved the record on; this one must stop.
+        """
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                await self._write(decision)
+                return
+            except Conflict as error:
+                raise Fenced(f"the decision record of job {self.job} moved on: {error}") from None
+            except Unavailable:
+                # unknown: it may have been written; read through the leader before anything else
+                if time.monotonic() > deadline:
+                    raise
+                self._revision = None
+                await asyncio.sleep(RETRY_S)
+
+    def _nothing(self) -> StepDecision:
+        """The record before the first decision: it only names the epoch."""
+        return StepDecision(
+            job=self.job,
+            epoch=self._epoch,
+            step=-1,
+            attempt=0,
+            generations=(),
+            membership=(),
+            checksums=(),
+            gradient_norm=0.0,
+            clip=1.0,
+            action="skip",
+        )
+
+    async def _read(self) -> StepDecision | None:
+        held = await self._bucket.get(leader=True, job=self.job)
+        if held is None:
+            self._revision = 0
+            return None
+        assert isinstance(held.message, StepDecision)
+        if held.message.epoch > self._epoch:
+            raise Fenced(f"job {self.job} is led in epoch {held.message.epoch}")
+        self._revision = held.revision
+        return held.message
+
+    async def _write(self, decision: StepDecision) -> None:
+        if self._revision is None and await self._read() == decision:
+            return
+        if self._revision:
+            self._revision = await self._bucket.update(decision, revision=self._revision, job=self.job)
+        else:
+            self._revision = await self._bucket.create(decision, job=self.job)

@@ -1,0 +1,182 @@
+"""Standing for the lead of the mesh's orchestrators: claim, renew, be sure, give back. Rules: `lease.py`.
+
+A leader that could not renew in time decides nothing (`confirmed` waits) until its next renewal tells:
+it went through, then nobody else has led meanwhile, for the compare-and-set names the revision that was its
+own; or somebody else has the next term, then it is over (`keep` returns). That holds for one that was
+frozen, cut off, or whose server was away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from bus import subjects
+from bus.buckets import Entry
+from bus.connection import Bus
+from bus.logs import get_logger
+from entities.orchestrator.lease import (
+    LeaseConfig,
+    Silence,
+    claimable,
+    is_same_leadership,
+    next_claim,
+    sure_until,
+)
+from schemas.errors import Conflict, DeadlineExceeded, DmscError
+from schemas.leadership import Leadership
+
+log = get_logger("orchestrator")
+
+ROLE = "orchestrator"
+RELEASE_S = 1.0
+"""How long giving the lease back may take; its silence does it otherwise."""
+
+_Result = TypeVar("_Result")
+
+
+def now() -> float:
+    """Seconds of a clock that also counts while the machine sleeps, where there is one."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class Candidate:
+    """One orchestrator's standing: `term` is 0 while it does not lead."""
+
+    def __init__(self, bus: Bus, config: LeaseConfig, *, node: str = "") -> None:
+        self.config = config
+        self.claim: Leadership | None = None
+        self._bus = bus
+        self._bucket = bus.bucket(subjects.LEADERSHIP)
+        self._node = node
+        self._revision = 0
+        self._written = 0.0  # when the last write began that went through
+        self._renewed = asyncio.Condition()
+        self._due = asyncio.Event()
+        bus.on_reconnect(self._on_reconnect)
+
+    @property
+    def term(self) -> int:
+        return self.claim.term if self.claim is not None else 0
+
+    @property
+    def sure(self) -> bool:
+        """Nobody else can have the lead at this moment."""
+        return self.claim is not None and now() < sure_until(self._written, self.claim.lease_s)
+
+    async def won(self) -> int:
+        """Waits until this one leads; returns the term."""
+        silence = Silence()
+        while True:
+            try:
+                began = now()
+                entry = await self._attempt(self._read)
+                if entry is None or claimable(entry.message, silence.see(entry.revision, now())):
+                    began = now()
+                    return await self._attempt(lambda: self._write_claim(entry, began))  # noqa: B023
+            except Conflict as error:
+                log.info("somebody else was quicker", reason=error.text)
+            except DmscError as error:
+                log.debug("the lease can't be looked at", reason=error.text)
+                silence.blink()
+            await asyncio.sleep(max(0.0, began + self.config.look_s - now()))
+
+    async def keep(self) -> str:
+        """Renews until somebody else has the lead; returns who, in words. Cancel it to stop."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.renew_s):
+                    await self._due.wait()
+            self._due.clear()
+            try:
+                if (lost := await self._attempt(self._renew)) is not None:
+                    self.claim = None
+                    return lost
+            except DmscError as error:
+                log.debug("the lease was not renewed", term=self.term, reason=error.text)
+
+    async def confirmed(self) -> None:
+        """Returns while the lead is surely ours; else waits for a renewal that tells, or for ever.
+
+        It must have begun after we asked: the answer to an earlier one may have lain in our socket while
+        we were frozen. Who loses the lead is cancelled here, and so answers nobody.
+        """
+        if self.sure:
+            return
+        asked = now()
+        self._due.set()
+        async with self._renewed:
+            await self._renewed.wait_for(lambda: self._written >= asked)
+
+    async def release(self) -> None:
+        """Leaves the lead in order: the next one need not wait for the lease to grow old."""
+        claim, self.claim = self.claim, None
+        if claim is None:
+            return
+        with contextlib.suppress(DmscError, TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                gone = claim.model_copy(update={"released": True})
+                await self._bucket.update(gone, revision=self._revision, role=ROLE)
+
+    # --- the record ------------------------------------------------------------------------------------
+    async def _read(self) -> Entry | None:
+        return await self._bucket.get(leader=True, role=ROLE)
+
+    async def _write_claim(self, entry: Entry | None, began: float) -> int:
+        claim = next_claim(
+            entry.message if entry is not None else None,
+            incarnation=self._bus.sender.incarnation,
+            lease_s=self.config.lease_s,
+            node=self._node,
+            pid=os.getpid(),
+        )
+        if entry is None:
+            self._revision = await self._bucket.create(claim, role=ROLE)
+        else:
+            self._revision = await self._bucket.update(claim, revision=entry.revision, role=ROLE)
+        self.claim = claim
+        self._written = began
+        return claim.term
+
+    async def _renew(self) -> str | None:
+        """One renewal. Returns who leads instead, if somebody does.
+
+        Raises:
+            Unavailable: not known whether it was written; the next one finds out.
+        """
+        assert self.claim is not None
+        began = now()
+        fresh = self.claim.model_copy(update={"renewal": self.claim.renewal + 1})
+        try:
+            self._revision = await self._bucket.update(fresh, revision=self._revision, role=ROLE)
+        except Conflict:
+            entry = await self._read()
+            if entry is None:
+                return "the record of the lease was removed"
+            other: Leadership = entry.message
+            if not is_same_leadership(other, self.claim):
+                return f"term {other.term} is led by {other.incarnation} (pid {other.pid} on {other.node})"
+            self._revision = entry.revision  # an earlier renewal of ours was written after all
+            self._due.set()
+            return None
+        self.claim = fresh
+        self._written = began
+        async with self._renewed:
+            self._renewed.notify_all()
+        return None
+
+    async def _attempt(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Not longer than `attempt_s`: a store without a leader answers nobody, not even with an error."""
+        try:
+            async with asyncio.timeout(self.config.attempt_s):
+                return await work()
+        except TimeoutError:
+            raise DeadlineExceeded(f"the lease's record: no answer in {self.config.attempt_s:g} s") from None
+
+    async def _on_reconnect(self) -> None:
+        self._due.set()

@@ -1,0 +1,175 @@
+"""New instances for lost ones, while the job runs on without them (DESIGN §5 rule 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import STOP_INSTANCE
+from entities.orchestrator.instances import Instances, StartFailed
+from entities.orchestrator.journal import Journal
+from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.placement import NoRoom, is_cordoned, place
+from entities.orchestrator.setbacks import Unrecoverable
+from schemas.cluster import InstanceStop
+from schemas.errors import DmscError
+from schemas.registry import ServiceRecord
+from schemas.step import Member
+from schemas.task_graph import Placement, TaskUnit, UnitKind
+
+log = get_logger("orchestrator")
+
+OccupiedFn = Callable[[str], dict[str, list[Placement]]]
+"""Slots promised to all jobs but the named one, by node agent."""
+
+STOP_DEADLINE_S = 3.0
+ROOM_DEADLINE_S = 600.0
+"""How long a job with a lost instance waits for a free slot before it fails."""
+RETRY_S = 0.5
+"""Pause before a start that failed without a culprit is tried again."""
+LAST_WORDS_S = 1.0
+"""How long to wait until the registry says how a lost instance ended; mostly it has already."""
+STARTS = 5
+"""Starts of one unit in a row that fail before the job does."""
+
+
+class Replacement:
+    """Finds room for lost units of one job and starts their next incarnations."""
+
+    def __init__(
+        self, bus: Bus, mesh: MeshView, instances: Instances, journal: Journal, occupied: OccupiedFn
+    ) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._instances = instances
+        self._journal = journal
+        self._job = journal.job
+        self._occupied = occupied
+        self._placing = asyncio.Lock()
+
+    async def last_words(self, member: Member) -> ServiceRecord | None:
+        """How it ended, as far as the registry knows."""
+        await self._mesh.until(lambda: self._mesh.has_ended(member), LAST_WORDS_S)
+        return self._mesh.last_of(member)
+
+    async def bring(self, sid: str, lost: Member | None) -> Member:
+        """Ends what is left of a lost instance, and starts its unit again where there is room.
+
+        Returns:
+            The newcomer, built and ready to take the state.
+
+        Raises:
+            Unrecoverable: no room in time, or it fails to start again and again.
+        """
+        assert self._instances.graph is not None
+        unit = self._instances.graph.unit(sid)
+        last: DmscError | None = None
+        for _ in range(STARTS):
+            if lost is not None:
+                await self._clear(lost)
+            async with self._placing:
+                await self._find_room([unit])
+            try:
+                (started,) = await self._instances.start([unit], joins=True)
+                return started
+            except StartFailed as error:
+                last = error
+                lost = error.member
+                self._instances.mark_lost(lost)
+            except DmscError as error:  # an agent or the registry is being restarted
+                last = error
+                log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
+            await asyncio.sleep(RETRY_S)
+        raise Unrecoverable(f"{unit.sid} could not be started {STARTS} times, the last: {last}")
+
+    def no_room(self, units: list[TaskUnit]) -> str:
+        """Why these units can't be placed (those that are: elsewhere) now; empty if they can."""
+        assert self._instances.graph is not None
+        placed = self._place(units, self._instances.graph.placements)
+        return placed.reason if isinstance(placed, NoRoom) else ""
+
+    async def end(self, member: Member) -> None:
+        """Ends an instance that the job needs no more."""
+        await self._clear(member)
+
+    async def _clear(self, lost: Member) -> None:
+        """Makes sure that what was judged lost is dead, so that its slot is free and it can't wake up."""
+        assert self._instances.graph is not None
+        where = self._instances.graph.placement(lost.sid)
+        agent = self._mesh.agent_of(where.cluster, where.node)
+        if agent is None:
+            return
+        stop = InstanceStop(job=self._job, sid=lost.sid, incarnation=lost.incarnation, now=True)
+        try:
+            await self._bus.command(STOP_INSTANCE, stop, deadline_s=STOP_DEADLINE_S, agent=agent)
+        except DmscError as error:
+            log.warning("stop of a lost instance failed", sid=lost.sid, reason=str(error))
+
+    async def _find_room(self, units: list[TaskUnit]) -> None:
+        """Keeps each unit's slot if its node is there and it is free, else places it anew; waits for room."""
+        instances = self._instances
+        assert instances.graph is not None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ROOM_DEADLINE_S
+        while True:
+            homeless = [unit for unit in units if not self.may_stay(unit)]
+            if not homeless:
+                return
+            names = {unit.sid for unit in homeless}
+            others = tuple(one for one in instances.graph.placements if one.sid not in names)
+            placed = self._place(homeless, others)
+            if not isinstance(placed, NoRoom):
+                instances.graph = instances.graph.model_copy(update={"placements": (*others, *placed)})
+                return
+            await self._journal.reason(f"{', '.join(sorted(names))}: {placed.reason}")
+            left = deadline - loop.time()
+            if left <= 0:
+                raise Unrecoverable(f"no room for {', '.join(sorted(names))}: {placed.reason}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._mesh.next_change()
+
+    def _place(self, units: list[TaskUnit], others: Iterable[Placement]) -> tuple[Placement, ...] | NoRoom:
+        return place(
+            units,
+            list(self._mesh.nodes.values()),
+            clusters=self._journal.record.spec.parallel.clusters,
+            occupied=self._taken(others),
+            cordoned=self._mesh.cordons.places(),
+        )
+
+    def may_stay(self, unit: TaskUnit) -> bool:
+        """Its node is there, and its slot free, nobody else's, and not cordoned."""
+        graph = self._instances.graph
+        assert graph is not None
+        where = next((one for one in graph.placements if one.sid == unit.sid), None)
+        if where is None:
+            return False
+        agent = self._mesh.agent_of(where.cluster, where.node)
+        if agent is None or is_cordoned(self._mesh.cordons.places(), agent, where.slot):
+            return False
+        if unit.kind is UnitKind.DATA:
+            return True
+        rivals = [*graph.placements, *self._occupied(self._job).get(agent, [])]
+        if any(
+            one.sid != unit.sid
+            and (one.cluster, one.node, one.slot) == (where.cluster, where.node, where.slot)
+            for one in rivals
+        ):
+            return False
+        return any(
+            slot.index == where.slot and slot.busy_with in (None, unit.sid)
+            for slot in self._mesh.nodes[agent].slots
+        )
+
+    def _taken(self, own: Iterable[Placement]) -> dict[str, list[Placement]]:
+        """Slots promised to other jobs and to the rest of this one, by node agent."""
+        taken = self._occupied(self._job)
+        for one in own:
+            agent = self._mesh.agent_of(one.cluster, one.node)
+            if agent is not None and one.slot >= 0:
+                taken.setdefault(agent, []).append(one)
+        return taken

@@ -1,0 +1,84 @@
+"""More or fewer replicas of a stage while the job runs, and what standbys are given to do. Pure.
+
+A step has the same microbatches whatever the number of workers, so neither changes the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from schemas.errors import BadInput
+from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+
+
+def added_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskUnit, ...]:
+    """The units that the stage lacks to have `replicas` working ones (standbys are not counted)."""
+    working = _working(graph, stage)
+    taken = {unit.replica for unit in graph.stage(stage)}
+    numbers = (number for number in range(len(taken) + replicas) if number not in taken)
+    return tuple(_another(working[0], next(numbers)) for _ in range(max(0, replicas - len(working))))
+
+
+def removed_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskUnit, ...]:
+    """The units that leave so that the stage has `replicas` working ones: the last that came.
+
+    Raises:
+        BadInput: a stage needs at least one.
+    """
+    if replicas < 1:
+        raise BadInput(f"a stage needs at least 1 replica, not {replicas}; `dmsc cancel` ends a job")
+    return _working(graph, stage)[replicas:]
+
+
+def with_units(graph: TaskGraph, added: tuple[TaskUnit, ...]) -> TaskGraph:
+    return graph.model_copy(update={"units": (*graph.units, *added)})
+
+
+def without_units(graph: TaskGraph, sids: Set[str]) -> TaskGraph:
+    """The graph without these units and their placements."""
+    return graph.model_copy(
+        update={
+            "units": tuple(unit for unit in graph.units if unit.sid not in sids),
+            "placements": tuple(place for place in graph.placements if place.sid not in sids),
+        }
+    )
+
+
+def standby_weights(
+    graph: TaskGraph, present: Mapping[int, Mapping[str, float]], living: Set[str]
+) -> dict[int, dict[str, float]]:
+    """Route weights of stages where standbys must work now, or may rest again.
+
+    Args:
+        graph: the job's units.
+        present: weights by stage and SID, as last told to the routers.
+        living: SIDs with the state of the open step.
+
+    Returns:
+        All weights of each stage that changes: its standbys work (1) while no other replica lives, and
+        have weight 0 otherwise.
+    """
+    changed = {}
+    for stage in {unit.stage for unit in graph.units if unit.standby}:
+        units = graph.stage(stage)
+        needed = not any(unit.sid in living for unit in units if not unit.standby)
+        wanted = {unit.sid: float(needed) for unit in units if unit.standby}
+        held = present.get(stage, {})
+        if any(held.get(sid, 1.0) != weight for sid, weight in wanted.items()):
+            changed[stage] = {**held, **wanted}
+    return changed
+
+
+def _working(graph: TaskGraph, stage: int) -> tuple[TaskUnit, ...]:
+    found = tuple(unit for unit in graph.stage(stage) if not unit.standby)
+    if not found or found[0].kind is not UnitKind.STAGE:
+        raise BadInput(f"there is no stage {stage}; `dmsc jobs` shows the stages of a job")
+    return found
+
+
+def _another(like: TaskUnit, replica: int) -> TaskUnit:
+    head, _, _ = like.sid.rpartition("-")
+    tags = tuple(tag for tag in like.tags if not tag.startswith("replica:"))
+    return like.model_copy(
+        update={"sid": f"{head}-r{replica}", "replica": replica, "tags": (*tags, f"replica:{replica}")}
+    )

@@ -1,0 +1,157 @@
+"""SMO (draft §3): of any number of orchestrators one leads; the others wait, the mesh before their eyes.
+
+A follower serves nothing. It follows the registry and overhears who registers, so that it need not wait
+for anybody when its turn comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.presence import Presence
+from entities.orchestrator.leadership import Candidate
+from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.service import Leader, OrchestratorConfig
+from schemas.cluster import NodeStatus
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import DmscError
+from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.signals import NodeRegistration
+
+log = get_logger("orchestrator")
+
+STANDBY_AFTER_S = 0.3
+"""Who gets the lead sooner than this never shows up as waiting."""
+PRESENT_AGAIN_S = 1.0
+"""Pause before a registration that the registry did not take is tried again."""
+
+
+class Orchestrator:
+    """One orchestrator: `_follow` until it has the lead, `_lead` until it has lost it, and again."""
+
+    def __init__(self, bus: Bus, config: OrchestratorConfig | None = None) -> None:
+        self.config = config or OrchestratorConfig()
+        self.mesh = MeshView()
+        self._bus = bus
+        self._candidate = Candidate(bus, self.config.lease, node=self.config.node)
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Follows or leads until cancelled; `ready` is set as soon as it does either."""
+        ready = ready or asyncio.Event()
+        watch = await self._bus.bucket(subjects.REGISTRY_RECORD).watch(self.mesh.record)
+        try:
+            while True:
+                keeping = await self._follow(ready)
+                try:
+                    await self._lead(keeping, ready)
+                finally:
+                    keeping.cancel()
+                    await asyncio.gather(keeping, return_exceptions=True)
+        finally:
+            await self._candidate.release()
+            await watch.stop()
+
+    async def _follow(self, ready: asyncio.Event) -> asyncio.Task[str]:
+        """Returns with the lead, and with what keeps it from the first moment on."""
+        async with self._overhearing():
+            winning = asyncio.create_task(self._win(), name="candidate")
+            try:
+                await asyncio.wait({winning}, timeout=STANDBY_AFTER_S)
+                if not winning.done():
+                    log.info("standing by")
+                    ready.set()
+                    async with self._presence(self._standby_record()):
+                        await asyncio.wait({winning})
+                return winning.result()
+            finally:
+                winning.cancel()
+                await asyncio.gather(winning, return_exceptions=True)
+
+    async def _win(self) -> asyncio.Task[str]:
+        await self._candidate.won()
+        return asyncio.create_task(self._candidate.keep(), name="lease")
+
+    async def _lead(self, keeping: asyncio.Task[str], ready: asyncio.Event) -> None:
+        """Returns once somebody else leads."""
+        claim = self._candidate.claim
+        assert claim is not None
+        log.info("leading", term=claim.term)
+
+        async def began() -> None:
+            await self._bus.publish(subjects.LEADER, claim)
+            log.info("serving", term=claim.term)
+            ready.set()
+
+        async with self._presence(self._leader_record(claim.term)):
+            lost = await Leader(self._bus, self.mesh, self._candidate, self.config).run(keeping, began)
+        log.error("leading no more", term=claim.term, reason=lost)
+
+    @contextlib.asynccontextmanager
+    async def _overhearing(self) -> AsyncIterator[None]:
+        """What gateways, routers and agents tell the leader is heard here as well; nothing is answered."""
+
+        async def service(message: NodeRegistration, envelope: Envelope) -> None:
+            await self.mesh.service(message)
+
+        async def node(message: NodeStatus, envelope: Envelope) -> None:
+            await self.mesh.node(message)
+
+        subscriptions = [
+            await self._bus.subscribe(subjects.MESH_REGISTRATION, service),
+            await self._bus.subscribe(subjects.NODE_STATUS, node),
+        ]
+        try:
+            yield
+        finally:
+            for subscription in subscriptions:
+                await subscription.stop(drain=False)
+
+    # --- the registry ----------------------------------------------------------------------------------
+    @contextlib.asynccontextmanager
+    async def _presence(self, record: ServiceRecord) -> AsyncIterator[None]:
+        """Registered beside the work in the block, which waits for no registry."""
+        present = asyncio.create_task(self._keep_present(record), name=f"presence {record.sid}")
+        try:
+            yield
+        finally:
+            present.cancel()
+            await asyncio.gather(present, return_exceptions=True)
+
+    async def _keep_present(self, record: ServiceRecord) -> None:
+        while True:
+            try:
+                async with Presence(self._bus, record) as presence:
+                    await presence.fenced.wait()
+                log.warning("the registry knows another one in our place", sid=record.sid)
+                return
+            except DmscError as error:
+                log.warning("not registered", sid=record.sid, reason=error.text)
+            await asyncio.sleep(PRESENT_AGAIN_S)
+
+    def _leader_record(self, term: int) -> ServiceRecord:
+        """Under the name of the role; with each term a new incarnation, so that the one before is fenced."""
+        incarnation = f"{self._bus.sender.incarnation}-t{term}"
+        return self._record(self.config.sid, incarnation, InstanceState.ACTIVE, f"leads in term {term}")
+
+    def _standby_record(self) -> ServiceRecord:
+        incarnation = self._bus.sender.incarnation
+        return self._record(
+            f"{self.config.sid}-{incarnation}", incarnation, InstanceState.PENDING, "stands by"
+        )
+
+    def _record(self, sid: str, incarnation: str, state: InstanceState, reason: str) -> ServiceRecord:
+        return ServiceRecord(
+            sid=sid,
+            prefix="entity/orchestrator",
+            kind=EntityKind.ORCHESTRATOR,
+            incarnation=incarnation,
+            state=state,
+            endpoint=Endpoint(cluster="mesh", node=self.config.node, pid=os.getpid()),
+            reason=reason,
+        )

@@ -1,0 +1,553 @@
+"""The orchestrator's part of the step transaction, pure (DESIGN §5): `decide(event, now) -> effects`.
+
+No I/O and no clock of its own: the shell (`step_loop`) carries the effects out and brings the answers back
+as events; `tests/sim` runs the same code under a virtual clock, on a bus that drops and reorders.
+
+A step is open (`gathering`) until all microbatches are in living members' sums and every stage has prepared;
+then its decision is written (`deciding`), then applied (`committing`) while the next one is already open for
+claims. A loss while the step is open fences the lost (one `round` at a time, with the answers of all that
+live), mends the paths of its microbatches, and rebuilds the stage's reduction group; the survivors' work
+stays. A loss while deciding or committing waits: the decision stands, whoever lives applies it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from entities.orchestrator.path_mending import Mending, mend
+from entities.orchestrator.step_events import (
+    Arrived,
+    Assign,
+    Assigned,
+    Begin,
+    Begun,
+    Boundary,
+    Claimed,
+    Commit,
+    Committed,
+    Condemn,
+    Effect,
+    Event,
+    Fence,
+    Fenced,
+    FormGroup,
+    GroupFailed,
+    GroupFormed,
+    Joined,
+    JoinFailed,
+    Lost,
+    Opened,
+    Prepare,
+    Record,
+    Recorded,
+    Replay,
+    Restart,
+    Restarted,
+    Restored,
+    SendState,
+    StageLost,
+    Stalled,
+    Tick,
+    Voted,
+    Withdraw,
+)
+from entities.orchestrator.step_ledger import Inconsistent, StepLedger
+from schemas.errors import IllegalTransition
+from schemas.step import PHASES, Member, PathUpdate, Phase, StepDecision, StepFenced, StepVote
+
+REFORM_S = 0.3
+"""Pause before a group that broke without a known death is built again: the death is mostly known by then."""
+BUILDS = 2
+"""Failed builds (or reductions) with the same members before the one with most failed edges is fenced."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """A stage's members and their reduction group."""
+
+    members: tuple[Member, ...]
+    generation: int = 0
+    formed: bool = False
+    preparing: bool = False
+    lost_told: bool = False
+    failures: int = 0
+    failed_at: float | None = None
+    blamed: Counter[Member] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Round:
+    """One fence and what follows from it."""
+
+    number: int
+    fenced: tuple[Member, ...]
+    dispatched: bool  # before anybody answered: later, a data instance may hold more than it told
+    neighbours: Mapping[Member, tuple[PathUpdate, ...]] | None = None
+    told_owners: bool = False
+
+
+class StepMachine:
+    """One job's steps. `pauses(step)`: whether the shell wants a boundary before that step."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        epoch: int,
+        microbatches: int,
+        clip_norm: float | None,
+        stages: Iterable[Iterable[Member]],
+        data: Iterable[Member],
+        pauses: Callable[[int], bool],
+        generation: int = 0,
+    ) -> None:
+        self.job = job
+        self.epoch = epoch
+        self.phase = Phase.CLOSED
+        self.step = 0
+        self.attempt = 0
+        self.dead: set[Member] = set()
+        self.history: list[str] = []
+        self._microbatches = microbatches
+        self._clip_norm = clip_norm
+        self._pauses = pauses
+        self._groups = [_Group(tuple(members), generation) for members in stages]
+        self._data = list(data)
+        self._arrived: dict[Member, int] = {}  # newcomers and their stages
+        self._transfer: dict[Member, Member] = {}  # … whose state is on its way, and from whom
+        self._begun = False
+        self._torn = False  # a data instance was lost while the gateway dispatched
+        self._round: _Round | None = None
+        self._rounds = 0
+        self._again = False  # another round is due after this one
+        self._restarting = False
+        self._started = False
+        self._pausing = False
+        self.ledger = self._new_ledger()
+
+    # --- what others look at ----------------------------------------------------------------------------
+    @property
+    def stages(self) -> tuple[tuple[Member, ...], ...]:
+        """Members by stage, those with a vote; newcomers are not among them until they have joined."""
+        return tuple(group.members for group in self._groups)
+
+    @property
+    def data(self) -> tuple[Member, ...]:
+        return tuple(self._data)
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        return tuple(group.generation for group in self._groups)
+
+    def is_formed(self, stage: int) -> bool:
+        return self._groups[stage].formed
+
+    def stage_of(self, newcomer: Member) -> int | None:
+        """The stage that a newcomer is about to join."""
+        return self._arrived.get(newcomer)
+
+    @property
+    def newcomers(self) -> tuple[Member, ...]:
+        return tuple(self._arrived)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is being mended: whoever is missing is missing from the figures, too."""
+        return self._round is None and all(group.members for group in self._groups)
+
+    # --- deciding ---------------------------------------------------------------------------------------
+    def decide(self, event: Event, now: float) -> list[Effect]:
+        """The one door. `now` in seconds, from any origin; only differences count."""
+        try:
+            return self._decide(event, now)
+        except Inconsistent as error:
+            return self._restart(str(error))
+
+    def _decide(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Opened(step, attempt):
+                return self._open(step, attempt)
+            case Begun(step, attempt):
+                if (step, attempt) == (self.step, self.attempt):
+                    self._begun = True
+                    return self._start_round() if self._again and self._still else []
+                return []
+            case Claimed(claim):
+                self.ledger.claim(claim)
+                return self._prepare_ready()
+            case Lost(member):
+                return self._lost([member])
+            case Fenced(number, answers):
+                return self._fenced(number, answers)
+            case Assigned(number):
+                return self._assigned(number)
+            case GroupFormed(stage, generation):
+                return self._formed(stage, generation)
+            case GroupFailed(stage, generation, blamed):
+                return self._failed(stage, generation, blamed, now)
+            case Voted(stage, vote):
+                return self._voted(stage, vote)
+            case Recorded(decision):
+                return self._recorded(decision)
+            case Committed(step, silent):
+                return self._committed(step, silent)
+            case Arrived(member, stage):
+                return self._arrive(member, stage)
+            case Joined(member, version):
+                return self._join(member, version)
+            case JoinFailed(member):
+                self._transfer.pop(member, None)
+                self._arrived.pop(member, None)
+                return self._prepare_ready()
+            case Restored(stage, members):
+                return self._restored(stage, members)
+            case Stalled(reason):
+                return self._restart(reason)
+            case Restarted(attempt):
+                return self._restarted(attempt)
+            case Tick():
+                return self._tick(now)
+
+    def _enter(self, phase: Phase) -> None:
+        if phase not in PHASES[self.phase]:
+            raise IllegalTransition(
+                f"step {self.step} of {self.job}: {self.phase} → {phase} "
+                f"(history: {', '.join(self.history[-12:]) or 'none'})"
+            )
+        self.history = [*self.history[-30:], f"{self.step}/{self.attempt} {phase}"]
+        self.phase = phase
+
+    def _new_ledger(self) -> StepLedger:
+        return StepLedger(
+            job=self.job,
+            epoch=self.epoch,
+            step=self.step,
+            attempt=self.attempt,
+            microbatches=self._microbatches,
+            membership=self.stages,
+            generations=self.generations,
+            clip_norm=self._clip_norm,
+        )
+
+    # --- opening ----------------------------------------------------------------------------------------
+    def _open(self, step: int, attempt: int) -> list[Effect]:
+        self.step, self.attempt = step, attempt
+        if self._restarting or self._round is not None:
+            self._again = True  # what was begun at the boundary is done again
+        self._restarting, self._started = False, True
+        self._enter(Phase.GATHERING)
+        self._fresh_step()
+        return [*self._go_on(), Begin(step, attempt)] if not self._torn else self._go_on()
+
+    def _fresh_step(self) -> None:
+        """The account of a step or attempt that begins now."""
+        self._begun = False
+        self._torn = bool(set(self._data) & self.dead)
+        self._round = None
+        for group in self._groups:
+            group.preparing = False
+        self.ledger = self._new_ledger()
+
+    def _go_on(self) -> list[Effect]:
+        """Whatever was put off while no step was open."""
+        empty = any(not group.members and not group.lost_told for group in self._groups)
+        effects = self._mend() if self._again or empty or self._present() & self.dead else []
+        if self._restarting:
+            return effects
+        asked = {effect.stage for effect in effects if isinstance(effect, FormGroup)}
+        for stage, group in enumerate(self._groups):
+            if not group.formed and group.members and group.failed_at is None and stage not in asked:
+                effects.append(self._form(stage))
+        return effects + self._transfers() + self._prepare_ready()
+
+    # --- losses -----------------------------------------------------------------------------------------
+    @property
+    def _still(self) -> bool:
+        """Membership may change: no decision is under way, nor a restart. At a boundary, too."""
+        return self._started and not self._restarting and self.phase in (Phase.GATHERING, Phase.CLOSED)
+
+    def _present(self) -> set[Member]:
+        return {member for group in self._groups for member in group.members} | set(self._data)
+
+    def _lost(self, members: Iterable[Member]) -> list[Effect]:
+        news = [member for member in members if member not in self.dead]
+        self.dead.update(news)
+        effects: list[Effect] = []
+        for member in news:
+            self._arrived.pop(member, None)
+            source = self._transfer.pop(member, None)
+            if source is not None and source not in self.dead:
+                effects.append(Withdraw(member, source, self.step, self.attempt))
+        return effects + self._without(news)
+
+    def _without(self, news: list[Member]) -> list[Effect]:
+        if not self._present() & set(news):
+            return []  # a newcomer, or long gone
+        self._torn = self._torn or (not self._begun and bool(set(self._data) & set(news)))
+        self._again = True
+        if not self._still:
+            return []  # the decision stands, or the restart will see to it
+        return self._mend() + self._prepare_ready()
+
+    def _mend(self) -> list[Effect]:
+        """A round; but if a data instance was lost while the gateway dispatched, the step begins again.
+
+        Nobody knows then what was handed out twice: to the lost one, and to whoever came after it.
+        """
+        if self.phase is Phase.GATHERING and self._torn:
+            return self._restart("a data instance was lost while the step was dispatched")
+        return self._start_round()
+
+    def _drop_dead(self) -> list[Effect]:
+        """Takes the dead out of stages; a stage whose group they were in gets a new one."""
+        effects: list[Effect] = []
+        self._data = [member for member in self._data if member not in self.dead]
+        for stage, group in enumerate(self._groups):
+            living = tuple(member for member in group.members if member not in self.dead)
+            if living != group.members:
+                self._regroup(stage, living)
+                if living:
+                    effects.append(self._form(stage))
+            if not group.members and not group.lost_told:
+                group.lost_told = True
+                effects.append(StageLost(stage, self.step))
+        return effects
+
+    def _regroup(self, stage: int, members: tuple[Member, ...]) -> None:
+        group = self._groups[stage]
+        if members != group.members:
+            group.failures, group.blamed = 0, Counter()
+        group.members = members
+        group.generation += 1
+        group.formed = group.preparing = False
+        group.failed_at = None
+        self.ledger.replace(stage, members, group.generation)
+
+    def _form(self, stage: int) -> FormGroup:
+        group = self._groups[stage]
+        fenced = tuple(sorted(self.dead, key=_order))
+        return FormGroup(stage, self.attempt, group.generation, group.members, fenced)
+
+    def _start_round(self) -> list[Effect]:
+        """Fences the dead at all that live; what they answer is the picture that paths are mended by."""
+        effects = self._drop_dead()
+        self._again = False
+        self._rounds += 1
+        fenced = tuple(sorted(self.dead, key=_order))
+        self._round = _Round(self._rounds, fenced, self._begun)
+        targets = tuple(sorted(self._present(), key=_order))
+        return [*effects, Fence(self._rounds, self.step, self.attempt, fenced, targets)]
+
+    def _fenced(self, number: int, answers: tuple[StepFenced, ...]) -> list[Effect]:
+        if self._round is None or number != self._round.number or self._round.neighbours is not None:
+            return []
+        if not self._still:
+            self._round, self._again = None, True  # what it showed is the past by the time of the next step
+            return []
+        effects: list[Effect] = []
+        for answer in answers:
+            for claim in answer.claims:
+                self.ledger.claim(claim)
+        held = {answer.member: answer.held for answer in answers}
+        if self.phase is Phase.CLOSED:
+            self._round = None
+            return effects  # nothing is open that could be mended
+        dispatched = self._round.dispatched
+        if self._begun and not dispatched:
+            return effects + self._start_round()
+        mending = mend(self.stages, self.data, held, self._microbatches, dispatched=dispatched)
+        if mending.waiting or not dispatched:
+            self._again = True  # once the stage is there, or the gateway has told all data instances
+        if mending.replayed:
+            effects.append(Replay(self._round.fenced, tuple(mending.replayed)))
+        effects += self._tell(mending)
+        return effects + self._prepare_ready()
+
+    def _tell(self, mending: Mending) -> list[Effect]:
+        assert self._round is not None
+        owners = {member: tuple(paths) for member, paths in mending.owners.items()}
+        self._round.neighbours = {member: tuple(paths) for member, paths in mending.neighbours.items()}
+        if owners:
+            return [Assign(self._round.number, self.step, self.attempt, owners)]
+        return self._assigned(self._round.number)
+
+    def _assigned(self, number: int) -> list[Effect]:
+        round_ = self._round
+        if round_ is None or number != round_.number or round_.neighbours is None:
+            return []
+        if not round_.told_owners:
+            round_.told_owners = True
+            if round_.neighbours:
+                return [Assign(number, self.step, self.attempt, round_.neighbours)]
+        self._round = None
+        return []
+
+    def _restored(self, stage: int, members: tuple[Member, ...]) -> list[Effect]:
+        group = self._groups[stage]
+        there = (*group.members, *(member for member in members if member not in group.members))
+        living = tuple(member for member in there if member not in self.dead)
+        group.lost_told = False
+        self._regroup(stage, living)
+        for member in living:
+            self._arrived.pop(member, None)
+        self._again = True
+        if not self._still:
+            return []
+        effects = self._start_round()
+        if living:
+            effects.append(self._form(stage))
+        return effects
+
+    # --- newcomers --------------------------------------------------------------------------------------
+    def _arrive(self, member: Member, stage: int) -> list[Effect]:
+        if member in self.dead:
+            return []
+        if stage < 0:
+            if member not in self._data:
+                self._data.append(member)
+            # the gateway may have told one that is fenced: what nobody living was told goes to this one
+            self._again = True
+            return self._start_round() if self._still else []
+        self._arrived[member] = stage
+        return self._transfers()
+
+    def _transfers(self) -> list[Effect]:
+        """State goes to newcomers while a step computes: weights do not change before its commit."""
+        if not self._still:
+            return []
+        effects: list[Effect] = []
+        for member, stage in self._arrived.items():
+            group = self._groups[stage]
+            sources = [one for one in group.members if one not in self.dead]
+            if member not in self._transfer and sources and not group.preparing:
+                source = sources[(len(self._transfer) + 1) % len(sources)]
+                self._transfer[member] = source
+                effects.append(SendState(source, member, self.step))
+        return effects
+
+    def _join(self, member: Member, version: int) -> list[Effect]:
+        if self._transfer.pop(member, None) is None:
+            return []
+        stage = self._arrived.get(member)
+        if stage is None or version != self.step or not self._still:
+            return self._transfers()  # too late for this step: once more at the next
+        group = self._groups[stage]
+        if group.preparing:
+            return []
+        if not group.members:
+            return self._restored(stage, (member,))  # the last of the others has handed its state on
+        del self._arrived[member]
+        self._regroup(stage, (*group.members, member))
+        return [self._form(stage)]
+
+    # --- groups and votes -------------------------------------------------------------------------------
+    def _formed(self, stage: int, generation: int) -> list[Effect]:
+        group = self._groups[stage]
+        if generation != group.generation:
+            return []
+        group.formed = True
+        return self._prepare_ready()
+
+    def _failed(self, stage: int, generation: int, blamed: tuple[Member, ...], now: float) -> list[Effect]:
+        group = self._groups[stage]
+        if generation != group.generation or self.phase is Phase.DECIDING:
+            return []
+        group.formed = group.preparing = False
+        self.ledger.votes.pop(stage, None)
+        group.blamed.update(member for member in blamed if member in group.members)
+        if group.failed_at is not None:
+            return []  # another member tells of the same failure
+        group.failures += 1
+        if group.failures >= BUILDS and len(group.members) > 1:
+            worst = max(group.members, key=lambda member: (group.blamed[member], _order(member)))
+            return [Condemn(worst, f"stage {stage}: {group.failures} groups failed with the same members")]
+        group.failed_at = now
+        return []
+
+    def _tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for stage, group in enumerate(self._groups):
+            if group.failed_at is not None and now - group.failed_at >= REFORM_S and group.members:
+                self._regroup(stage, group.members)
+                effects.append(self._form(stage))
+        return effects
+
+    def _prepare_ready(self) -> list[Effect]:
+        """Stages whose microbatches are all summed by present members, whose group stands, prepare."""
+        if self.phase is not Phase.GATHERING or self._restarting:
+            return []
+        effects: list[Effect] = []
+        for stage, group in enumerate(self._groups):
+            joining = any(self._arrived.get(member) == stage for member in self._transfer)
+            if group.preparing or not group.formed or joining or not group.members:
+                continue
+            if set(group.members) & self.dead or not self.ledger.complete(stage):
+                continue
+            group.preparing = True
+            effects.append(Prepare(stage, self.step, self.attempt, group.generation, group.members))
+        return effects
+
+    def _voted(self, stage: int, vote: StepVote) -> list[Effect]:
+        if self.phase is not Phase.GATHERING or self._restarting:
+            return []
+        self.ledger.vote(stage, vote)
+        decision = self.ledger.decide()
+        if decision is None:
+            return []
+        self._enter(Phase.DECIDING)
+        return [Record(decision)]
+
+    # --- the decision -----------------------------------------------------------------------------------
+    def _recorded(self, decision: StepDecision) -> list[Effect]:
+        if self.phase is not Phase.DECIDING or decision.step != self.step:
+            return []
+        decided = self.ledger
+        self._enter(Phase.COMMITTING)
+        self.step += 1
+        effects: list[Effect] = [Commit(decision, decided)]
+        self._fresh_step()
+        self._pausing = self._pauses(self.step)
+        if not self._pausing:
+            effects.append(Begin(self.step, self.attempt))
+        return effects
+
+    def _committed(self, step: int, silent: tuple[Member, ...]) -> list[Effect]:
+        if self.phase is not Phase.COMMITTING or step + 1 != self.step:
+            return []
+        effects = self._lost(silent)
+        if self._pausing:
+            self._enter(Phase.CLOSED)
+            return [*effects, Boundary(self.step), *self._go_on()]
+        self._enter(Phase.GATHERING)
+        return effects + self._go_on()
+
+    # --- beginning again --------------------------------------------------------------------------------
+    def _restart(self, reason: str) -> list[Effect]:
+        """The fallback for what should not be: all forget the open step, and it begins again."""
+        if not self._still:
+            return []
+        self._restarting = True
+        self.attempt += 1
+        self._round = None
+        lost = [effect for effect in self._drop_dead() if isinstance(effect, StageLost)]
+        targets = tuple(sorted(self._present(), key=_order))
+        return [*lost, Restart(self.attempt, tuple(sorted(self.dead, key=_order)), targets, reason)]
+
+    def _restarted(self, attempt: int) -> list[Effect]:
+        if attempt != self.attempt or not self._restarting:
+            return []
+        self._restarting = False
+        for stage, group in enumerate(self._groups):
+            self._regroup(stage, group.members)
+        self._fresh_step()
+        self._again = True  # fences anew, and finds a stage that has nobody
+        if self.phase is Phase.CLOSED:
+            return self._go_on()
+        self._enter(Phase.GATHERING)
+        return [Begin(self.step, self.attempt), *self._go_on()]
+
+
+def _order(member: Member) -> tuple[str, str]:
+    return (member.sid, member.incarnation)

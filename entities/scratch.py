@@ -1,0 +1,61 @@
+"""A node's scratch folder: temporary files of its instances, gone with the agent however that ends.
+
+An agent that is killed can't tidy up after itself. Each holds a lock in its folder, which ends with its
+process: the next agent on the machine removes folders whose lock nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+PREFIX = "dmsc-node-"
+LOCK = ".lock"
+FRESH_S = 60.0
+"""A folder as young as this may not have its lock yet."""
+
+
+class Scratch:
+    """One folder, from its making to `remove`."""
+
+    def __init__(self) -> None:
+        sweep(Path(tempfile.gettempdir()))
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        """Twice is fine."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Removes what killed agents of this user have left in `parent`; returns it."""
+    removed = []
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
+            if time.time() - folder.stat().st_mtime < FRESH_S or not _abandoned(folder):
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+    return removed
+
+
+def _abandoned(folder: Path) -> bool:
+    """Raises `OSError` where there is no lock: another version's folder is left alone."""
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True

@@ -1,0 +1,177 @@
+"""A checkpoint: its manifest, and the orders by which it is taken, written and published.
+
+    <artifacts>/<job>/checkpoints/<version>-<epoch>-<number>/
+        stage-00000/.metadata, __0_0.distcp     one torch.distributed.checkpoint folder per stage
+        stage-00001/…
+        manifest.json                           written last: without it there is no checkpoint
+
+Keys of a stage's tensors are full parameter names, so that a checkpoint depends neither on the segmentation
+nor on the number of replicas that wrote it (docs/checkpoints.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from schemas.base import Message, Part, Token
+from schemas.errors import DamagedCheckpoint
+from schemas.job import JobSpec
+from schemas.step import Member
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_FORMAT = 1
+
+NO_MATTER = {"training": {"checkpoint_every", "validate_every", "validation_microbatches"}}
+"""Keys of a job's sections that change nothing about the state that is trained."""
+
+
+class CheckpointFile(Part):
+    """One file of a stage. `name` is relative to the stage's folder."""
+
+    name: str
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class StageCheckpoint(Part):
+    """What one replica wrote for its stage: layers `first_layer` … `last_layer`-1 of the model."""
+
+    stage: int
+    folder: str = Field(description="relative to the manifest")
+    first_layer: int
+    last_layer: int
+    files: tuple[CheckpointFile, ...]
+    torch_version: str
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+class CheckpointManifest(Part):
+    """The whole of a checkpoint. `version`: steps applied; `written_at`: seconds since 1970.
+
+    `spec_sha256` has one digest per section of the job that the state depends on.
+    """
+
+    format: int = MANIFEST_FORMAT
+    job: Token
+    version: int = Field(ge=0)
+    epoch: int
+    written_at: float
+    spec_sha256: dict[str, str]
+    torch_version: str
+    stages: tuple[StageCheckpoint, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(stage.size_bytes for stage in self.stages)
+
+    @property
+    def files(self) -> dict[str, CheckpointFile]:
+        """Every file but the manifest itself, by its name below the checkpoint's folder."""
+        return {f"{stage.folder}/{file.name}": file for stage in self.stages for file in stage.files}
+
+    def overlapping(self, first_layer: int, last_layer: int) -> list[StageCheckpoint]:
+        """The stages that hold layers of `first_layer` … `last_layer`-1."""
+        return [
+            stage
+            for stage in self.stages
+            if stage.first_layer < last_layer and first_layer < stage.last_layer
+        ]
+
+    def to_json(self) -> bytes:
+        """As stored: readable, with a SHA-256 of itself."""
+        body = self.model_dump(mode="json")
+        return json.dumps({**body, "sha256": _digest(body)}, indent=1).encode()
+
+
+class PublishedCheckpoint(Part):
+    """One that exists: the name of its folder, its URL, what it holds."""
+
+    name: str
+    url: str
+    manifest: CheckpointManifest
+
+
+class CheckpointList(Part):
+    """A job's checkpoints that exist, the newest first."""
+
+    checkpoints: tuple[PublishedCheckpoint, ...]
+
+
+def parse_manifest(data: bytes, url: str) -> CheckpointManifest:
+    """What `to_json` gave.
+
+    Args:
+        data: the file.
+        url: where it was, for messages.
+
+    Raises:
+        DamagedCheckpoint: it is not, or no longer, the manifest of a checkpoint.
+    """
+    try:
+        body: dict[str, Any] = json.loads(data)
+        stated = body.pop("sha256")
+        if body["format"] != MANIFEST_FORMAT:
+            raise DamagedCheckpoint(f"{url} is of format {body['format']}, not {MANIFEST_FORMAT}")
+        if stated != _digest(body):
+            raise DamagedCheckpoint(f"{url} is damaged: its SHA-256 is not the recorded one")
+        return CheckpointManifest.model_validate(body)
+    except (ValueError, KeyError, TypeError, AttributeError, ValidationError):
+        raise DamagedCheckpoint(f"{url} is not the manifest of a checkpoint") from None
+
+
+def spec_digests(spec: JobSpec) -> dict[str, str]:
+    """SHA-256 of each section of the job that its state depends on."""
+    body = spec.model_dump(mode="json", include={"model", "data", "training"})
+    for section, keys in NO_MATTER.items():
+        for key in keys:
+            body[section].pop(key, None)
+    return {section: _digest(values) for section, values in body.items()}
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class CheckpointOrder(Message, wire="state.checkpoint"):
+    """SMO → one replica per stage, at a step boundary: copy your state at `version`, then write it.
+
+    Answered as soon as the copy is taken; the writing below `url` goes on beside the training.
+    """
+
+    job: Token
+    epoch: int
+    version: int
+    url: str
+
+
+class CheckpointTaken(Message, wire="state.checkpoint.taken"):
+    """The copy is taken. `stall_ms`: how long the computing thread was busy with it."""
+
+    member: Member
+    version: int
+    bytes: int
+    stall_ms: float
+
+
+class CheckpointWait(Message, wire="state.checkpoint.wait"):
+    """SMO → the same replica: answer once what you took for `url` is stored."""
+
+    job: Token
+    epoch: int
+    url: str
+
+
+class CheckpointWritten(Message, wire="state.checkpoint.written"):
+    """The stage's part of the manifest. `write_ms`: from the copy until the last file was stored."""
+
+    member: Member
+    version: int
+    part: StageCheckpoint
+    write_ms: float

@@ -1,0 +1,75 @@
+"""Three servers as one bus: what was written survives the loss of any one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bus import jetstream, subjects
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from bus.embedded_cluster import EmbeddedCluster, copies
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, Unavailable
+from tests.integration.bus.records import service_record
+
+CLIENT = EntityKind.CLIENT
+
+
+@pytest.mark.timeout(120)
+async def test_a_key_survives_the_server_that_led_its_bucket(tmp_path: Path) -> None:
+    async with (
+        EmbeddedCluster(tmp_path / "nats", size=3, token="t", sync_always=False) as cluster,
+        Bus.connect(cluster.urls, name="alice", kind=CLIENT, token="t") as alice,
+    ):
+        assert len(set(cluster.urls)) == 3
+        await alice.provision(replicas=copies(3))
+        bucket = alice.bucket(subjects.REGISTRY_RECORD)
+        await bucket.put(service_record("a"), sid="a")
+        info = await jetstream.call(alice.link, "STREAM.INFO.KV_registry")
+        assert info["config"]["num_replicas"] == 3
+        leads = int(info["cluster"]["leader"].rpartition("-")[2]) - 1
+        await cluster.servers[leads].kill()
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    found = await bucket.get(leader=True, sid="a")
+                    await bucket.put(service_record("b"), sid="b")
+                    break
+                except Unavailable:
+                    await asyncio.sleep(0.1)
+        assert found is not None
+        assert found.message.sid == "a"
+
+        await cluster.servers[leads].start()
+        said: asyncio.Queue[str] = asyncio.Queue()
+        keeper = asyncio.create_task(cluster.keep(said.put_nowait))
+        before = cluster.servers[0].pid
+        os.kill(before, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            assert "died" in await said.get()
+            async with Bus.connect(cluster.urls[0], name="bob", kind=CLIENT, token="t", connect_timeout_s=60):
+                assert cluster.servers[0].pid not in (0, before)
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def test_a_store_keeps_its_number_of_servers(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path / "nats", sync_always=False):
+        pass
+    with pytest.raises(BadInput, match=r"1 server\(s\), and 3 were asked for"):
+        EmbeddedCluster(tmp_path / "nats", size=3)
+    EmbeddedCluster(tmp_path / "nats", size=1)
+
+
+def test_an_even_number_of_servers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="1, 3 or 5"):
+        EmbeddedCluster(tmp_path / "nats", size=2)
+
+
+def test_copies() -> None:
+    assert [copies(size) for size in (1, 3, 5)] == [1, 3, 3]

@@ -1,0 +1,344 @@
+"""The orchestrator's checkpoints against stand-in instances on a real bus: each moment where one may fail."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus import subjects
+from bus.artifacts import open_artifacts
+from bus.connection import Bus
+from entities.orchestrator.checkpoints import Checkpoints
+from entities.orchestrator.instances import Instances, MemberLost
+from entities.orchestrator.journal import Journal
+from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.setbacks import Unrecoverable
+from schemas.checkpoint import (
+    CheckpointFile,
+    CheckpointOrder,
+    CheckpointTaken,
+    CheckpointWait,
+    CheckpointWritten,
+    StageCheckpoint,
+)
+from schemas.envelope import EntityKind
+from schemas.errors import DamagedCheckpoint, DmscError, Unavailable
+from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
+from schemas.signals import QosReport
+from schemas.step import Member, StateReady, StateRestore
+from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from tests.conftest import Connect
+
+CONTENT = b"weights of a stage"
+
+
+class StandIn:
+    """One stage: writes a file when it is told, and not before `go_on` is set."""
+
+    def __init__(self, bus: Bus, stage: int) -> None:
+        self.bus = bus
+        self.stage = stage
+        self.member = Member(sid=f"{JOB}-s{stage}-r0", incarnation="i1")
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.asked = asyncio.Event()
+        self.fails: DmscError | None = None
+        self.damaged: set[int] = set()
+        self.unreachable = False
+        self.restored: list[tuple[int, str | None]] = []
+
+    async def serve(self) -> None:
+        for row, handler in (
+            (subjects.CHECKPOINT, self._take),
+            (subjects.CHECKPOINT_WAIT, self._write),
+            (subjects.STATE_RESTORE, self._restore),
+        ):
+            await self.bus.serve(row, handler, job=JOB, sid=self.member.sid)  # type: ignore[arg-type]
+
+    async def _take(self, order: CheckpointOrder, _: object) -> CheckpointTaken:
+        return CheckpointTaken(member=self.member, version=order.version, bytes=len(CONTENT), stall_ms=1.0)
+
+    async def _write(self, query: CheckpointWait, _: object) -> CheckpointWritten:
+        folder = f"stage-{self.stage:05d}"
+        await open_artifacts(query.url, self.bus).put_bytes(f"{folder}/data", CONTENT)
+        self.asked.set()
+        await self.go_on.wait()
+        if self.fails is not None:
+            raise self.fails
+        file = CheckpointFile(name="data", bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
+        part = StageCheckpoint(
+            stage=self.stage, folder=folder, first_layer=self.stage, last_layer=self.stage + 1,
+            files=(file,), torch_version="2.13.0",
+        )  # fmt: skip
+        return CheckpointWritten(member=self.member, version=0, part=part, write_ms=1.0)
+
+    async def _restore(self, order: StateRestore, _: object) -> StateReady:
+        if self.unreachable:
+            raise Unavailable("the store does not answer")
+        if order.version in self.damaged:
+            raise DamagedCheckpoint(f"{order.checkpoint}/stage-00000/data is damaged")
+        self.restored.append((order.version, order.checkpoint))
+        return StateReady(member=self.member, version=order.version)
+
+
+JOB = "jtest"
+
+
+class Rig:
+    """Two stages and the orchestrator's part, without a mesh around them."""
+
+    def __init__(self, bus: Bus, stand_ins: list[StandIn], folder: Path, **more: Any) -> None:
+        spec = JobSpec.model_validate(
+            {
+                "name": "rig",
+                "model": {"factory": "workers.models.gpt:byte_gpt"},
+                "training": {"steps": 100, "checkpoint_every": 2},
+                "parallel": {"stages": 2},
+                "artifacts": str(folder),
+                **more,
+            }
+        )
+        self.bus = bus
+        self.spec = spec
+        self.stand_ins = stand_ins
+        self.folder = folder / JOB / "checkpoints"
+
+    async def start(self, epoch: int) -> None:
+        """As an orchestrator does that takes the job up."""
+        record = JobRecord(
+            job=JOB, spec=self.spec, state=JobState.RUNNING, epoch=epoch, submitted_at=0, changed_at=0
+        )
+        held = await self.bus.bucket(subjects.JOB_RECORD).get(leader=True, job=JOB)
+        self.journal = Journal(self.bus, record, held.revision if held is not None else 0)
+        self.mesh = MeshView()
+        self.instances = Instances(self.bus, self.mesh, JOB, self.spec, epoch)
+        units = tuple(
+            TaskUnit(sid=one.member.sid, kind=UnitKind.STAGE, stage=one.stage, replica=0)
+            for one in self.stand_ins
+        )
+        self.instances.graph = TaskGraph(units=units, edges=())
+        self.instances.members = {one.member.sid: one.member for one in self.stand_ins}
+        self.checkpoints = Checkpoints(self.bus, self.mesh, self.instances, self.journal, epoch)
+
+    def commit(self, step: int, step_s: float) -> None:
+        """A step of so many seconds was decided."""
+        self.checkpoints.committed(
+            StepResult(
+                step=step, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=1, step_s=step_s,
+                tokens_per_s=1.0,
+            )
+        )  # fmt: skip
+
+    async def take(self, step: int) -> None:
+        """A checkpoint at `step`, until it is published or dropped."""
+        await self.checkpoints.at_boundary(step, self.instances.stages())
+        await self.checkpoints.finish()
+
+    def left(self) -> list[str]:
+        """Every file below the job's checkpoints."""
+        if not self.folder.exists():
+            return []
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
+
+    async def told(self) -> list[str]:
+        entries = [one async for one in self.bus.history(subjects.JOB_EVENT, job=JOB)]
+        messages = [entry.message for entry in entries if isinstance(entry.message, JobEvent)]
+        return [message.text for message in messages if message.kind == "checkpoint"]
+
+
+@pytest.fixture
+async def make(connect: Connect, tmp_path: Path) -> Callable[..., Any]:
+    async def rig(**more: Any) -> Rig:
+        stand_ins = [
+            StandIn(await connect(f"{JOB}-s{stage}-r0", EntityKind.INSTANCE), stage) for stage in (0, 1)
+        ]
+        for one in stand_ins:
+            await one.serve()
+        orchestrator = await connect("orchestrator", EntityKind.ORCHESTRATOR)
+        made = Rig(orchestrator, stand_ins, tmp_path, **more)
+        await made.start(1)
+        return made
+
+    return rig
+
+
+def whole(*names: str) -> list[str]:
+    """The files of these checkpoints, all of them."""
+    return [
+        f"{name}/{file}"
+        for name in names
+        for file in ("manifest.json", "stage-00000/data", "stage-00001/data")
+    ]
+
+
+async def test_the_manifest_comes_last_and_the_loop_does_not_wait_for_it(make: Any) -> None:
+    rig = await make()
+    slow = rig.stand_ins[1]
+    slow.go_on.clear()
+    await rig.checkpoints.at_boundary(1, rig.instances.stages())
+    assert rig.left() == []
+    await rig.checkpoints.at_boundary(2, rig.instances.stages())  # returns, though nothing is written yet
+    await asyncio.wait_for(slow.asked.wait(), 10)
+    assert not any("manifest" in name for name in rig.left())
+    assert rig.journal.record.checkpoint_step is None
+    await rig.checkpoints.at_boundary(4, rig.instances.stages())
+    slow.go_on.set()
+    await rig.checkpoints.finish()
+    assert rig.left() == whole("00000002-1-1")
+    assert rig.journal.record.checkpoint_step == 2
+    skipped, published = (await rig.told())[-2:]
+    assert "step 4: none taken, that of step 2 is still being written" in skipped
+    assert "step 2 at" in published
+    assert "why: every 2 steps" in published
+
+
+async def test_two_are_kept(make: Any) -> None:
+    rig = await make()
+    for step in (2, 4, 6):
+        await rig.take(step)
+    assert rig.left() == whole("00000004-1-2", "00000006-1-3")
+
+
+async def test_a_writer_that_dies_costs_that_checkpoint_alone(make: Any) -> None:
+    rig = await make()
+    await rig.take(2)
+    victim = rig.stand_ins[0]
+    victim.go_on.clear()
+    victim.asked.clear()
+    await rig.checkpoints.at_boundary(4, rig.instances.stages())
+    await asyncio.wait_for(victim.asked.wait(), 10)
+    assert any(name.startswith("00000004") for name in rig.left()), "the fault never fired"
+    rig.instances.mark_lost(victim.member)
+    await asyncio.wait_for(rig.checkpoints.finish(), 10)
+    assert rig.left() == whole("00000002-1-1")
+    assert any("step 4: not written" in text for text in await rig.told())
+    rig.instances.lost.clear()  # it was replaced
+    assert await rig.checkpoints.restore() == 2
+    victim.go_on.set()
+
+
+async def test_one_that_dies_before_its_copy_is_the_loop_s_business(make: Any) -> None:
+    rig = await make()
+    rig.instances.mark_lost(rig.stand_ins[1].member)
+    with pytest.raises(MemberLost):
+        await rig.checkpoints.at_boundary(2, rig.instances.stages())
+    assert rig.checkpoints.due(2), "after the recovery it is due as before"
+
+
+async def test_a_store_that_refuses_costs_that_checkpoint_alone(make: Any) -> None:
+    rig = await make()
+    rig.stand_ins[1].fails = Unavailable("the disk is full")
+    await rig.take(2)
+    assert rig.left() == []
+    assert any("step 2: not written: the disk is full" in text for text in await rig.told())
+    rig.stand_ins[1].fails = None
+    await rig.take(4)
+    assert rig.left() == whole("00000004-1-2")
+
+
+async def test_leftovers_of_an_orchestrator_that_died_while_writing_are_removed(make: Any) -> None:
+    rig = await make()
+    await rig.take(2)
+    rig.stand_ins[0].go_on.clear()
+    rig.stand_ins[0].asked.clear()
+    await rig.checkpoints.at_boundary(4, rig.instances.stages())
+    await asyncio.wait_for(rig.stand_ins[0].asked.wait(), 10)
+    await rig.checkpoints.abandon()  # what is left of one that is killed: no more than this
+    assert any(name.startswith("00000004-1") for name in rig.left())
+    rig.stand_ins[0].go_on.set()
+    await rig.start(2)
+    assert await rig.checkpoints.restore(fresh=True) == 2
+    await rig.take(4)
+    assert rig.left() == whole("00000002-1-1", "00000004-2-1")
+
+
+async def test_the_newest_that_is_whole_is_used_and_the_damaged_one_goes(make: Any) -> None:
+    rig = await make()
+    await rig.take(2)
+    await rig.take(4)
+    rig.stand_ins[0].damaged = {4}
+    assert await rig.checkpoints.restore() == 2
+    assert rig.stand_ins[0].restored == [(2, f"{rig.folder}/00000002-1-1")]
+    assert any("00000004-1-2/stage-00000/data is damaged" in text for text in await rig.told())
+    rig.stand_ins[0].damaged = set()
+    await rig.take(4)
+    assert rig.left() == whole("00000002-1-1", "00000004-1-3")
+    (rig.folder / "00000004-1-3" / "manifest.json").write_text("{")
+    (rig.folder / "00000002-1-1" / "manifest.json").write_text("")
+    assert await rig.checkpoints.restore() == 0
+    assert rig.stand_ins[0].restored[-1] == (0, None)
+
+
+async def test_a_stage_whose_part_was_whole_does_not_stay_there_alone(make: Any) -> None:
+    rig = await make()
+    await rig.take(2)
+    rig.stand_ins[1].damaged = {2}
+    await rig.start(2)
+    assert await rig.checkpoints.restore(fresh=True) == 0
+    assert [version for version, _ in rig.stand_ins[0].restored] == [2, 0]
+    assert rig.stand_ins[1].restored == [(0, None)]
+
+
+async def test_a_store_that_does_not_answer_is_not_damage(make: Any) -> None:
+    rig = await make()
+    await rig.take(2)
+    rig.stand_ins[0].unreachable = True
+    with pytest.raises(Unavailable):
+        await rig.checkpoints.restore()
+    rig.stand_ins[0].unreachable = False
+    assert await rig.checkpoints.restore() == 2
+
+
+async def test_a_job_without_checkpoints_begins_where_its_spec_says(make: Any, tmp_path: Path) -> None:
+    rig = await make()
+    assert await rig.checkpoints.restore(fresh=True) == 0
+    assert rig.stand_ins[0].restored == []
+    await rig.take(2)
+    named = str(rig.folder)
+    rig.spec = rig.spec.model_copy(update={"resume_from": named, "artifacts": str(tmp_path / "other")})
+    await rig.start(1)
+    assert await rig.checkpoints.restore(fresh=True) == 2
+    assert rig.stand_ins[0].restored == [(2, f"{named}/00000002-1-1")]
+    rig.spec = rig.spec.model_copy(update={"resume_from": str(tmp_path / "nothing")})
+    await rig.start(1)
+    with pytest.raises(Unrecoverable, match=r"there is no manifest\.json"):
+        await rig.checkpoints.restore(fresh=True)
+
+
+async def test_auto_learns_the_cost_answers_a_hot_device_and_does_not_besiege_a_store(make: Any) -> None:
+    rig = await make(training={"steps": 100_000})
+    checkpoints = rig.checkpoints
+    for step in range(1, 7):
+        rig.commit(step, 10.0)
+    assert not checkpoints.due(5)
+    rig.stand_ins[0].fails = Unavailable("the disk is full")
+    await rig.take(6)  # the first, after a minute
+    assert not checkpoints.due(7)
+    assert checkpoints.due(12)
+    rig.stand_ins[0].fails = None
+    await rig.take(12)
+    assert rig.left() == whole("00000012-1-2")
+    told = (await rig.told())[-1]
+    assert "the first, whose cost is not known yet" in told
+    assert "2 instances" in told
+    assert not checkpoints.due(13)
+
+    def heat(temperature_c: float) -> None:
+        report = QosReport(sid="router-a", cluster="a", window_s=1.0, job=JOB, temperature_c=temperature_c)
+        rig.mesh.report(report)
+
+    heat(94.0)
+    await rig.take(13)
+    assert rig.left() == whole("00000012-1-2", "00000013-1-3")
+    assert "at once: cluster a: a device at 94 °C" in (await rig.told())[-1]
+    await rig.take(14)  # a cheap one pays at every step of 10 s, with a failure every 10 minutes ahead
+    assert "at once" not in (await rig.told())[-1].partition("why: ")[2]
+    heat(60.0)
+    assert not checkpoints.due(15)
+    heat(95.0)
+    assert checkpoints.due(16)

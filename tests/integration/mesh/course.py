@@ -1,0 +1,254 @@
+"""One job's course: what was said of it on the bus, its processes, and what it came to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+
+from bus import subjects
+from bus.subjects import Subject
+from bus.tap import Tap, Tapped
+from schemas.base import Message
+from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
+from schemas.registry import ServiceRecord
+from schemas.step import Member, StepStatus, StepStatusReply
+from tests.integration.mesh.gates import Gates
+from tests.integration.mesh.own_mesh import Witness
+
+MOMENT_S = 30.0
+ENDED_S = 90.0
+TAPPED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message about the job. `sid`: whom or whose, as the subject names it; `answer`: to a request."""
+
+    row: Subject
+    sid: str
+    sender: str
+    message: Any
+    answer: bool
+
+
+@dataclass(eq=False)
+class Course:
+    """A running job. Units are named without the job's id: `s0-r1`, `data-r0`."""
+
+    client: Witness
+    gates: Gates
+    spec: JobSpec
+    expected: str
+    """SHA-256 of the weights."""
+    job: str = ""
+    said: list[Said] = field(default_factory=list)
+    records: dict[str, dict[str, ServiceRecord]] = field(default_factory=dict)
+    """By SID and incarnation, the latest of each; incarnations in the order in which they came."""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # --- what is seen ---------------------------------------------------------------------------------
+    def note(self, tapped: Tapped) -> None:
+        message, row = tapped.message, tapped.row
+        if message is None or row is None or tapped.envelope is None:
+            return
+        if isinstance(message, ServiceRecord) and message.job is not None and row is subjects.REGISTRY_RECORD:
+            self.records.setdefault(message.sid, {})[message.incarnation] = message
+        sid = tapped.tokens.get("sid", "")
+
+        self.said.append(Said(row, sid, tapped.envelope.sender.name, message, bool(tapped.answers)))
+        self._news.set()
+
+    def sid(self, unit: str) -> str:
+        return f"{self.job}-{unit}"
+
+    def of(
+        self, row: Subject, unit: str = "", *, answer: bool = False, step: int | None = None
+    ) -> list[Message]:
+        """Messages of a row, addressed to (or answered by) a unit."""
+        return [
+            said.message
+            for said in self.said
+            if said.row is row
+            and said.answer is answer
+            and (not unit or said.sid == self.sid(unit))
+            and getattr(said.message, "job", self.job) == self.job
+            and (step is None or getattr(said.message, "step", None) == step)
+        ]
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Looks again whenever something new was said."""
+        try:
+            async with asyncio.timeout(MOMENT_S):
+                while not condition():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            pytest.fail(f"{what}: not within {MOMENT_S:.0f} s")
+
+    async def until_said(
+        self, row: Subject, unit: str = "", *, answer: bool = False, step: int | None = None
+    ) -> Any:
+        """The first such message."""
+        kind = "answer to " if answer else ""
+        where = f" of step {step}" if step is not None else ""
+        await self.until(
+            lambda: bool(self.of(row, unit, answer=answer, step=step)), f"{kind}{row.name} {unit}{where}"
+        )
+        return self.of(row, unit, answer=answer, step=step)[0]
+
+    # --- processes ------------------------------------------------------------------------------------
+    def record(self, unit: str, number: int = -1) -> ServiceRecord:
+        """Of its newest incarnation, or another one."""
+        return list(self.records[self.sid(unit)].values())[number]
+
+    def pid(self, unit: str) -> int:
+        return self.record(unit).endpoint.pid
+
+    def member(self, unit: str) -> Member:
+        return Member(sid=self.sid(unit), incarnation=self.record(unit).incarnation)
+
+    def units(self) -> list[str]:
+        return sorted(sid.removeprefix(f"{self.job}-") for sid in self.records if sid.startswith(self.job))
+
+    def pids(self, unit: str) -> list[int]:
+        """Of all its incarnations."""
+        return [record.endpoint.pid for record in self.records[self.sid(unit)].values()]
+
+    def agent(self, unit: str) -> int:
+        """The process of the node agent that a unit runs under."""
+        return self.client.mesh.processes[f"agent-{self.record(unit).endpoint.cluster}"].pid
+
+    def kill(self, *units: str) -> None:
+        """All of them live until now."""
+        pids = [self.pid(unit) for unit in units]
+        for pid in pids:
+            assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def frozen(self, *pids: int) -> Iterator[None]:
+        """Stopped from here on; whoever lives at the end goes on."""
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in reversed(pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    # --- where a unit is ------------------------------------------------------------------------------
+    async def status(self, unit: str, step: int) -> StepStatusReply:
+        """The unit's own account of a step."""
+        attempt = max((message.attempt for message in self.of(subjects.STEP_BEGIN)), default=0)  # type: ignore[attr-defined]
+        query = StepStatus(job=self.job, epoch=1, step=step, attempt=attempt)
+        reply = await self.client.bus.request(subjects.STEP_STATUS, query, job=self.job, sid=self.sid(unit))
+        assert isinstance(reply, StepStatusReply)
+        return reply
+
+    async def until_open(self, unit: str, step: int) -> None:
+        """The unit has applied the steps before."""
+        await self.until(lambda: self.applied(unit, step), f"step {step} open at {unit}")
+
+    def applied(self, unit: str, version: int) -> bool:
+        """The unit has said that it is at this version, or a later one."""
+        answers = self.of(subjects.STEP_COMMIT, unit, answer=True)
+        return any(getattr(answer, "version", -1) >= version for answer in answers)
+
+    def claimed(self, unit: str, step: int) -> set[int]:
+        """Microbatches that the unit's newest incarnation has said to be in its sum."""
+        member = self.member(unit)
+        return {
+            claim.microbatch  # type: ignore[attr-defined]
+            for claim in self.of(subjects.STEP_CLAIM, unit, step=step)
+            if claim.owner == member  # type: ignore[attr-defined]
+        }
+
+    async def until_all_but_held(self, unit: str, held: str, step: int) -> None:
+        """Every microbatch of a stage of two is in the sum of `unit`, or waits at the other one, `held`."""
+        total = self.spec.training.microbatches
+        seen = -1
+        while True:
+            await self.until(
+                lambda seen=seen: len(self.claimed(unit, step)) > seen,  # type: ignore[misc]
+                f"{unit} sums all that is not {held}'s",
+            )
+            seen = len(self.claimed(unit, step))
+            assert not self.claimed(held, step)
+            waiting = (await self.status(held, step)).waiting
+            if seen and seen + len(waiting) == total:
+                return
+
+    # --- the end --------------------------------------------------------------------------------------
+    async def check(self, *, lost: Iterable[str] = (), back: bool = False) -> JobRecord:
+        """DONE, with the undisturbed job's weights; every step once, in order; nothing lost, nothing doubled.
+
+        Args:
+            lost: units that were lost, and they alone.
+            back: all went back to a checkpoint in between: steps behind it were committed again.
+        """
+        async with asyncio.timeout(ENDED_S):
+            record = await self.client.ended(self.job)
+        events = [event async for event in self.client.events(self.job)]
+        began = events[0].at
+        history = [f"{event.at - began:.2f} {event.kind} {event.text}" for event in events if event.text]
+        print("\n".join(history))
+        assert record.state is JobState.DONE, (record.reason, history)
+        assert record.weights is not None
+        results = [event.result for event in events if event.result is not None]
+        self._check_steps(results, events, back=back)
+        assert record.weights.sha256 == self.expected, history
+        ran = {unit: self.pids(unit) for unit in self.units()}
+        others = {unit: pids for unit, pids in ran.items() if unit not in set(lost)}
+        assert all(len(set(pids)) == 1 for pids in others.values()), (ran, history)
+        assert record.epoch == 1
+        if not back:
+            assert (record.recoveries > 0) is bool(set(lost)), history
+        return record
+
+    def _check_steps(self, results: list[StepResult], events: list[JobEvent], *, back: bool) -> None:
+        training = self.spec.training
+        expected = list(range(training.steps))
+        if back:
+            texts = [event.text for event in events if "all back to step" in event.text]
+            assert len(texts) == 1, [event.text for event in events if event.kind == "recovery"]
+            version = int(texts[0].rsplit(" ", 1)[1])
+            pairs = itertools.pairwise(results)
+            reached = next(one.step for one, after in pairs if after.step != one.step + 1)
+            expected = [*range(reached + 1), *range(version, training.steps)]
+        told = [event.text for event in events if event.text]
+        assert [result.step for result in results] == expected, told
+        every = training.microbatches * self.spec.parallel.stages
+        assert all(sum(result.shares.values()) == every for result in results), results
+
+
+@contextlib.asynccontextmanager
+async def followed(client: Witness, gates: Gates, spec: JobSpec, expected: str) -> AsyncIterator[Course]:
+    """A job that was submitted, under eyes that were open before; all its units are known and it runs."""
+    course = Course(client, gates, spec, expected)
+    async with Tap(client.bus, [">", "$KV.>"], replies=True, limit=TAPPED) as tap:
+
+        async def listen() -> None:
+            async for tapped in tap:
+                course.note(tapped)
+
+        listening = asyncio.create_task(listen())
+        try:
+            course.job = await client.submit(spec)
+            await course.until_said(subjects.STEP_BEGIN)
+            yield course
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            gates.open_all()
+        assert tap.dropped == 0

@@ -1,0 +1,94 @@
+"""The other end of `user_models/gated.py`: passes of chosen processes are held until they are let go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workers.model import layer_seed
+
+LAYERS = 3
+REACHED_S = 30.0
+
+
+@dataclass(eq=False)
+class Hold:
+    """Passes of one process in one direction wait here in one step, each in turn, until `open`."""
+
+    pid: int
+    direction: str
+    step: int
+    microbatch: int | None = None
+    """Which one was the first to wait."""
+    _reached: asyncio.Event = field(default_factory=asyncio.Event)
+    _opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def reached(self) -> int:
+        """Returns once a pass waits: the number of its microbatch."""
+        async with asyncio.timeout(REACHED_S):
+            await self._reached.wait()
+        assert self.microbatch is not None
+        return self.microbatch
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def arrive(self, microbatch: int) -> None:
+        if not self._reached.is_set():
+            self.microbatch = microbatch
+            self._reached.set()
+        await self._opened.wait()
+
+
+class Gates:
+    """`async with gates_at(path, seed, …) as gates`."""
+
+    def __init__(self, seed: int, steps: int, microbatches: int) -> None:
+        self._holds: list[Hold] = []
+        self._work = {
+            layer_seed(seed, step, microbatch, layer): (step, microbatch)
+            for step in range(steps)
+            for microbatch in range(microbatches)
+            for layer in range(LAYERS)
+        }
+
+    def hold(self, pid: int, direction: str, step: int) -> Hold:
+        """From now on; whoever is past it already is not held."""
+        hold = Hold(pid, direction, step)
+        self._holds.append(hold)
+        return hold
+
+    def open_all(self) -> None:
+        for hold in self._holds:
+            hold.open()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One process."""
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):  # the end of the test
+            while line := await reader.readline():
+                pid, direction, seed = line.decode().split()
+                step, microbatch = self._work.get(int(seed), (-1, -1))  # not a step's: the analysis
+                for hold in self._holds:
+                    if (hold.pid, hold.direction, hold.step) == (int(pid), direction, step):
+                        await hold.arrive(microbatch)
+                writer.write(b"+")
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def gates_at(path: Path, *, seed: int, steps: int, microbatches: int) -> AsyncIterator[Gates]:
+    """At the end all are let go."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    gates = Gates(seed, steps, microbatches)
+    server = await asyncio.start_unix_server(gates.serve, path)
+    try:
+        yield gates
+    finally:
+        gates.open_all()
+        server.close()
+        os.unlink(path)

@@ -1,0 +1,229 @@
+"""A mesh whose every process the test owns: servers, entities and agents, killed and started one by one.
+
+`dmsc up` starts again what dies, the server included, at once; here only the test does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bus import streams, subjects
+from bus.buckets import Change
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from schemas.door import DoorRequest, JobList, MeshStatus
+from schemas.envelope import EntityKind
+from schemas.errors import NoResponders, Unavailable
+from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
+from schemas.registry import InstanceState, ServiceRecord
+from tests.integration.mesh.conftest import USER_MODELS
+
+TOKEN = "a-test-token"
+READY_S = 60.0
+STOP_S = 30.0
+CLUSTERS = ("a", "b")
+
+
+@dataclass
+class OwnMesh:
+    """Servers and processes by name. Entities: `registry`, `authorizer`, `gateway-a`, … as in `commands`."""
+
+    folder: Path
+    servers: list[EmbeddedServer]
+    replicas: int = 1
+    slots: int = 3
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    commands: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def urls(self) -> list[str]:
+        return [server.url for server in self.servers]
+
+    def start(self, name: str, command: Sequence[str] = ()) -> int:
+        """Starts a process, or the same one again; returns its pid."""
+        self.commands.setdefault(name, list(command))
+        environment = {
+            **os.environ,
+            "DMSC_BUS": ",".join(self.urls),
+            "DMSC_LOGS": str(self.folder / "logs"),
+            "DMSC_REPLICAS": str(self.replicas),
+            "DMSC_CODE_PATH": str(USER_MODELS),
+        }
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dmsc", *self.commands[name]],
+                env=environment, stdout=log, stderr=log,
+            )  # fmt: skip
+        self.processes[name] = process
+        return process.pid
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> int:
+        """Sends a signal to a process that lives; returns its pid."""
+        process = self.processes[name]
+        assert process.poll() is None, f"{name} has already ended with {process.returncode}"
+        process.send_signal(how)
+        if how is signal.SIGKILL:
+            process.wait(STOP_S)
+        return process.pid
+
+    def alive(self) -> dict[str, int]:
+        """Name and pid of every process that lives."""
+        return {name: process.pid for name, process in self.processes.items() if process.poll() is None}
+
+    def start_all(self, *orchestrators: str) -> None:
+        tokens = self.folder / "tokens.yaml"
+        digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+        users = {"users": [{"name": "rita", "role": "researcher", "token_sha256": digest}]}
+        tokens.write_text(yaml.safe_dump(users))
+        for cluster in CLUSTERS:
+            self.start(
+                f"agent-{cluster}",
+                [
+                    "join", "--cluster", cluster, "--node", "n", "--slots", str(self.slots),
+                    "--address", "127.0.0.1",
+                ],
+            )  # fmt: skip
+        self.start("registry", ["run", "service-registry"])
+        self.start("authorizer", ["run", "authorizer", "--tokens", str(tokens)])
+        for name in orchestrators:
+            self.start(name, ["run", "orchestrator"])
+        for cluster in CLUSTERS:
+            self.start(f"router-{cluster}", ["run", "router", "--cluster", cluster])
+            self.start(f"gateway-{cluster}", ["run", "gateway", "--cluster", cluster])
+
+    def stop_all(self) -> None:
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGINT)
+        for process in self.processes.values():
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Witness]:
+        """A client at the NATS door that also sees what is on the bus."""
+        async with Bus.connect(self.urls, name="rita", kind=EntityKind.CLIENT) as bus:
+            await streams.provision(bus.link, replicas=self.replicas)  # once: again is the registry's to do
+            witness = Witness(bus, self)
+            watch = await bus.bucket(subjects.REGISTRY_RECORD).watch(witness.registered)
+            try:
+                yield witness
+            finally:
+                await watch.stop()
+
+
+@dataclass
+class Witness:
+    """Submits, follows, and looks at records. `processes`: every one that ever ran a unit, by job and SID."""
+
+    bus: Bus
+    mesh: OwnMesh
+    processes: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+
+    async def registered(self, change: Change) -> None:
+        record = change.message
+        if isinstance(record, ServiceRecord) and record.job is not None:
+            units = self.processes.setdefault(record.job, {})
+            units.setdefault(record.sid, set()).add(record.endpoint.pid)
+
+    async def ask(self, action: str, **fields: object) -> JobList | MeshStatus:
+        request = DoorRequest(token=TOKEN, action=action, **fields)  # type: ignore[arg-type]
+        row = subjects.DOOR
+        answer = await self.bus.command(row, request, deadline_s=40.0, action=action.split(".")[1])
+        assert isinstance(answer, JobList | MeshStatus)
+        return answer
+
+    async def ready(self, orchestrators: int = 1) -> MeshStatus:
+        """Waits until everybody is registered and warm."""
+        entities = {f"{kind}-{cluster}" for kind in ("gateway", "router") for cluster in CLUSTERS}
+        status: MeshStatus | None = None
+        async with asyncio.timeout(READY_S):
+            while True:
+                with contextlib.suppress(Unavailable):
+                    found = await self.ask("mesh.read")
+                    assert isinstance(found, MeshStatus)
+                    status = found
+                    active = {one.sid for one in found.services if one.state is InstanceState.ACTIVE}
+                    standing = [one for one in found.services if one.kind is EntityKind.ORCHESTRATOR]
+                    warm = sum(node.warm for node in found.nodes) == len(CLUSTERS)
+                    complete = entities | {"authorizer", "orchestrator"} <= active
+                    if complete and warm and len(standing) == orchestrators:
+                        return found
+                dead = self.mesh.processes.keys() - self.mesh.alive().keys()
+                assert not dead, f"{dead} ended; see {self.mesh.folder}"
+                await asyncio.sleep(0.05)
+        pytest.fail(f"not ready: {status}")
+
+    async def bus_gone(self) -> None:
+        """Waits until this client, too, has noticed that the bus is away."""
+        async with asyncio.timeout(READY_S):
+            while self.bus.connected:  # noqa: ASYNC110  # it has no event for it
+                await asyncio.sleep(0.01)
+
+    async def submit(self, spec: JobSpec) -> str:
+        """Patient with an authorizer that is on its way back."""
+        answer: object = None
+        async with asyncio.timeout(READY_S):
+            while answer is None:
+                with contextlib.suppress(NoResponders):
+                    answer = await self.ask("job.submit", spec=spec)
+        assert isinstance(answer, JobList)
+        return answer.jobs[0].job
+
+    async def record(self, job: str) -> JobRecord:
+        """The job's record as the bucket has it."""
+        while True:
+            try:
+                entry = await self.bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)
+            except Unavailable:
+                await asyncio.sleep(0.1)
+                continue
+            assert entry is not None, job
+            assert isinstance(entry.message, JobRecord)
+            return entry.message
+
+    async def events(self, job: str) -> AsyncIterator[JobEvent]:
+        """From the start, until the job has ended."""
+        async with contextlib.aclosing(
+            self.bus.history(subjects.JOB_EVENT, follow=True, job=job)
+        ) as recorded:
+            async for item in recorded:
+                assert isinstance(item.message, JobEvent)
+                yield item.message
+                if item.message.kind == "state" and item.message.state in ENDED:
+                    return
+
+    async def until_step(self, job: str, step: int) -> None:
+        async for event in self.events(job):
+            if event.result is not None and event.result.step >= step:
+                return
+        pytest.fail(f"{job} ended before step {step}: {(await self.record(job)).reason}")
+
+    async def ended(self, job: str) -> JobRecord:
+        async for _ in self.events(job):
+            pass
+        return await self.record(job)
+
+    async def gaps(self, job: str) -> tuple[float, float]:
+        """Seconds: the longest time between two committed steps, and the median one."""
+        times = [event.at async for event in self.events(job) if event.result is not None]
+        between = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return max(between), statistics.median(between)

@@ -1,0 +1,151 @@
+"""`dmsc chaos` against real meshes: faults fire, nothing is lost or doubled, the weights are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from dmsc.chaos.plan import FaultKind, PlannedFault, choose
+from dmsc.chaos.processes import LocalMesh, strike, thaw
+from dmsc.state_folder import StateFolder
+from schemas.errors import DmscError
+from schemas.job import JobSpec
+from tests.integration.dmsc.command_line import dmsc, processes_mentioning
+from tests.integration.mesh.conftest import Mesh, tiny_job
+
+
+def job_file(folder: Path, *, pad_ms: float = 0, **training: object) -> Path:
+    spec = tiny_job(
+        "chaos",
+        training={"steps": 24, "seed": 11, "checkpoint_every": 4, "validation_microbatches": 0, **training},
+        parallel={"stages": 2, "replicas": 2},
+    )
+    if pad_ms:
+        args = {**spec.model.args, "pad_ms": pad_ms}
+        padded = {"factory": "workers.models.padded:padded_gpt", "args": args}
+        spec = JobSpec.model_validate({**spec.model_dump(mode="json"), "model": padded})
+    path = folder / "chaos.yaml"
+    path.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    return path
+
+
+@pytest.mark.timeout(240)
+def test_two_kills_fire_and_the_weights_are_the_same(mesh: Mesh, tmp_path: Path) -> None:
+    job_file(tmp_path)
+    arguments = ["--every", "6steps", "--what", "instance", "--faults", "2", "--seed", "1", "--plot", "c.svg"]
+    done = dmsc(
+        *("chaos", "chaos.yaml", *arguments, "--json", "--state", str(mesh.state)),
+        cwd=tmp_path,
+        timeout_s=200,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["problems"] == []
+    assert [one["fired"] for one in found["faults"]] == [True, True]
+    assert all(one["victim"].startswith(found["job"]) and one["processes"] == 1 for one in found["faults"])
+    assert found["recoveries"] >= 1
+    assert (found["lost"], found["doubled"], found["hash_equal"]) == (0, 0, True)
+    assert found["count"]["checked_steps"] == 24
+    assert [step for step, _, _ in found["timeline"]] == list(range(24))
+    assert found["clean"]["job"] != found["job"]
+    assert mesh.client.job(found["clean"]["job"]).weights.sha256 == found["sha256"]  # type: ignore[union-attr]
+    assert (tmp_path / "c.svg").read_text().count("<title>") == 3  # the clean rate, two faults
+
+
+@pytest.mark.timeout(240)
+def test_a_running_job_by_its_id_compared_with_a_finished_one(mesh: Mesh, tmp_path: Path) -> None:
+    spec = job_file(tmp_path, steps=60, pad_ms=5)  # seconds, so that it still runs when chaos has come
+    before = mesh.client.submit(spec)
+    mesh.client.wait(before.job, timeout_s=60)
+    job = mesh.client.submit(spec).job
+    arguments = ["--every", "4steps", "--what", "freeze", "--faults", "1", "--reference", before.job]
+    done = dmsc("chaos", job, *arguments, "--state", str(mesh.state), cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "frozen" in done.stdout
+    assert "1 freeze" in done.stdout
+    assert "equal" in done.stdout
+    assert not any(
+        psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        for pid in _family(mesh)
+        if psutil.pid_exists(pid)
+    )
+
+
+@pytest.mark.timeout(240)
+def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
+    job_file(tmp_path, steps=30)
+    arguments = ["--private", "--every", "8steps", "--what", "orchestrator,server", "--no-reference"]
+    done = dmsc("chaos", "chaos.yaml", *arguments, cwd=tmp_path, timeout_s=200, TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "control-plane killed" in done.stdout
+    assert "nats-server killed" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert processes_mentioning(str(tmp_path)) == []
+
+
+def test_each_part_of_a_mesh_is_found_by_what_it_is(mesh: Mesh) -> None:
+    alive = LocalMesh(StateFolder(mesh.state)).alive("no-such-job", [])
+    assert {part.name for part in alive.parts} == {"agent-a", "agent-b", "control-plane", "nats-server"}
+    assert alive.instances == ()
+    target = choose(PlannedFault(number=0, kind=FaultKind.CLUSTER, due=1.0, offset=0.0, pick=0.0), alive)
+    assert target is not None
+    children = json.loads((mesh.state / "mesh.json").read_text())["children"]
+    assert target.processes[0][0] in psutil.pids()
+    assert children["control-plane"] not in [pid for pid, _ in target.processes]
+
+
+async def test_a_process_that_is_not_the_one_that_was_chosen_is_never_hit() -> None:
+    stranger = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "input()"), stdin=asyncio.subprocess.PIPE
+    )
+    born = psutil.Process(stranger.pid).create_time()
+    with pytest.raises(DmscError, match="another process by now"):
+        await strike([(stranger.pid, born - 5.0)])
+    assert stranger.returncode is None
+    _, held = await strike([(stranger.pid, born)], freeze=True)
+    assert psutil.Process(stranger.pid).status() == psutil.STATUS_STOPPED
+    thaw(held)
+    at, _ = await strike([(stranger.pid, born)])
+    assert at > born
+    assert await stranger.wait() == -signal.SIGKILL
+    with pytest.raises(DmscError, match="has ended"):
+        await strike([(stranger.pid, born)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["no-such-job"], "no mesh runs on"),
+        (["x.yaml", "--every", "10"], "--every 10: write it as 10s"),
+        (["x.yaml", "--what", "meteor"], "meteor is no fault; there are instance"),
+        (["x.yaml", "--plot", "c.png"], "only .svg is written"),
+        (["some-id", "--private"], "is it one?"),
+        (["some-id", "--reference", "a", "--no-reference"], "leave out"),
+        (["missing.yaml"], "missing.yaml: No such file"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("name: x\n")
+    done = dmsc("chaos", *arguments, "--state", str(tmp_path / "none"), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert wanted in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_job_that_has_ended_can_not_be_disturbed(mesh: Mesh, tmp_path: Path) -> None:
+    job = mesh.client.submit(job_file(tmp_path, steps=4)).job
+    mesh.client.wait(job, timeout_s=60)
+    done = dmsc("chaos", job, "--state", str(mesh.state), cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{job} has ended (done)" in done.stderr
+
+
+def _family(mesh: Mesh) -> list[int]:
+    return [each.pid for each in psutil.Process(mesh.process.pid).children(recursive=True)]

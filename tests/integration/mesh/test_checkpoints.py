@@ -1,0 +1,173 @@
+"""Checkpoints of whole jobs: kill -9 of everything, damage, and another shape, always to the same hash."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from schemas.job import JobEvent, JobSpec, JobState
+from tests.integration.mesh.conftest import Mesh, children_of, start_mesh, stop_mesh, tiny_job
+
+STEPS = 30
+
+
+def job(name: str, stages: int, replicas: int, **more: Any) -> JobSpec:
+    return tiny_job(
+        name,
+        training={"steps": STEPS, "microbatches": 6, "seed": 5, "checkpoint_every": 10},
+        parallel={"stages": stages, "replicas": replicas},
+        **more,
+    )
+
+
+def weights_of(mesh: Mesh, spec: JobSpec) -> str:
+    record = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=90)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    return record.weights.sha256
+
+
+def until_published(mesh: Mesh, job_id: str, count: int) -> None:
+    """Returns once `count` checkpoints of a running job were published."""
+    seen = 0
+    for event in mesh.client.events(job_id):
+        seen += event.kind == "checkpoint" and "written in" in event.text
+        if seen == count:
+            return
+    pytest.fail(f"the job ended with {seen} checkpoints")
+
+
+def texts(events: list[JobEvent], kind: str) -> list[str]:
+    return [event.text for event in events if event.kind == kind]
+
+
+@pytest.mark.timeout(200)
+def test_a_job_goes_on_from_another_job_s_checkpoint_under_another_shape(mesh: Mesh) -> None:
+    first = mesh.client.submit(job("two-by-two", 2, 2)).job
+    until_published(mesh, first, 1)
+    mesh.client.cancel(first)
+    mesh.client.wait(first, timeout_s=30)
+    spec = job("three-by-one", 3, 1, resume_from=f"bus://artifacts/{first}/checkpoints")
+    again = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=90)
+    assert again.state is JobState.DONE, again.reason
+    assert again.weights is not None
+    events = list(mesh.client.events(again.job))
+    ran = [event.result.step for event in events if event.result is not None]
+    assert ran[0] in (10, 20)
+    assert ran == list(range(ran[0], STEPS))
+    assert again.weights.sha256 == weights_of(mesh, job("uninterrupted", 1, 2))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("bus://artifacts/nowhere/checkpoints", "there is no manifest.json of a checkpoint"),
+        ("gopher://x/y", "resume_from gopher://x/y"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_ends_the_job_with_one_line(
+    mesh: Mesh, source: str, text: str
+) -> None:
+    record = mesh.client.wait(mesh.client.submit(job("no-such", 1, 1, resume_from=source)).job, timeout_s=40)
+    assert record.state is JobState.FAILED
+    assert text in record.reason
+    assert "\n" not in record.reason
+
+
+@pytest.mark.timeout(60)
+def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tmp_path: Path) -> None:
+    spec = job("small", 1, 1, artifacts=str(tmp_path))
+    small = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=60)
+    assert small.state is JobState.DONE, small.reason
+    # resumed at its own end there is nothing left to do
+    named = str(tmp_path / small.job / "checkpoints")
+    ended = mesh.client.wait(mesh.client.submit(job("over", 1, 1, resume_from=named)).job, timeout_s=40)
+    assert ended.state is JobState.FAILED
+    assert "ask for more steps" in ended.reason
+    spec = job(
+        "other",
+        1,
+        1,
+        resume_from=named,
+        model={"args": {"layers": 4, "width": 32, "heads": 2, "context": 32}},
+    )
+    spec = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": STEPS + 1})})
+    other = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=40)
+    assert other.state is JobState.FAILED
+    assert "another model" in other.reason
+
+
+def kill_everything(mesh: Mesh) -> None:
+    """SIGKILL to every process of the mesh, none before it was stopped: nobody can clean up after another."""
+    mesh.client.close()
+    pids = [mesh.process.pid, *children_of(mesh.process.pid)]
+    found = [psutil.Process(pid) for pid in pids]
+    commands = [" ".join(process.cmdline()) for process in found]
+    assert sum("workers.fork_server" in command for command in commands) > 2, commands  # instances are forks
+    assert any("nats-server" in command for command in commands), commands
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+    mesh.process.wait(10)
+    _, alive = psutil.wait_procs(found, timeout=20)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("damage", ["", "newest", "all"])
+def test_kill_9_of_the_whole_mesh_then_up_ends_with_the_same_hash(
+    tmp_path_factory: pytest.TempPathFactory, mesh: Mesh, damage: str
+) -> None:
+    folder = tmp_path_factory.mktemp("killed")
+    own = start_mesh(folder / "state", "--slots", "3")
+    try:
+        artifacts = {"artifacts": str(folder / "store")} if damage else {}
+        job_id = own.client.submit(job("killed", 2, 2, **artifacts)).job
+        until_published(own, job_id, 2)
+        kill_everything(own)
+        damaged = spoil(folder / "store" / job_id / "checkpoints", damage)
+        own = start_mesh(folder / "state", "--slots", "3")
+        record = own.client.wait(job_id, timeout_s=120)
+        assert record.state is JobState.DONE, record.reason
+        assert record.epoch == 2
+        assert record.recoveries == 0, [event.text for event in own.client.events(job_id)]
+        events = list(own.client.events(job_id))
+        back = [text for text in texts(events, "recovery") if "resumed from the checkpoint" in text]
+        told = [text for text in texts(events, "checkpoint") if "is damaged" in text]
+        if damage == "all":
+            assert not back
+        elif damage == "newest":
+            assert back == ["resumed from the checkpoint of step 10"]
+        else:
+            assert back == ["resumed from the checkpoint of step 20"]
+        assert len(told) == len(damaged)
+        assert all(any(path in text for text in told) for path in damaged), told
+        assert record.weights is not None
+        assert record.weights.sha256 == weights_of(mesh, job("undisturbed", 1, 1))
+        if damage:  # the damaged ones have gone, the newest two are there, nothing else is
+            left = sorted((folder / "store" / job_id / "checkpoints").iterdir())
+            assert [path.name[:8] for path in left] == ["00000020", "00000030"]
+            assert all((path / "manifest.json").exists() for path in left)
+    finally:
+        assert stop_mesh(own) in (0, 130)
+
+
+def spoil(checkpoints: Path, which: str) -> list[str]:
+    """Turns one bit in a file of the named checkpoints; returns the files' paths."""
+    if not which:
+        return []
+    folders = sorted(path for path in checkpoints.iterdir() if (path / "manifest.json").exists())
+    spoilt = []
+    for folder in folders[-1:] if which == "newest" else folders:
+        file = folder / "stage-00001" / "__0_0.distcp"
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        spoilt.append(str(file))
+    return spoilt

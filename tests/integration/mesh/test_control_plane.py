@@ -1,0 +1,359 @@
+"""The control plane is killed piece by piece while a job runs: no instance dies, the weights are the same.
+
+Each test kills one thing at a chosen moment of a step and starts it again, as a supervisor would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from bus import jetstream, subjects
+from bus.buckets import Change, Watch
+from bus.embedded import EmbeddedServer
+from bus.embedded_cluster import EmbeddedCluster, copies
+from bus.services import Subscription
+from bus.subjects import Subject
+from schemas.base import Message
+from schemas.envelope import EntityKind, Envelope
+from schemas.job import JobRecord, JobSpec, JobState
+from schemas.leadership import Leadership
+from schemas.step import StepDecision
+from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.own_mesh import OwnMesh, Witness
+
+ORCHESTRATORS = ("smo-1", "smo-2")
+STEPS = 16
+UNITS = 6
+"""Two stages of two replicas, and a data instance in each cluster."""
+STRUCK_AT = 6
+"""The step in which the fault is injected."""
+OUTAGE_S = 5.0
+ENDED_S = 90.0
+
+hashes: dict[str, str] = {}
+"""Of the undisturbed job, per test module run; any mesh must come to the same."""
+
+
+def spec(name: str) -> JobSpec:
+    return tiny_job(
+        name,
+        training={
+            "steps": STEPS,
+            "microbatches": 6,
+            "microbatch_samples": 2,
+            "seed": 11,
+            "checkpoint_every": 4,
+        },
+        parallel={"stages": 2, "replicas": 2},
+    )
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMesh]:
+    """One server, two orchestrators, every entity in a process of its own."""
+    folder = tmp_path_factory.mktemp("own")
+    server = EmbeddedServer(folder / "nats", sync_always=False)
+    asyncio.run(server.start())
+    mesh = OwnMesh(folder, [server])
+    try:
+        mesh.start_all(*ORCHESTRATORS)
+        mesh.start("policy", ["policy", "run", "service-time-weights"])
+        yield mesh
+    finally:
+        mesh.stop_all()
+        asyncio.run(server.stop())
+
+
+@pytest_asyncio.fixture
+async def witness(own: OwnMesh) -> AsyncIterator[Witness]:
+    """A client; everything that an earlier test killed is there again, and the undisturbed hash is known."""
+    for name in own.commands.keys() - own.alive().keys():
+        own.start(name)
+    async with own.client() as client:
+        await client.ready(len(ORCHESTRATORS))
+        await undisturbed(client)
+        yield client
+
+
+async def undisturbed(client: Witness) -> str:
+    if not hashes:
+        record = await client.ended(await client.submit(spec("undisturbed")))
+        assert record.state is JobState.DONE, record.reason
+        assert record.weights is not None
+        hashes["undisturbed"] = record.weights.sha256
+    return hashes["undisturbed"]
+
+
+@contextlib.asynccontextmanager
+async def seen(
+    client: Witness, job: str, row: Subject, **tokens: str
+) -> AsyncIterator[asyncio.Future[Message]]:
+    """The first message of a row that belongs to the job's step `STRUCK_AT`."""
+    found: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    def notice(message: Message | None) -> None:
+        if message is not None and getattr(message, "step", -1) >= STRUCK_AT and not found.done():
+            found.set_result(message)
+
+    async def look(message: Message, envelope: Envelope) -> None:
+        notice(message)
+
+    subscription: Subscription | Watch
+    if row.bucket is None:
+        subscription = await client.bus.subscribe(row, look, job=job, **tokens)
+    else:
+
+        async def changed(change: Change) -> None:
+            notice(change.message)
+
+        subscription = await client.bus.bucket(row).watch(changed, job=job)
+    try:
+        yield found
+    finally:
+        await subscription.stop(drain=False)
+
+
+async def struck(client: Witness, job: str, row: Subject, **tokens: str) -> None:
+    """Waits for the moment."""
+    async with seen(client, job, row, **tokens) as found, asyncio.timeout(ENDED_S):
+        await found
+
+
+async def leader(client: Witness) -> Leadership:
+    entry = await client.bus.bucket(subjects.LEADERSHIP).get(leader=True, role="orchestrator")
+    assert entry is not None
+    assert isinstance(entry.message, Leadership)
+    return entry.message
+
+
+async def name_of_leader(client: Witness) -> str:
+    lease = await leader(client)
+    return next(name for name, pid in client.mesh.alive().items() if pid == lease.pid)
+
+
+async def until_next_term(client: Witness, before: Leadership) -> Leadership:
+    """Returns once somebody has the lead in a later term."""
+    found: asyncio.Future[Leadership] = asyncio.get_running_loop().create_future()
+
+    async def changed(change: Change) -> None:
+        if change.message is not None and change.message.term > before.term and not found.done():
+            found.set_result(change.message)
+
+    watch = await client.bus.bucket(subjects.LEADERSHIP).watch(changed, role="orchestrator")
+    try:
+        async with asyncio.timeout(ENDED_S):
+            return await found
+    finally:
+        await watch.stop()
+
+
+async def check(client: Witness, job: str) -> JobRecord:
+    """The job ended well, with the weights of the undisturbed one, and every step exactly once."""
+    async with asyncio.timeout(ENDED_S):
+        record = await client.ended(job)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    assert record.weights.sha256 == await undisturbed(client)
+    decision = await client.bus.bucket(subjects.STEP_DECISION).get(leader=True, job=job)
+    if decision is not None:  # the last word is the last epoch's
+        assert isinstance(decision.message, StepDecision)
+        assert decision.message.epoch == record.epoch
+    return record
+
+
+async def records_named(client: Witness, name: str) -> list[JobRecord]:
+    """All records of jobs of this name, whoever wrote them: a leader lists only those that it knows."""
+    entries = await client.bus.bucket(subjects.JOB_RECORD).entries()
+    return [entry.message for entry in entries if entry.message.spec.name == name]
+
+
+def same_pids(client: Witness, job: str) -> None:
+    """No instance died: from its first to its last step, each unit was run by one and the same process."""
+    ran = client.processes[job]
+    assert len(ran) == UNITS
+    assert all(len(pids) == 1 for pids in ran.values()), ran
+
+
+# --- the orchestrator ------------------------------------------------------------------------------------
+
+PHASES = {
+    "microbatches are dispatched": subjects.STEP_BEGIN,
+    "microbatches are claimed": subjects.STEP_CLAIM,
+    "members prepare": subjects.STEP_PREPARE,
+    "the decision is recorded": subjects.STEP_DECISION,
+    "members commit": subjects.STEP_COMMIT,
+}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("phase", PHASES)
+async def test_the_leading_orchestrator_is_killed_and_another_takes_over(
+    witness: Witness, phase: str
+) -> None:
+    job = await witness.submit(spec("leader-killed"))
+    await struck(witness, job, PHASES[phase])
+    before = await leader(witness)
+    name = await name_of_leader(witness)
+    other = next(one for one in ORCHESTRATORS if one != name)
+    witness.mesh.kill(name)
+    after = await until_next_term(witness, before)
+    assert (after.term, after.pid) == (before.term + 1, witness.mesh.alive().get(other))
+    assert (await witness.record(job)).state is not JobState.DONE, "the fault came too late"
+    record = await check(witness, job)
+    assert record.epoch == 2
+    same_pids(witness, job)
+
+
+@pytest.mark.timeout(180)
+async def test_the_only_orchestrator_is_killed_and_starts_again(witness: Witness) -> None:
+    name = await name_of_leader(witness)
+    other = next(one for one in ORCHESTRATORS if one != name)
+    witness.mesh.kill(other)
+    job = await witness.submit(spec("leader-restarted"))
+    await struck(witness, job, subjects.STEP_PREPARE)
+    before = await leader(witness)
+    witness.mesh.kill(name)
+    witness.mesh.start(name)
+    await until_next_term(witness, before)
+    record = await check(witness, job)
+    assert record.epoch == 2
+
+
+@pytest.mark.timeout(180)
+async def test_a_frozen_leader_that_wakes_up_decides_nothing(witness: Witness) -> None:
+    """Its lease is gone and its records are another epoch's: it stands by, and answers nobody."""
+    before = await leader(witness)
+    name = await name_of_leader(witness)
+    job = await witness.submit(spec("leader-frozen"))
+    await struck(witness, job, subjects.STEP_PREPARE)
+    witness.mesh.kill(name, signal.SIGSTOP)
+    try:
+        after = await until_next_term(witness, before)
+    finally:
+        witness.mesh.kill(name, signal.SIGCONT)
+    # What it was asked while it was frozen lies in its socket: were it to act on it, there would be two jobs.
+    second = await witness.submit(spec("second"))
+    record = await check(witness, job)
+    assert record.epoch == 2
+    await check(witness, second)
+    status = await witness.ready(len(ORCHESTRATORS))
+    standing = [one for one in status.services if one.kind is EntityKind.ORCHESTRATOR]
+    assert {one.endpoint.pid for one in standing} == {before.pid, after.pid}
+    assert (await leader(witness)).pid == after.pid
+    assert len(await records_named(witness, "second")) == 1
+    assert name in witness.mesh.alive()
+
+
+@pytest.mark.timeout(180)
+async def test_a_submission_that_two_leaders_hear_is_one_job(witness: Witness) -> None:
+    """The leader dies with a submission in its hands; the gateway repeats it to the next one."""
+    before = await leader(witness)
+    name = await name_of_leader(witness)
+    witness.mesh.kill(name, signal.SIGSTOP)
+    try:
+        submitting = asyncio.create_task(witness.submit(spec("once")))
+        await until_next_term(witness, before)
+        job = await asyncio.wait_for(submitting, ENDED_S)
+    finally:
+        witness.mesh.kill(name, signal.SIGCONT)
+    await check(witness, job)
+    await witness.ready(len(ORCHESTRATORS))  # the one that was frozen has found out
+    assert len(await records_named(witness, "once")) == 1
+
+
+# --- everybody else --------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("victim", ["registry", "router-a", "router-b", "authorizer", "policy"])
+async def test_an_entity_is_killed_and_nobody_else_notices(witness: Witness, victim: str) -> None:
+    job = await witness.submit(spec(f"{victim}-killed"))
+    await struck(witness, job, subjects.STEP_BEGIN)
+    others = witness.mesh.alive()
+    killed = witness.mesh.kill(victim)
+    again = witness.mesh.start(victim)
+    record = await check(witness, job)
+    same_pids(witness, job)
+    assert record.epoch == 1
+    assert again != killed
+    assert witness.mesh.alive() == {**others, victim: again}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("back", [True, False], ids=["back at once", "not back"])
+async def test_the_entry_gateway_is_killed(witness: Witness, back: bool) -> None:
+    """It comes back and dispatches on, or another one is made the entry."""
+    job = await witness.submit(spec("entry-killed"))
+    async with (
+        seen(witness, job, subjects.STEP_BEGIN, gateway="gateway-a") as by_a,
+        seen(witness, job, subjects.STEP_BEGIN, gateway="gateway-b") as by_b,
+        asyncio.timeout(ENDED_S),
+    ):
+        await asyncio.wait({by_a, by_b}, return_when=asyncio.FIRST_COMPLETED)
+        victim = "gateway-a" if by_a.done() else "gateway-b"
+    others = witness.mesh.alive()
+    witness.mesh.kill(victim)
+    if back:
+        witness.mesh.start(victim)
+    record = await check(witness, job)
+    same_pids(witness, job)
+    assert record.epoch == 1
+    assert others.keys() - witness.mesh.alive().keys() == (set() if back else {victim})
+
+
+# --- the bus ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+async def test_the_bus_is_killed_and_back_after_five_seconds(witness: Witness) -> None:
+    job = await witness.submit(spec("bus-killed"))
+    await struck(witness, job, subjects.STEP_PREPARE)
+    processes, before = witness.mesh.alive(), await leader(witness)
+    server = witness.mesh.servers[0]
+    await server.kill()
+    assert not server.running
+    await witness.bus_gone()
+    await asyncio.sleep(OUTAGE_S)  # the outage itself
+    await server.start()
+    record = await check(witness, job)
+    same_pids(witness, job)
+    assert record.epoch == 1
+    assert record.recoveries == 0
+    assert witness.mesh.alive() == processes
+    after = await leader(witness)
+    assert (after.term, after.pid) == (before.term, before.pid)
+
+
+@pytest.mark.timeout(240)
+async def test_one_server_of_three_is_killed_with_the_decisions_in_its_hands(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("three")
+    async with EmbeddedCluster(folder / "nats", size=3, sync_always=False) as cluster:
+        mesh = OwnMesh(folder, cluster.servers, replicas=copies(3))
+        mesh.start_all("smo-1")
+        try:
+            async with mesh.client() as client:
+                await client.ready()
+                await undisturbed(client)
+                job = await client.submit(spec("server-killed"))
+                await struck(client, job, subjects.STEP_PREPARE)
+                processes = mesh.alive()
+                info = await jetstream.call(client.bus.link, "STREAM.INFO.KV_steps")
+                assert info["config"]["num_replicas"] == 3
+                leads = int(info["cluster"]["leader"].rpartition("-")[2]) - 1
+                await cluster.servers[leads].kill()
+                assert [server.running for server in cluster.servers].count(False) == 1
+                record = await check(client, job)
+                same_pids(client, job)
+                assert record.epoch == 1
+                assert mesh.alive() == processes
+                await cluster.servers[leads].start()
+        finally:
+            mesh.stop_all()

@@ -1,0 +1,308 @@
+"""Taking nodes, slots and devices out of use: cordon, drain, uncordon; and devices that tell of errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from schemas.cluster import NodeStatus
+from schemas.door import MeshStatus
+from schemas.envelope import EntityKind
+from schemas.errors import NotFound
+from schemas.fault import FaultState
+from schemas.job import JobRecord, JobState
+from schemas.registry import InstanceState
+from schemas.telemetry import DeviceSample, InstanceSample
+from tests.integration.dmsc.command_line import dmsc, wait_for
+from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
+
+pytestmark = pytest.mark.timeout(180)
+
+OVER = (InstanceState.FAULTED, InstanceState.GONE)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return words(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_cordoned(mesh: Mesh) -> Iterator[None]:
+    yield
+    for agent in {cordon.agent for cordon in mesh.client.mesh().cordons}:
+        mesh.client.uncordon(agent)
+    assert mesh.client.mesh().cordons == ()
+
+
+def agent(mesh: Mesh, cluster: str) -> NodeStatus:
+    """Its node, once it is warm and offers its slots."""
+    wait_for(lambda: all(node.slots for node in mesh.client.mesh().nodes), 60)
+    (found,) = [node for node in mesh.client.mesh().nodes if node.cluster == cluster]
+    return found
+
+
+def where(status: MeshStatus, job: str) -> dict[str, str]:
+    """Cluster of each of the job's living instances, by SID."""
+    return {
+        record.sid: record.endpoint.cluster
+        for record in status.services
+        if record.kind is EntityKind.INSTANCE and record.job == job and record.state not in OVER
+    }
+
+
+@contextmanager
+def held_job(mesh: Mesh, source: Path, gate: Path, **parallel: object) -> Iterator[str]:
+    """A job that is held in mid-run, and let go at the end at the latest."""
+    spec = user_job(
+        "held", source, model={"args": {"gate": str(gate)}}, training={"steps": HELD_STEPS}, parallel=parallel
+    )
+    job = hold(mesh.client, spec, gate)
+    try:
+        yield job
+    finally:
+        gate.unlink(missing_ok=True)
+        record = mesh.client.wait(job, timeout_s=90)
+        assert record.state is JobState.DONE, record.reason
+
+
+def done(mesh: Mesh, job: str) -> JobRecord:
+    record = mesh.client.wait(job, timeout_s=90)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    return record
+
+
+# --- cordon ---------------------------------------------------------------------------------------------
+def test_cordoned_slots_get_no_new_instances_and_say_why(mesh: Mesh, source: Path, tmp_path: Path) -> None:
+    state = ("--state", str(mesh.state))
+    node = agent(mesh, "a").sid
+    for slot in range(5):
+        told = dmsc("cordon", f"{node}/{slot}", "--reason", "noisy fan", *state, cwd=tmp_path)
+        assert told.returncode == 0, told.stderr
+        assert f"{node}/{slot}: cordoned: noisy fan, by " in told.stdout
+    spec = user_job("sound", source, parallel={"clusters": ["a"], "replicas": 2})
+    waiting = mesh.client.submit(spec).job
+    for event in mesh.client.events(waiting):
+        if event.state is JobState.QUEUED and "needs 2 slots, 1 of 6 free (5 cordoned) in a" in event.text:
+            break
+    shown = dmsc("nodes", *state, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert len(re.findall(r"noisy fan, by ", shown.stdout)) == 5
+    listed = json.loads(dmsc("nodes", "--json", *state, cwd=tmp_path).stdout)
+    assert {cordon["slot"] for cordon in listed["cordons"]} == set(range(5))
+    told = dmsc("uncordon", f"{node}/0", *state, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    done(mesh, waiting)
+    placed = mesh.client.job(waiting).graph
+    assert placed is not None
+    assert {place.slot for place in placed.placements if place.slot >= 0} == {0, 5}
+
+
+def test_a_cordoned_node_keeps_what_runs_there(mesh: Mesh, source: Path, tmp_path: Path) -> None:
+    with held_job(mesh, source, tmp_path / "gate", clusters=["b"]) as job:
+        before = where(mesh.client.mesh(), job)
+        assert set(before.values()) == {"b"}
+        mesh.client.cordon(agent(mesh, "b").sid, reason="later")
+        other = mesh.client.submit(user_job("sound", source)).job
+        done(mesh, other)
+        graph = mesh.client.job(other).graph
+        assert graph is not None
+        assert {place.cluster for place in graph.placements} == {"a"}
+        assert where(mesh.client.mesh(), job) == before
+    assert mesh.client.job(job).recoveries == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (("cordon", "nobody"), r"dmsc: no node nobody; there are a-\S+, b-\S+"),
+        (("cordon", "A/99"), r"dmsc: a-\S+ has no slot 99; it has 6, numbered from 0"),
+        (("cordon", "A/first"), r"dmsc: \S+/first: the slot must be a number, as in \S+/0"),
+        (("cordon", "NAME"), r"dmsc: node \S+ is in several clusters: say a-\S+ or b-\S+"),
+        (("uncordon", "A"), r"dmsc: a-\S+ is not cordoned; `dmsc nodes` shows what is"),
+        (("drain", "A/1"), r"dmsc: \S+/1: whole nodes are drained; for one slot: dmsc cordon \S+/1"),
+    ],
+)
+def test_a_wrong_place_is_one_line(mesh: Mesh, tmp_path: Path, command: tuple[str, str], line: str) -> None:
+    node = agent(mesh, "a")
+    place = command[1].replace("NAME", node.node)
+    place = re.sub(r"^A\b", node.sid, place)
+    told = dmsc(command[0], place, "--state", str(mesh.state), cwd=tmp_path)
+    assert told.returncode == 2, told.stdout
+    assert re.fullmatch(line, told.stderr.strip()), told.stderr
+
+
+# --- drain ----------------------------------------------------------------------------------------------
+STEPS = 250
+"""Enough for a `dmsc drain` to find the job running."""
+
+
+def long_job(name: str, replicas: int) -> object:
+    return tiny_job(
+        name,
+        training={"steps": STEPS, "seed": 5},
+        parallel={"stages": 2, "replicas": replicas, "clusters": ["a", "b"]},
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_drained_node_is_emptied_and_the_weights_are_the_same(
+    mesh: Mesh, tmp_path: Path, replicas: int
+) -> None:
+    """Also where a stage has no other replica: a checkpoint of that very step carries it over."""
+    state = ("--state", str(mesh.state))
+    job = mesh.client.submit(long_job("drained", replicas)).job  # type: ignore[arg-type]
+    for event in mesh.client.events(job):
+        if event.result is not None and event.result.step == 5:
+            break
+    occupied = set(where(mesh.client.mesh(), job).values())
+    cluster = "b" if replicas == 2 else sorted(occupied)[0]
+    assert cluster in occupied
+    node = agent(mesh, cluster).sid
+    told = dmsc("drain", node, "--reason", "new fans", "--timeout", "60", *state, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.strip() == f"{node} is empty and cordoned"
+    status = mesh.client.mesh()
+    assert mesh.client.job(job).state not in (JobState.DONE, JobState.FAILED), "the drain came too late"
+    assert cluster not in where(status, job).values()
+    (cordon,) = status.cordons
+    assert (cordon.agent, cordon.reason, cordon.draining) == (node, "new fans", True)
+    record = done(mesh, job)
+    seen = list(mesh.client.events(job))
+    steps = [event.result.step for event in seen if event.result is not None]
+    assert steps == list(range(STEPS)), "no step was lost or run twice"
+    rolled_back = [event for event in seen if event.state is JobState.RECOVERING]
+    assert bool(rolled_back) == (replicas == 1), "a stage with a replica goes on with that one"
+    assert all("leaves its node" in event.text for event in rolled_back)
+    assert record.recoveries == 0, "nothing was wrong"
+    assert [fault for fault in mesh.client.faults(job) if fault.kind in ("instance", "node")] == []
+    mesh.client.uncordon(node)
+    undisturbed = done(mesh, mesh.client.submit(long_job("undisturbed", 1)).job)  # type: ignore[arg-type]
+    assert record.weights is not None
+    assert undisturbed.weights is not None
+    assert record.weights.sha256 == undisturbed.weights.sha256
+
+
+def test_a_drain_without_room_moves_nothing_and_says_what_it_waits_for(
+    mesh: Mesh, source: Path, tmp_path: Path
+) -> None:
+    state = ("--state", str(mesh.state))
+    with held_job(mesh, source, tmp_path / "gate", clusters=["b"]) as job:
+        node = agent(mesh, "b").sid
+        before = where(mesh.client.mesh(), job)
+        told = dmsc("drain", node, "--timeout", "2", *state, cwd=tmp_path)
+        assert told.returncode == 1
+        assert re.fullmatch(
+            rf"{node} is not empty after 2 s: 2 left; {job}-\S+: .*cordoned.*", told.stderr.strip()
+        ), told.stderr
+        assert where(mesh.client.mesh(), job) == before
+
+
+# --- devices --------------------------------------------------------------------------------------------
+async def tell_of_errors(
+    mesh: Mesh, node: NodeStatus, job: str, sid: str, incarnation: str, ecc: int
+) -> None:
+    """A sample as the instance itself sends it, but for its device's errors: there is no broken one here."""
+    sample = InstanceSample(
+        job=job,
+        sid=sid,
+        incarnation=incarnation,
+        cluster=node.cluster,
+        node=node.node,
+        stage=0,
+        step=0,
+        device=DeviceSample(device=node.slots[0].device, ecc_errors=ecc, xid_errors=(31,)),
+    )
+    async with Bus.connect(
+        mesh.servers, name="device", kind=EntityKind.INSTANCE, token=mesh.bus_token
+    ) as bus:
+        await bus.publish(subjects.INSTANCE_SAMPLE, sample, job=job, sid=sid)
+        await bus.barrier()
+
+
+def test_a_device_that_tells_of_errors_is_cordoned_until_an_operator_lifts_it(
+    mesh: Mesh, source: Path, tmp_path: Path
+) -> None:
+    import asyncio
+
+    def device_faults() -> list[str]:
+        return [
+            fault.id
+            for fault in mesh.client.faults()
+            if fault.kind == "device" and fault.state is FaultState.HANDLED
+        ]
+
+    with held_job(mesh, source, tmp_path / "gate", clusters=["b"]) as job:
+        node = agent(mesh, "b")
+        (record,) = [one for one in mesh.client.mesh().services if one.sid == f"{job}-s0-r0"]
+        known = device_faults()
+
+        def tell(ecc: int) -> None:
+            asyncio.run(tell_of_errors(mesh, node, job, record.sid, record.incarnation, ecc))
+
+        tell(0)  # XID 31 is a program's fault: nothing comes of it
+        tell(2)
+        wait_for(lambda: len(mesh.client.mesh().cordons) == 6, 20, lambda: str(mesh.client.mesh().cordons))
+        cordons = mesh.client.mesh().cordons
+        assert {(one.agent, one.by) for one in cordons} == {(node.sid, "orchestrator")}
+        assert cordons[0].reason == f"{node.slots[0].device}: 2 uncorrected ECC errors"
+        wait_for(lambda: len(device_faults()) == len(known) + 1, 20)
+        (fault,) = [fault for fault in mesh.client.faults() if fault.id in device_faults()[len(known) :]]
+        assert (fault.task.sid, fault.task.device) == (node.sid, node.slots[0].device)
+        assert fault.verdict == "structural"
+        assert fault.action == f"cordoned {node.sid}, slots 0, 1, 2, 3, 4, 5"
+
+        mesh.client.uncordon(node.sid)
+        assert mesh.client.mesh().cordons == ()
+        tell(2)  # known, and lifted all the same
+        tell(3)
+        wait_for(lambda: len(mesh.client.mesh().cordons) == 6, 20)
+        assert "3 uncorrected ECC errors" in mesh.client.mesh().cordons[0].reason
+        assert len(device_faults()) <= len(known) + 2
+        mesh.client.uncordon(node.sid)
+
+
+# --- restarts -------------------------------------------------------------------------------------------
+def test_cordons_survive_orchestrator_and_agent(tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = start_mesh(tmp_path_factory.mktemp("own") / "state", "--slots", "2")
+    try:
+        node = agent(own, "a")
+        own.client.cordon(node.sid, 1, reason="to stay")
+        children = json.loads((own.state / "mesh.json").read_text())["children"]
+        before = own.client.mesh()
+        (served,) = [one for one in before.services if one.sid == "orchestrator"]
+        os.kill(children["agent-a"], signal.SIGKILL)
+        os.kill(children["control-plane"], signal.SIGKILL)
+
+        def back() -> bool:
+            try:
+                now = own.client.mesh()
+            except Exception:
+                return False
+            again = [one for one in now.nodes if one.sid == node.sid and one.slots]
+            new = [one for one in now.services if one.sid == "orchestrator"]
+            return bool(
+                again
+                and again[0].incarnation != node.incarnation
+                and new
+                and new[0].incarnation != served.incarnation
+            )
+
+        wait_for(back, 60)
+        (cordon,) = own.client.mesh().cordons
+        assert (cordon.agent, cordon.slot, cordon.reason) == (node.sid, 1, "to stay")
+        own.client.uncordon(node.sid, 1)
+        with pytest.raises(NotFound):
+            own.client.uncordon(node.sid, 1)
+    finally:
+        assert stop_mesh(own) in (0, 130)

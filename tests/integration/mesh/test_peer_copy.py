@@ -1,0 +1,121 @@
+"""DESIGN §5 rule 9: a stage that lost its only replica comes back from a peer's copy; nobody rolls back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from bus.connection import Bus
+from bus.subjects import COPY_STATUS
+from schemas.envelope import EntityKind
+from schemas.job import JobEvent, JobSpec, JobState
+from schemas.peer_copy import CopyStatus
+from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.test_faults import pid_of
+
+STEPS = 40
+KILL_AT = 20
+"""Behind the second snapshot: the newcomer takes a snapshot and redos."""
+
+
+def shape(name: str, *, copies: bool, stages: int = 2) -> JobSpec:
+    """Padded, so that a step lasts some 100 ms: the fault hits one in the middle."""
+    sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 4.0}
+    return tiny_job(
+        name,
+        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
+        training={"steps": STEPS, "microbatches": 6, "microbatch_samples": 2, "seed": 5},
+        parallel={"stages": stages, "replicas": 1, "copies": copies},
+    )
+
+
+async def until_copied(mesh: Mesh, job: str, holder: str, stage: int, version: int) -> None:
+    """Returns once the holder's copy reaches `version`: a kill before that is another case."""
+    query = CopyStatus(job=job, epoch=1, stage=stage)
+    async with (
+        asyncio.timeout(20),
+        Bus.connect(mesh.servers, name="witness", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token) as bus,
+    ):
+        while True:
+            held = await bus.request(COPY_STATUS, query, timeout_s=2.0, job=job, sid=holder)
+            if held.version >= version:
+                return
+
+
+def run(
+    mesh: Mesh, spec: JobSpec, *victims: str, holder: str = "", at: tuple[int, ...] = (KILL_AT,)
+) -> tuple[str, list[JobEvent]]:
+    """Kills the victims (`s1-r0`) as soon as a step of `at` is committed, and the first one's copy has it.
+
+    Returns:
+        The SHA-256 of the weights, and what was told of the job.
+    """
+    job = mesh.client.submit(spec).job
+    seen: list[JobEvent] = []
+    killed: list[int] = []
+    due = list(at) if victims else []
+    for event in mesh.client.events(job):
+        seen.append(event)
+        if due and event.result is not None and event.result.step == due[0]:
+            version = due.pop(0) + 1
+            pids = [pid_of(mesh, f"{job}-{victim}") for victim in victims]
+            asyncio.run(until_copied(mesh, job, f"{job}-{holder}", int(victims[0][1]), version))
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+    assert not due, "the fault never fired"
+    assert len(set(killed)) == len(victims) * len(at)
+    record = mesh.client.wait(job, timeout_s=90)
+    assert record.state is JobState.DONE, record.reason
+    assert record.recoveries >= len(killed)
+    assert record.weights is not None
+    return record.weights.sha256, seen
+
+
+def rolled_back(seen: list[JobEvent]) -> list[str]:
+    return [event.text for event in seen if "all back to step" in event.text]
+
+
+def steps(seen: list[JobEvent]) -> list[int]:
+    return [event.result.step for event in seen if event.result is not None]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(mesh: Mesh) -> str:
+    return run(mesh, shape("undisturbed-copies", copies=False))[0]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("victim", "holder", "at"), [("s0-r0", "s1-r0", (KILL_AT,)), ("s1-r0", "s0-r0", (4, KILL_AT))]
+)
+def test_a_lost_stage_comes_back_from_its_copy_in_the_same_step(
+    mesh: Mesh, undisturbed: str, victim: str, holder: str, at: tuple[int, ...]
+) -> None:
+    digest, seen = run(mesh, shape(f"copied-{victim}", copies=True), victim, holder=holder, at=at)
+    told = [event.text for event in seen if event.kind in ("fault", "recovery")]
+    assert not rolled_back(seen), told
+    assert len([text for text in told if "is back from its copy at" in text]) == len(at), told
+    assert steps(seen) == list(range(STEPS))
+    assert digest == undisturbed
+
+
+@pytest.mark.timeout(180)
+def test_the_only_stage_keeps_its_copy_at_a_data_instance(mesh: Mesh, undisturbed: str) -> None:
+    digest, seen = run(mesh, shape("copied-at-data", copies=True, stages=1), "s0-r0", holder="data-r0")
+    told = [event.text for event in seen if event.kind in ("fault", "recovery")]
+    assert not rolled_back(seen), told
+    assert [text for text in told if "-data-r0 " in text and "is back from its copy" in text], told
+    assert steps(seen) == list(range(STEPS))
+    assert digest == undisturbed
+
+
+@pytest.mark.timeout(180)
+def test_with_the_holder_lost_too_everyone_goes_back(mesh: Mesh, undisturbed: str) -> None:
+    digest, seen = run(mesh, shape("copied-holder-lost", copies=True), "s1-r0", "s0-r0", holder="s0-r0")
+    assert rolled_back(seen)
+    assert sorted(set(steps(seen))) == list(range(STEPS))
+    assert digest == undisturbed

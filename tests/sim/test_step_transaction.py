@@ -1,0 +1,54 @@
+"""Schedules of the step transaction: whatever is killed, the weights are those of a quiet run."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.sim.world import Plan, Violation, World
+
+SCHEDULES = int(os.environ.get("DMSC_SIM_SCHEDULES", "300"))
+"""Per kind of plan; `DMSC_SIM_SEED=N pytest tests/sim` runs that one alone, with its trace."""
+
+PLANS = {
+    "quiet": Plan(drop=0.0, kills=0, freezes=0),
+    "lossy": Plan(drop=0.3, kills=0, freezes=0),
+    "kills": Plan(kills=3, freezes=0),
+    "freezes": Plan(kills=0, freezes=3),
+    "mixed": Plan(stages=3, replicas=2, data=2, kills=3, freezes=2, microbatches=6),
+    "one replica": Plan(replicas=1, kills=2, freezes=0),
+    "cuts": Plan(kills=1, freezes=0, cuts=3),
+    "pauses": Plan(kills=2, freezes=1, pause_every=2),
+    "takeovers": Plan(kills=1, freezes=1, takeovers=2),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_the_weights_are_those_of_a_quiet_run(kind: str) -> None:
+    fixed = os.environ.get("DMSC_SIM_SEED")
+    seeds = [int(fixed)] if fixed else [random.randrange(1 << 32) for _ in range(SCHEDULES)]
+    fired = replays = 0
+    for seed in seeds:
+        world = World(seed, PLANS[kind])
+        try:
+            world.run()
+        except Exception as error:
+            trace = "\n".join(world.log[-400:])
+            pytest.fail(f"seed {seed} of plan {kind}: {type(error).__name__}: {error}\n{trace}")
+        fired += len(world.fired)
+        replays += world.replays
+    expected = PLANS[kind].kills + PLANS[kind].freezes + PLANS[kind].cuts
+    if expected and not fixed:
+        assert fired, "no fault ever fired"
+        assert replays, "nothing was ever replayed"
+
+
+def test_a_violation_is_found() -> None:
+    """The harness itself: a sum that is counted twice must not go unseen."""
+    world = World(1, PLANS["quiet"])
+    node = next(node for node in world.nodes.values() if node.stage == 0)
+    node.weights += 1
+    with pytest.raises(Violation):
+        world.run()

@@ -1,0 +1,68 @@
+"""Temporary files of a node that was killed go with the next agent on the machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from entities.scratch import FRESH_S, Scratch, sweep
+
+HOLD = """
+import sys
+from entities.scratch import Scratch
+held = Scratch()
+(held.path / "half a checkpoint").write_bytes(b"x")
+print(held.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def age(folder: Path) -> None:
+    then = time.time() - 2 * FRESH_S
+    os.utime(folder, (then, then))
+
+
+def test_a_folder_goes_when_its_owner_is_dead_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+    assert owner.stdout is not None
+    folder = Path(owner.stdout.readline().strip())
+    assert (folder / "half a checkpoint").exists()
+    age(folder)
+    assert sweep(tmp_path) == []
+    owner.kill()
+    owner.wait(10)
+    (tmp_path / "dmsc-node-of-another-version").mkdir()
+    age(tmp_path / "dmsc-node-of-another-version")
+    mine = Scratch()
+    assert not folder.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [mine.path.name, "dmsc-node-of-another-version"]
+    )
+    mine.remove()
+    mine.remove()
+    assert not mine.path.exists()
+
+
+def test_one_that_is_just_being_made_is_left_alone(tmp_path: Path) -> None:
+    young = tmp_path / "dmsc-node-young"
+    young.mkdir()
+    (young / ".lock").touch()
+    assert sweep(tmp_path) == []
+    age(young)
+    assert sweep(tmp_path) == [young]

@@ -1,0 +1,109 @@
+"""One stage's tensors as a folder of torch.distributed.checkpoint (DCP), written and read by one process.
+
+The index of such a folder is a pickle. Who may name a checkpoint in a job need not be one who may run code
+on the nodes, so that it is read with only those classes that an index consists of; tensors are read by
+`torch.load(weights_only=True)` inside DCP.
+
+All functions block: call them off the event loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from schemas.checkpoint import CheckpointFile
+from schemas.errors import DamagedCheckpoint
+
+INDEX = ".metadata"
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+"""DCP says so at each call; one process per stage is what is meant here."""
+
+_INDEX_CLASSES = frozenset(
+    {
+        ("pathlib", "Path"),
+        ("pathlib", "PosixPath"),
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),
+        ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+        ("torch.distributed.checkpoint.metadata", "Metadata"),
+        ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+        ("torch.distributed.checkpoint.metadata", "StorageMeta"),
+        ("torch.distributed.checkpoint.metadata", "TensorProperties"),
+        ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
+        ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+    }
+)
+
+
+class _Index(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _INDEX_CLASSES:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in an index")
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        with open(Path(self.path) / INDEX, "rb") as file:
+            found = _Index(file).load()
+        if not isinstance(found, Metadata):
+            raise pickle.UnpicklingError("it holds something else than an index")
+        return found
+
+
+def write_folder(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[CheckpointFile, ...]:
+    """Writes `tensors` (on the CPU) as a DCP folder; returns its files with their digests."""
+    writer = FileSystemWriter(folder, sync_files=False)  # a copy goes to the store: that one is synced
+    save(dict(tensors), storage_writer=writer, no_dist=True)
+    return tuple(
+        CheckpointFile(name=path.name, bytes=path.stat().st_size, sha256=file_sha256(path))
+        for path in sorted(folder.iterdir())
+    )
+
+
+def read_folder(folder: Path, wanted: Iterable[str], source: str) -> dict[str, Tensor]:
+    """Those of the `wanted` tensors that a DCP folder has, on the CPU.
+
+    Args:
+        folder: with all its files.
+        wanted: keys.
+        source: what the folder is called in messages.
+
+    Raises:
+        DamagedCheckpoint: it can't be read.
+    """
+    try:
+        reader = _Reader(folder)
+        kept = reader.read_metadata().state_dict_metadata
+        found = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key in wanted
+            if isinstance(entry := kept.get(key), TensorStorageMetadata)
+        }
+        load(found, storage_reader=reader, no_dist=True)
+        return found
+    except Exception as error:  # DCP translates nothing: pickle, zip, key and value errors all mean the same
+        first = str(error).strip().split("\n")[0]
+        raise DamagedCheckpoint(f"{source} can't be read: {type(error).__name__}: {first}") from error
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,286 @@
+"""A stage instance's part of the step transaction, pure: microbatches, neighbours, fences (DESIGN §5).
+
+Events in, effects out; no I/O, no clock, no tensor is looked into. The shell (`stage_flow`) computes, sends
+and claims what it is told; `tests/sim` runs the same code under a virtual clock. The transitions of a
+microbatch are `microbatch.MICROBATCH_TRANSITIONS`.
+
+What holds after every event:
+
+- a microbatch of the open step has one hop here at most, and is summed once at most;
+- nothing of a fenced incarnation is accepted, nothing is offered to one;
+- this instance alone binds what it owns to the next stage, once; only the orchestrator changes that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from schemas.data_plane import MicrobatchNotice
+from schemas.step import HeldHop, Member, MicrobatchState, PathUpdate
+from workers.microbatch import Hop, HopKey
+from workers.next_hop import Binder
+
+WINDOW_STEPS = 1
+"""How far ahead of the open step a microbatch is kept: the next step begins while this one commits."""
+
+RoundKey = tuple[int, int, int]
+"""(epoch, attempt, round) of a mending: later ones overtake."""
+FIRST_ROUND: RoundKey = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Effect: compute this hop's forward pass (at the last stage, all of it)."""
+
+    hop: Hop
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Effect: compute this hop's backward pass from `hop.returned`, and add its gradient to the sum."""
+
+    hop: Hop
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Effect: offer what is retained to a neighbour, until it has it."""
+
+    hop: Hop
+    to: Member
+    direction: Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Effect: tell the orchestrator that this hop is in the sum (or, evaluated, scored)."""
+
+    hop: Hop
+
+
+Effect = Forward | Backward | Offer | Claim
+
+
+class StageMachine:
+    """One stage instance. `binder` chooses the next hop; `last`: there is none after this stage."""
+
+    def __init__(self, member: Member, *, epoch: int, stage: int, last: bool, binder: Binder) -> None:
+        self.member = member
+        self.epoch = epoch
+        self.stage = stage
+        self.last = last
+        self.binder = binder
+        self.version = 0
+        self.attempt = 0
+        self.hops: dict[HopKey, Hop] = {}
+        self.fenced: set[Member] = set()
+        self._unbound: deque[Hop] = deque()
+        self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
+        self._round = FIRST_ROUND
+
+    # --- hops in ----------------------------------------------------------------------------------------
+    def offered(self, notice: MicrobatchNotice) -> str:
+        """The answer to an offer: `accepted`, `held`, `stale` or `later` (see `NoticeAnswer`)."""
+        if notice.epoch < self.epoch or notice.receiver != self.member or notice.sender in self.fenced:
+            return "stale"
+        if notice.direction in ("state", "copy", "redo"):
+            return "accepted"
+        if notice.epoch > self.epoch or notice.attempt > self.attempt:
+            return "later"
+        if notice.attempt < self.attempt or notice.step < self.version:
+            return "stale"
+        if notice.step > self.version + WINDOW_STEPS:
+            return "later"
+        hop = self.hops.get((notice.step, notice.microbatch, notice.evaluate))
+        if notice.direction == "forward":
+            return self._offered_forward(notice, hop)
+        if hop is None:
+            return "stale"
+        if hop.state in (MicrobatchState.BACKWARD_QUEUED, MicrobatchState.ACCUMULATED):
+            return "held"
+        if hop.downstream != notice.sender:
+            return "later"  # the path that makes it our neighbour is on its way here
+        return "accepted" if hop.returned is None else "held"
+
+    def _offered_forward(self, notice: MicrobatchNotice, hop: Hop | None) -> str:
+        if hop is not None:
+            waits = hop.state is MicrobatchState.IDLE and hop.upstream == notice.sender
+            return "accepted" if waits else "held"
+        early = any(_same(notice, other) for other, _ in self._early)
+        return "held" if early else "accepted"
+
+    def arrived(self, notice: MicrobatchNotice, tensors: Sequence[Any]) -> list[Effect]:
+        """Tensors of an accepted offer are here; things may have changed since it was accepted."""
+        if (notice.epoch, notice.attempt) != (self.epoch, self.attempt) or notice.step < self.version:
+            return []
+        if notice.sender in self.fenced:
+            return []
+        if notice.direction == "forward":
+            if notice.step > self.version:
+                self._early.append((notice, tensors))
+                return []
+            return self._take(notice, tensors)
+        hop = self.hops.get((notice.step, notice.microbatch, notice.evaluate))
+        if hop is None or hop.downstream != notice.sender or hop.returned is not None:
+            return []
+        self.binder.returned(notice.sender.sid)
+        hop.returned = tuple(tensors)
+        effects: list[Effect] = []
+        if hop.state is MicrobatchState.FORWARD_DONE:
+            hop.advance(MicrobatchState.BACKWARD_QUEUED)
+            effects.append(Backward(hop))
+        return effects + self.bind()
+
+    def _take(self, notice: MicrobatchNotice, tensors: Sequence[Any]) -> list[Effect]:
+        key = (notice.step, notice.microbatch, notice.evaluate)
+        hop = self.hops.get(key)
+        if hop is None:
+            hop = Hop(notice.step, notice.microbatch, notice.attempt, notice.evaluate, notice.sender)
+            self.hops[key] = hop
+        elif hop.state is not MicrobatchState.IDLE or hop.upstream != notice.sender:
+            return []
+        hop.inputs = tuple(tensors)
+        hop.advance(MicrobatchState.FORWARD_QUEUED)
+        return [Forward(hop)]
+
+    # --- what was computed ------------------------------------------------------------------------------
+    def forwarded(self, hop: Hop) -> list[Effect]:
+        """The forward pass of `hop` is done."""
+        if not self.current(hop):
+            return []
+        if self.last:
+            return self.accumulated(hop)
+        hop.advance(MicrobatchState.FORWARD_DONE)
+        if hop.downstream is None:
+            self._unbound.append(hop)
+            return self.bind()
+        effects: list[Effect] = []
+        if hop.offer and hop.downstream not in self.fenced:
+            effects.append(Offer(hop, hop.downstream, "forward"))
+        if hop.returned is not None:
+            hop.advance(MicrobatchState.BACKWARD_QUEUED)
+            effects.append(Backward(hop))
+        return effects
+
+    def accumulated(self, hop: Hop) -> list[Effect]:
+        """The gradient of `hop` is in the sum, or it was scored."""
+        if not self.current(hop):
+            return []
+        hop.advance(MicrobatchState.ACCUMULATED)
+        effects: list[Effect] = []
+        if hop.upstream not in self.fenced:
+            effects.append(Offer(hop, hop.upstream, "backward"))
+        if not hop.evaluate or self.last:
+            effects.append(Claim(hop))
+        return effects
+
+    def bind(self) -> list[Effect]:
+        """Binds what waits for a next hop, as far as windows and the route table allow."""
+        effects: list[Effect] = []
+        while self._unbound:
+            target = self.binder.bind(self.stage + 1)
+            if target is None:
+                break
+            hop = self._unbound.popleft()
+            hop.downstream = target
+            effects.append(Offer(hop, target, "forward"))
+        return effects
+
+    def current(self, hop: Hop) -> bool:
+        """False once the step, the attempt or the path of this hop is over."""
+        return hop.attempt == self.attempt and hop.step == self.version and self.hops.get(hop.key) is hop
+
+    # --- the orchestrator's word ------------------------------------------------------------------------
+    def fence(self, members: Iterable[Member], order: RoundKey = FIRST_ROUND) -> None:
+        """These incarnations count for nothing. What is here already stays.
+
+        With `order`, what is told now is the picture of that round: an assignment of an earlier one that is
+        still on its way must not change it any more.
+        """
+        self._round = max(self._round, order)
+        for member in members:
+            self.fenced.add(member)
+            self.binder.fence(member)
+
+    def held(self) -> tuple[HeldHop, ...]:
+        """Every microbatch of the open step that this instance owns or expects."""
+        return tuple(
+            HeldHop(
+                microbatch=hop.microbatch,
+                state=hop.state,
+                upstream=hop.upstream,
+                downstream=hop.downstream,
+            )
+            for hop in self.hops.values()
+            if hop.step == self.version and not hop.evaluate
+        )
+
+    def assign(self, order: RoundKey, paths: Iterable[PathUpdate]) -> list[Effect]:
+        """Mends paths of the open step. Repeated updates change nothing, overtaken ones count for nothing."""
+        if order < self._round:
+            return []
+        self._round = order
+        effects: list[Effect] = []
+        for path in paths:
+            key = (self.version, path.microbatch, False)
+            hop = self.hops.get(key)
+            if hop is None:
+                if path.upstream is None:
+                    continue  # a neighbour of a hop that this instance never had
+                hop = Hop(self.version, path.microbatch, self.attempt, False, path.upstream)
+                self.hops[key] = hop
+            elif path.upstream is not None and path.upstream != hop.upstream:
+                hop.upstream = path.upstream
+                if hop.state is MicrobatchState.ACCUMULATED:
+                    effects += [Offer(hop, hop.upstream, "backward"), Claim(hop)]
+            if path.downstream is not None and path.downstream != hop.downstream:
+                effects += self._rebind(hop, path.downstream, path.offer)
+        return effects
+
+    def _rebind(self, hop: Hop, downstream: Member, offer: bool) -> list[Effect]:
+        if hop in self._unbound:
+            self._unbound.remove(hop)
+        hop.downstream, hop.offer = downstream, offer
+        if hop.state in (MicrobatchState.IDLE, MicrobatchState.FORWARD_QUEUED):
+            if hop.returned is None:
+                self.binder.assigned(downstream)
+            return []
+        if hop.state is MicrobatchState.FORWARD_DONE:
+            self.binder.assigned(downstream)
+        return [Offer(hop, downstream, "forward")] if offer else []
+
+    # --- boundaries of steps and attempts ---------------------------------------------------------------
+    def applied(self, version: int) -> list[Effect]:
+        """The step was committed here: forget it, take up what came early.
+
+        A validation may still be on its way here, scored already: nothing returns it any more, so its
+        place in the window is given back now.
+        """
+        self.version = version
+        for hop in [hop for hop in self.hops.values() if hop.step < version]:
+            del self.hops[hop.key]
+            if hop.state is MicrobatchState.FORWARD_DONE and hop.downstream is not None:
+                self.binder.returned(hop.downstream.sid)
+        self._unbound = deque(hop for hop in self._unbound if hop.step >= version)
+        self.binder.next_step()
+        early, self._early = self._early, []
+        effects: list[Effect] = []
+        for notice, tensors in early:
+            if notice.step == version and notice.attempt == self.attempt:
+                effects += self._take(notice, tensors)
+        return effects
+
+    def restarted(self, attempt: int) -> None:
+        """A new attempt of the whole step: everything of older ones is forgotten."""
+        self.attempt = attempt
+        self.hops.clear()
+        self._unbound.clear()
+        self._early.clear()
+        self.binder.reset()
+
+
+def _same(one: MicrobatchNotice, other: MicrobatchNotice) -> bool:
+    return (one.step, one.microbatch, one.evaluate) == (other.step, other.microbatch, other.evaluate)
