@@ -185,14 +185,13 @@ class AsyncClient:
                         yield event
                         if event.kind == "state" and event.state in ENDED:
                             return
+                if last >= start and (await self.job(job)).state in ENDED:
+                    return
             except (httpx.TransportError, Unavailable) as error:
                 broken_since = broken_since or time.monotonic()
                 self._pass_over()
                 if time.monotonic() - broken_since > self._patience_s:
                     raise door.unreachable(self._urls, error) from error
-            else:
-                if last >= start and (await self.job(job)).state in ENDED:
-                    return
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _longest_pause_s)
 
@@ -257,7 +256,8 @@ class AsyncClient:
     async def _ask(self, method: str, path: str, body: Any = None) -> Any:
         """One request at the first gateway that answers; JSON in and out."""
         failure: Exception | None = None
-        for _ in range(len(self._urls)):
+        tries = max(2, len(self._urls)) if method == "GET" else len(self._urls)
+        for _ in range(tries):  # a kept connection may have been closed at the other end just now
             try:
                 response = await self._http.request(method, self._urls[0] + path, json=body)
             except httpx.TransportError as error:

@@ -35,6 +35,7 @@ class MicrobatchNotice(Message, wire="data.notice"):
     attempt: int
     microbatch: int
     stage: int = Field(description="the receiver's stage; of `copy` and `redo`: the copied one")
+    round: int = Field(default=0, description="of the fence that the sender answered last in this step")
     direction: Literal["forward", "backward", "state", "copy", "redo"]
     sender: Member
     receiver: Member

@@ -129,14 +129,16 @@ class StepStatusReply(Message, wire="step.status.reply"):
 class GroupForm(Message, wire="step.group.form"):
     """SMO → MI: build the reduction group of (stage, generation) with these members, in this order.
 
-    It admits a newcomer among them, which must know the attempt, and who is `fenced`, before it takes any
-    microbatch.
+    It admits a newcomer among them, which must know the attempt, who is `fenced`, and the last fence (`step`,
+    `round`) that all others have answered, before it takes any microbatch.
     """
 
     job: Token
     epoch: int
     stage: int
+    step: int = 0
     attempt: int = 0
+    round: int = 0
     generation: int
     members: tuple[Member, ...]
     fenced: tuple[Member, ...] = ()
@@ -250,7 +252,8 @@ class StepFence(Message, wire="step.fence"):
     """SMO → MI: these incarnations count for nothing from now on; say what you hold of the open step.
 
     Links to them are dropped, a reduction group with one of them is released. What the instance holds
-    stays, its sum too. Idempotent; `round` only tells answers apart.
+    stays, its sum too. Idempotent: a `round` above 0 is answered with the same picture each time, and what
+    is offered after that answer says so (`workers/cut.py`).
     """
 
     job: Token

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import HeldHop, Member, MicrobatchDispatch, MicrobatchState, PathUpdate
+from workers.cut import Cut
 from workers.next_hop import Binder
 from workers.stage_machine import FIRST_ROUND, RoundKey
 
@@ -41,6 +42,7 @@ class DataMachine:
         self._bound: dict[Work, Member] = {}
         self._open: dict[Work, Member] = {}
         self._round = FIRST_ROUND
+        self.cut = Cut()
 
     @property
     def in_flight(self) -> int:
@@ -108,17 +110,21 @@ class DataMachine:
         return work[1] == self.attempt and self._bound.get(work) == to
 
     # --- the orchestrator's word ----------------------------------------------------------------------------
-    def fence(self, members: Iterable[Member], order: RoundKey = FIRST_ROUND) -> list[Send]:
+    def fence(self, members: Iterable[Member]) -> list[Send]:
         """These incarnations count for nothing; windows may have opened."""
-        self._round = max(self._round, order)
         for member in members:
             self.fenced.add(member)
             self.binder.fence(member)
         self._open = {work: to for work, to in self._open.items() if to not in self.fenced}
         return self.bind()
 
-    def held(self, step: int, attempt: int) -> tuple[HeldHop, ...]:
-        """Every microbatch of the step that was dispatched to this instance, and where it went."""
+    def told(self, step: int, order: RoundKey) -> tuple[HeldHop, ...]:
+        """Every microbatch of the step that was dispatched to this instance, and where it went.
+
+        As in `StageMachine.told`, it is this instance's part of the picture of a round.
+        """
+        self._round = max(self._round, order)
+        epoch, attempt, number = order
         queued = [
             HeldHop(microbatch=work[2], state=MicrobatchState.IDLE, upstream=self.member)
             for work in self._queue
@@ -131,7 +137,7 @@ class DataMachine:
             for work, to in self._bound.items()
             if work[:2] == (step, attempt) and not work[3]
         ]
-        return (*queued, *bound)
+        return self.cut.tell((epoch, step, attempt, number), (*queued, *bound))
 
     def assign(self, order: RoundKey, step: int, paths: Iterable[PathUpdate]) -> list[Send]:
         """Makes microbatches again for their new owners; without one, binds them like any other."""

@@ -76,12 +76,12 @@ class DataRuntime(HopRuntime):
         """Nothing goes to the fenced any more; answers with what of the step was dispatched to here."""
         self._check_epoch(order.epoch)
         self._fence_links(order.fenced)
-        self._run(self.machine.fence(order.fenced, (order.epoch, order.attempt, order.round)))
+        self._run(self.machine.fence(order.fenced))
         return StepFenced(
             member=self.member,
             version=order.step,
             round=order.round,
-            held=self.machine.held(order.step, order.attempt),
+            held=self.machine.told(order.step, (order.epoch, order.attempt, order.round)),
         )
 
     async def assign(self, order: StepAssign) -> Ack:
@@ -145,6 +145,7 @@ class DataRuntime(HopRuntime):
             stage=0,
             step=step,
             attempt=attempt,
+            round=self.machine.cut.round(self.epoch, step, attempt),
             microbatch=microbatch,
             evaluate=evaluate,
             tensors=tensors,

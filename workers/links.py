@@ -65,6 +65,7 @@ class _Offer:
     attempt: int
     microbatch: int
     evaluate: bool
+    round: int
     tensors: Sequence[Tensor]
     answer: Answer | None = None
     answered_at: float = 0.0
@@ -169,6 +170,7 @@ class HopExchange:
         attempt: int,
         microbatch: int,
         evaluate: bool = False,
+        round: int = 0,
         tensors: Sequence[Tensor] = (),
     ) -> Outcome:
         """Brings tensors to `receiver`; returns when it has them, or has declined them.
@@ -176,7 +178,7 @@ class HopExchange:
         Cancelling the caller withdraws the offer: what was posted is finished behind the scenes.
 
         Args:
-            direction, stage, step, attempt, microbatch, evaluate: as in `MicrobatchNotice`.
+            direction, stage, step, attempt, microbatch, evaluate, round: as in `MicrobatchNotice`.
             receiver: the incarnation that is meant; another one of the same name never gets them.
             tensors: any dtypes, shapes and devices; not to be changed until this returns.
 
@@ -185,7 +187,7 @@ class HopExchange:
         """
         if self._closed:
             raise PeerUnreachable(f"the hop exchange of {self._member.sid} is closed", peer=receiver.sid)
-        offer = _Offer(direction, receiver, stage, step, attempt, microbatch, evaluate, tensors)
+        offer = _Offer(direction, receiver, stage, step, attempt, microbatch, evaluate, round, tensors)
         self._open.add(offer)
         task = self._start(self._deliver(offer), f"offer {direction} {step}/{microbatch}")
         task.add_done_callback(lambda _: self._open.discard(offer))
@@ -303,6 +305,7 @@ class HopExchange:
             tag=first,
             tensors=describe(tensors),
             evaluate=offer.evaluate,
+            round=offer.round,
         )
 
     async def _publish_notice(self, notice: MicrobatchNotice) -> None:

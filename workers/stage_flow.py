@@ -143,6 +143,7 @@ class StageFlow(HopRuntime):
             stage=self.stage + (1 if forward else -1),
             step=hop.step,
             attempt=hop.attempt,
+            round=self.machine.cut.round(self.epoch, hop.step, hop.attempt),
             microbatch=hop.microbatch,
             evaluate=hop.evaluate,
             tensors=hop.sent_forward if forward else hop.sent_backward,

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import HeldHop, Member, MicrobatchState, PathUpdate
+from workers.cut import Cut
 from workers.microbatch import Hop, HopKey
 from workers.next_hop import Binder
 
@@ -80,6 +81,7 @@ class StageMachine:
         self._unbound: deque[Hop] = deque()
         self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
         self._round = FIRST_ROUND
+        self.cut = Cut()
 
     # --- hops in ----------------------------------------------------------------------------------------
     def offered(self, notice: MicrobatchNotice) -> str:
@@ -94,6 +96,8 @@ class StageMachine:
             return "stale"
         if notice.step > self.version + WINDOW_STEPS:
             return "later"
+        if notice.round > self.cut.round(notice.epoch, notice.step, notice.attempt):
+            return "later"  # it was sent after a picture that this instance has not told its part of
         hop = self.hops.get((notice.step, notice.microbatch, notice.evaluate))
         if notice.direction == "forward":
             return self._offered_forward(notice, hop)
@@ -194,20 +198,20 @@ class StageMachine:
         return hop.attempt == self.attempt and hop.step == self.version and self.hops.get(hop.key) is hop
 
     # --- the orchestrator's word ------------------------------------------------------------------------
-    def fence(self, members: Iterable[Member], order: RoundKey = FIRST_ROUND) -> None:
-        """These incarnations count for nothing. What is here already stays.
-
-        With `order`, what is told now is the picture of that round: an assignment of an earlier one that is
-        still on its way must not change it any more.
-        """
-        self._round = max(self._round, order)
+    def fence(self, members: Iterable[Member]) -> None:
+        """These incarnations count for nothing. What is here already stays."""
         for member in members:
             self.fenced.add(member)
             self.binder.fence(member)
 
-    def held(self) -> tuple[HeldHop, ...]:
-        """Every microbatch of the open step that this instance owns or expects."""
-        return tuple(
+    def told(self, order: RoundKey) -> tuple[HeldHop, ...]:
+        """This instance's part of the picture of a round: what it owns or expects of the open step.
+
+        An assignment of an earlier round that is still on its way must not change it any more.
+        """
+        self._round = max(self._round, order)
+        epoch, attempt, number = order
+        held = tuple(
             HeldHop(
                 microbatch=hop.microbatch,
                 state=hop.state,
@@ -217,6 +221,12 @@ class StageMachine:
             for hop in self.hops.values()
             if hop.step == self.version and not hop.evaluate
         )
+        return self.cut.tell((epoch, self.version, attempt, number), held)
+
+    def admitted(self, step: int, order: RoundKey) -> None:
+        """A newcomer: all others have answered this round."""
+        epoch, attempt, number = order
+        self.cut.reach((epoch, step, attempt, number))
 
     def assign(self, order: RoundKey, paths: Iterable[PathUpdate]) -> list[Effect]:
         """Mends paths of the open step. Repeated updates change nothing, overtaken ones count for nothing."""

@@ -102,6 +102,7 @@ class StageRuntime(StageFlow):
             await self.forget(order.attempt)
         self._fence_links(order.fenced)
         self.machine.fence(order.fenced)
+        self.machine.admitted(order.step, (order.epoch, order.attempt, order.round))
         if order.generation > self.generation or self.group is None:
             self._release_group()
             self.generation = order.generation
@@ -146,12 +147,14 @@ class StageRuntime(StageFlow):
             raise Conflict(
                 f"fence in step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
             )
-        self.machine.fence(order.fenced, (order.epoch, order.attempt, order.round))
+        held = self.machine.told((order.epoch, order.attempt, order.round))
+        if self.exchange is not None:
+            self.exchange.reconsider()  # what others sent after their own answers may come in now
         return StepFenced(
             member=self.member,
             version=self.version,
             round=order.round,
-            held=self.machine.held(),
+            held=held,
             claims=self.claims(order.step, order.attempt),
         )
 

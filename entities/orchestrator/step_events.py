@@ -178,7 +178,9 @@ class FormGroup:
     """Have the stage build its reduction group; a newcomer among `members` learns where the job is."""
 
     stage: int
+    step: int
     attempt: int
+    round: int  # the last one that all others have answered in this step
     generation: int
     members: tuple[Member, ...]
     fenced: tuple[Member, ...]

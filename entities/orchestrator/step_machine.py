@@ -121,6 +121,7 @@ class StepMachine:
         self._torn = False  # a data instance was lost while the gateway dispatched
         self._round: _Round | None = None
         self._rounds = 0
+        self._answered = 0  # the last round of this step that all have answered
         self._again = False  # another round is due after this one
         self._restarting = False
         self._started = False
@@ -244,6 +245,7 @@ class StepMachine:
     def _fresh_step(self) -> None:
         """The account of a step or attempt that begins now."""
         self._begun = False
+        self._answered = 0
         self._torn = bool(set(self._data) & self.dead)
         self._round = None
         for group in self._groups:
@@ -328,7 +330,9 @@ class StepMachine:
     def _form(self, stage: int) -> FormGroup:
         group = self._groups[stage]
         fenced = tuple(sorted(self.dead, key=_order))
-        return FormGroup(stage, self.attempt, group.generation, group.members, fenced)
+        return FormGroup(
+            stage, self.step, self.attempt, self._answered, group.generation, group.members, fenced
+        )
 
     def _start_round(self) -> list[Effect]:
         """Fences the dead at all that live; what they answer is the picture that paths are mended by."""
@@ -346,6 +350,7 @@ class StepMachine:
         if not self._still:
             self._round, self._again = None, True  # what it showed is the past by the time of the next step
             return []
+        self._answered = number
         effects: list[Effect] = []
         for answer in answers:
             for claim in answer.claims:
@@ -440,7 +445,9 @@ class StepMachine:
             return self._restored(stage, (member,))  # the last of the others has handed its state on
         del self._arrived[member]
         self._regroup(stage, (*group.members, member))
-        return [self._form(stage)]
+        effects: list[Effect] = [self._form(stage)]
+        asking = self._round is not None and self._round.neighbours is None
+        return effects + self._start_round() if asking else effects  # the newcomer belongs into the picture
 
     # --- groups and votes -------------------------------------------------------------------------------
     def _formed(self, stage: int, generation: int) -> list[Effect]:

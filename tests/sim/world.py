@@ -197,14 +197,15 @@ class StageNode(Node):
         machine = self.machine
         if machine.version != order.step or machine.attempt != order.attempt:
             return None
-        machine.fence(order.fenced, (self.world.leader.epoch, order.attempt, order.round))
+        machine.fence(order.fenced)
+        held = machine.told((machine.epoch, order.attempt, order.round))
         if self.group is not None and set(self.group) & set(order.fenced):
             self.release()
         return StepFenced(
             member=self.member,
             version=machine.version,
             round=order.round,
-            held=machine.held(),
+            held=held,
             claims=tuple(
                 self.world.claim_of(self, hop)
                 for hop in machine.hops.values()
@@ -225,6 +226,7 @@ class StageNode(Node):
         self.apply_fence(order.fenced)
         if order.attempt > self.machine.attempt:
             self.machine.restarted(order.attempt)
+        self.machine.admitted(order.step, (self.machine.epoch, order.attempt, order.round))
         if order.generation > self.generation:
             self.release()
             self.generation = order.generation
@@ -320,12 +322,12 @@ class DataNode(Node):
         return "ok"
 
     def fence(self, order: ev.Fence) -> StepFenced | None:
-        self.run(self.machine.fence(order.fenced, (self.world.leader.epoch, order.attempt, order.round)))
+        self.run(self.machine.fence(order.fenced))
         return StepFenced(
             member=self.member,
             version=order.step,
             round=order.round,
-            held=self.machine.held(order.step, order.attempt),
+            held=self.machine.told(order.step, (self.machine.epoch, order.attempt, order.round)),
         )
 
     def restart(self, order: ev.Restart) -> str | None:
@@ -1011,6 +1013,7 @@ class World:
             epoch=sender.machine.epoch,
             step=step,
             attempt=attempt,
+            round=sender.machine.cut.round(sender.machine.epoch, step, attempt),
             microbatch=number,
             stage=stage,
             direction=direction,  # type: ignore[arg-type]

@@ -50,15 +50,16 @@ def start_mesh(state: Path, *options: str) -> Mesh:
         "0",
     ]
     environment = {**os.environ, "DMSC_CODE_PATH": str(USER_MODELS)}
-    process = subprocess.Popen(
-        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
-    )
+    said = state.with_name(f"{state.name}.stderr")
+    with said.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*command, *options], stdout=subprocess.DEVNULL, stderr=stderr, env=environment
+        )
     deadline = time.monotonic() + READY_S
     found: dict[str, Any] = {}
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            assert process.stderr is not None
-            pytest.fail(f"dmsc up ended with {process.returncode}: {process.stderr.read().decode()[-2000:]}")
+            pytest.fail(f"dmsc up ended with {process.returncode}: {said.read_text()[-2000:]}")
         file = state / "mesh.json"
         if file.exists():
             found = json.loads(file.read_text() or "{}")

@@ -46,7 +46,7 @@ def test_a_folder_goes_when_its_owner_is_dead_and_not_before(
     age(folder)
     assert sweep(tmp_path) == []
     owner.kill()
-    owner.wait(10)
+    owner.communicate(timeout=10)
     (tmp_path / "dmsc-node-of-another-version").mkdir()
     age(tmp_path / "dmsc-node-of-another-version")
     mine = Scratch()

@@ -294,6 +294,7 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_was_committed(tmp_path
         writer.send_signal(signal.SIGKILL)
         committed = max([committed, *map(int, writer.stdout.read().split(b"\n")[:-1])])
         assert writer.wait() == -signal.SIGKILL, "it was not killed in the middle"
+        writer.stdout.close()
         file = StoreFile(tmp_path, StoreLimits(answer_bytes=1 << 30))
         assert file.open() == "", "a kill must not damage it"
         found: list[Any] = []
