@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from dmsc.client import Client
 from schemas.cluster import NodeStatus
 from schemas.door import MeshStatus
 from schemas.envelope import EntityKind
@@ -155,6 +157,13 @@ def long_job(name: str, replicas: int) -> object:
     )
 
 
+@functools.cache
+def undisturbed(client: Client) -> str:
+    record = client.wait(client.submit(long_job("undisturbed", 1)).job, timeout_s=60)  # type: ignore[arg-type]
+    assert record.weights is not None
+    return record.weights.sha256
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_drained_node_is_emptied_and_the_weights_are_the_same(
     mesh: Mesh, tmp_path: Path, replicas: int
@@ -187,10 +196,8 @@ def test_a_drained_node_is_emptied_and_the_weights_are_the_same(
     assert record.recoveries == 0, "nothing was wrong"
     assert [fault for fault in mesh.client.faults(job) if fault.kind in ("instance", "node")] == []
     mesh.client.uncordon(node)
-    undisturbed = done(mesh, mesh.client.submit(long_job("undisturbed", 1)).job)  # type: ignore[arg-type]
     assert record.weights is not None
-    assert undisturbed.weights is not None
-    assert record.weights.sha256 == undisturbed.weights.sha256
+    assert record.weights.sha256 == undisturbed(mesh.client)
 
 
 def test_a_drain_without_room_moves_nothing_and_says_what_it_waits_for(

@@ -58,9 +58,10 @@ def run_and_kill(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("victim", ["s0-r0", "s1-r1", "data-r0"])
-def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh, victim: str) -> None:
-    record, seen = run_and_kill(mesh, shape(f"killed-{victim}"), [victim], at_step=5)
+def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh) -> None:
+    """What depends on the phase of the step is in `test_transaction_faults`."""
+    victim = "s1-r1"
+    record, seen = run_and_kill(mesh, shape("killed"), [victim], at_step=5)
     assert record.state is JobState.DONE, record.reason
     assert record.recoveries >= 1
     faults = [event.text for event in seen if event.kind == "fault"]
@@ -68,40 +69,6 @@ def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh, 
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client)
     assert [event.result.step for event in seen if event.result is not None] == list(range(12))
-
-
-@pytest.mark.timeout(120)
-def test_a_whole_stage_is_lost_and_everyone_goes_back_to_the_checkpoint(mesh: Mesh) -> None:
-    """Checkpoints are written beside the training: the fault waits until one exists."""
-    spec = shape("stage-lost")
-    spec = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": 32})})
-    job = mesh.client.submit(spec).job
-    seen: list[JobEvent] = []
-    killed: list[int] = []
-    for event in mesh.client.events(job):
-        seen.append(event)
-        if event.kind == "checkpoint" and "written in" in event.text and not killed:
-            killed = [pid_of(mesh, f"{job}-{victim}") for victim in ("s1-r0", "s1-r1")]
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
-    assert len(killed) == 2, "the fault never fired"
-    record = mesh.client.wait(job, timeout_s=60)
-    assert record.state is JobState.DONE, record.reason
-    back = [event.text for event in seen if event.kind == "recovery" and "all back to step" in event.text]
-    assert back, [event.text for event in seen if event.kind in ("fault", "recovery")]
-    assert int(back[0].rsplit(" ", 1)[1]) in range(4, 32, 4)
-    assert record.weights is not None
-    clean = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=60)
-    assert clean.weights is not None
-    assert record.weights.sha256 == clean.weights.sha256
-
-
-@pytest.mark.timeout(120)
-def test_a_frozen_instance_is_fenced_and_replaced(mesh: Mesh) -> None:
-    record, _ = run_and_kill(mesh, shape("frozen"), ["s0-r1"], at_step=5, how=signal.SIGSTOP)
-    assert record.state is JobState.DONE, record.reason
-    assert record.weights is not None
-    assert record.weights.sha256 == undisturbed(mesh.client)
 
 
 @pytest.mark.timeout(150)
