@@ -15,7 +15,7 @@ from schemas.step import Member, PathUpdate
 
 @dataclass(slots=True)
 class FenceRound:
-    """`dispatched`: the gateway was done before anybody answered; else a data instance may hold more than told."""
+    """`dispatched`: the gateway was done before anybody answered; else one may hold more than it told."""
 
     number: int
     step: int
