@@ -107,7 +107,7 @@ class StepOrders:
             await asyncio.sleep(AGAIN_S)
 
     async def begin(self, step: int, attempt: int, *, evaluate: bool = False) -> None:
-        """Has the entry gateway dispatch a step, or a validation pass; raises what it answers if it does not."""
+        """Has the entry gateway dispatch a step, or a validation pass; raises what keeps it from that."""
         count = self._training.validation_microbatches if evaluate else self._training.microbatches
         order = StepBegin(
             job=self._job,
