@@ -39,8 +39,9 @@ class GuardedTasks:
     async def unless_failed(self, work: Awaitable[T]) -> T:
         """Waits for `work`; gives it up and raises the failure once there is one."""
         task = asyncio.ensure_future(work)
+        either: set[asyncio.Future[Any]] = {task, self._failure}
         try:
-            await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             return self._failure.result()
