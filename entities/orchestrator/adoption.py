@@ -10,7 +10,7 @@ from bus.subjects import ADOPT, REGISTRY_RECORD, STEP_ABORT, STEP_COMMIT
 from entities.orchestrator.decision_record import DecisionRecord
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.mesh_view import MeshView
-from entities.orchestrator.step_loop import commit_order
+from entities.orchestrator.step_orders import commit_order
 from entities.orchestrator.takeover import Settled, settle
 from schemas.errors import DmscError
 from schemas.registry import InstanceState

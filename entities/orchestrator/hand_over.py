@@ -2,7 +2,7 @@
 
 Each goes when a step is decided, so that nothing is computed twice. Some need training to rest for it: a data
 instance, because the gateway dispatches to it from the decision on, and a stage's only instance, because its
-state has to be written first. How the job does without them is `training`'s affair.
+state has to be written first. How the job does without them is `crew_changes`' affair.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from bus.logs import get_logger
 from bus.subjects import STEP_ABORT, STEP_COMMIT
 from entities.orchestrator.decision_record import DecisionRecord
 from entities.orchestrator.instances import Instances
-from entities.orchestrator.step_loop import COMMIT_DEADLINE_S, commit_order
+from entities.orchestrator.step_orders import COMMIT_DEADLINE_S, commit_order
 from schemas.errors import DmscError, Fenced
 from schemas.step import Member, StepAbort, StepDecision
 

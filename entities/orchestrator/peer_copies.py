@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import COPY_SEND, COPY_STATUS, COPY_TO, STATE_WAIT
+from entities.orchestrator.guarded_tasks import GuardedTasks
 from entities.orchestrator.instances import Instances
+from entities.orchestrator.progress import Progress
+from entities.orchestrator.recruits import Recruits
+from entities.orchestrator.telling import Telling
 from schemas.errors import DmscError, Fenced
 from schemas.peer_copy import CopyHeld, CopySend, CopyStatus, CopyTo
 from schemas.step import Member, StateWait
@@ -70,14 +75,35 @@ def choose_holders(
 class PeerCopies:
     """Which member of a job keeps its copy where, and how a stage comes back from one."""
 
-    def __init__(self, bus: Bus, instances: Instances, job: str, epoch: int) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        instances: Instances,
+        epoch: int,
+        progress: Progress,
+        recruits: Recruits,
+        telling: Telling,
+        tasks: GuardedTasks,
+    ) -> None:
         self._bus = bus
         self._instances = instances
-        self._job = job
+        self._job = progress.job
         self._epoch = epoch
+        self._progress = progress
+        self._recruits = recruits
+        self._telling = telling
+        self._tasks = tasks
         self._told: dict[Member, Member | None] = {}
 
-    def revise(
+    # --- copies are kept ------------------------------------------------------------------------------
+    def revise(self) -> None:
+        """Has every stage that has only one member now keep a copy at a peer."""
+        if self._progress.running:
+            news = self._news(self._progress.stages, self._progress.data)
+            if news:
+                self._tasks.spawn(self._tell(news))
+
+    def _news(
         self, stages: Sequence[Sequence[Member]], data: Sequence[Member]
     ) -> dict[Member, Member | None]:
         """What has to be told to whom, now that these live; counts as told."""
@@ -95,7 +121,7 @@ class PeerCopies:
         self._told = wanted
         return news
 
-    async def tell(self, orders: Mapping[Member, Member | None]) -> None:
+    async def _tell(self, orders: Mapping[Member, Member | None]) -> None:
         """Whoever does not take its order is asked again at the next revision."""
 
         async def one(source: Member, holder: Member | None) -> None:
@@ -110,7 +136,22 @@ class PeerCopies:
 
         await asyncio.gather(*(one(source, holder) for source, holder in orders.items()))
 
-    async def find(self, stage: int, version: int, peers: Sequence[Member]) -> Member | None:
+    # --- a stage comes back ---------------------------------------------------------------------------
+    async def bring_back(self, stage: int, version: int) -> Member | None:
+        """A newcomer for a stage that has nobody, at `version` by its copy; None: that is not to be had."""
+        began = time.monotonic()
+        peers = [one for members in self._progress.stages for one in members] + list(self._progress.data)
+        holder = await self._find(stage, version, peers)
+        newcomer = await self._recruits.newcomer(stage) if holder is not None else None
+        if holder is None or newcomer is None:
+            return None
+        if not await self._send(stage, version, holder, newcomer):
+            return None
+        text = f"stage {stage} is back from its copy at {holder.sid} after {time.monotonic() - began:.2f} s"
+        self._telling.recovery(f"{text}, at step {version}")
+        return newcomer
+
+    async def _find(self, stage: int, version: int, peers: Sequence[Member]) -> Member | None:
         """One of `peers` whose copy of `stage` reaches exactly `version`; None if there is none."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_S
@@ -135,7 +176,7 @@ class PeerCopies:
             return -1
         return answer.version if isinstance(answer, CopyHeld) and answer.member == member else -1
 
-    async def send(self, stage: int, version: int, holder: Member, newcomer: Member) -> bool:
+    async def _send(self, stage: int, version: int, holder: Member, newcomer: Member) -> bool:
         """Has the holder bring the newcomer to `version`; whether that worked."""
         send = CopySend(job=self._job, epoch=self._epoch, stage=stage, to=newcomer, version=version)
         wait = StateWait(job=self._job, epoch=self._epoch, version=version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from entities.orchestrator.step_ledger import StepLedger
@@ -274,3 +274,8 @@ Effect = (
     Begin | Fence | Assign | FormGroup | Prepare | Record | Commit | Boundary | SendState | StageLost
     | Condemn | Restart | Replay | Withdraw
 )  # fmt: skip
+
+
+def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
+    """A set of members as effects and orders name it: always in the same order, so that schedules replay."""
+    return tuple(sorted(members, key=lambda member: (member.sid, member.incarnation)))

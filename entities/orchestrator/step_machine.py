@@ -12,80 +12,17 @@ stays. A loss while deciding or committing waits: the decision stands, whoever l
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
-from entities.orchestrator.path_mending import Mending, mend
-from entities.orchestrator.step_events import (
-    Arrived,
-    Assign,
-    Assigned,
-    Begin,
-    Begun,
-    Boundary,
-    Claimed,
-    Commit,
-    Committed,
-    Condemn,
-    Effect,
-    Event,
-    Fence,
-    Fenced,
-    FormGroup,
-    GroupFailed,
-    GroupFormed,
-    Joined,
-    JoinFailed,
-    Lost,
-    Opened,
-    Prepare,
-    Record,
-    Recorded,
-    Replay,
-    Restart,
-    Restarted,
-    Restored,
-    SendState,
-    StageLost,
-    Stalled,
-    Tick,
-    Voted,
-    Withdraw,
-)
+from entities.orchestrator import step_events as ev
+from entities.orchestrator.fence_round import FenceRound
+from entities.orchestrator.newcomers import Newcomers
+from entities.orchestrator.path_mending import mend
+from entities.orchestrator.stage_group import StageGroup
+from entities.orchestrator.step_events import in_order
 from entities.orchestrator.step_ledger import Inconsistent, StepLedger
 from schemas.errors import IllegalTransition
-from schemas.step import PHASES, Member, PathUpdate, Phase, StepDecision, StepFenced, StepVote
-
-REFORM_S = 0.3
-"""Pause before a group that broke without a known death is built again: the death is mostly known by then."""
-BUILDS = 2
-"""Failed builds (or reductions) with the same members before the one with most failed edges is fenced."""
-
-
-@dataclass(slots=True)
-class _Group:
-    """A stage's members and their reduction group."""
-
-    members: tuple[Member, ...]
-    generation: int = 0
-    formed: bool = False
-    preparing: bool = False
-    lost_told: bool = False
-    failures: int = 0
-    failed_at: float | None = None
-    blamed: Counter[Member] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
-class _Round:
-    """One fence and what follows from it."""
-
-    number: int
-    fenced: tuple[Member, ...]
-    dispatched: bool  # before anybody answered: later, a data instance may hold more than it told
-    neighbours: Mapping[Member, tuple[PathUpdate, ...]] | None = None
-    told_owners: bool = False
+from schemas.step import PHASES, Member, Phase, StepDecision, StepFenced, StepVote
 
 
 class StepMachine:
@@ -113,13 +50,12 @@ class StepMachine:
         self._microbatches = microbatches
         self._clip_norm = clip_norm
         self._pauses = pauses
-        self._groups = [_Group(tuple(members), generation) for members in stages]
+        self._groups = [StageGroup(stage, tuple(members), generation) for stage, members in enumerate(stages)]
         self._data = list(data)
-        self._arrived: dict[Member, int] = {}  # newcomers and their stages
-        self._transfer: dict[Member, Member] = {}  # … whose state is on its way, and from whom
+        self._newcomers = Newcomers()
         self._begun = False
         self._torn = False  # a data instance was lost while the gateway dispatched
-        self._round: _Round | None = None
+        self._round: FenceRound | None = None
         self._rounds = 0
         self._answered = 0  # the last round of this step that all have answered
         self._again = False  # another round is due after this one
@@ -147,11 +83,11 @@ class StepMachine:
 
     def stage_of(self, newcomer: Member) -> int | None:
         """The stage that a newcomer is about to join."""
-        return self._arrived.get(newcomer)
+        return self._newcomers.stage_of(newcomer)
 
     @property
     def newcomers(self) -> tuple[Member, ...]:
-        return tuple(self._arrived)
+        return self._newcomers.members
 
     @property
     def settled(self) -> bool:
@@ -159,56 +95,55 @@ class StepMachine:
         return self._round is None and all(group.members for group in self._groups)
 
     # --- deciding ---------------------------------------------------------------------------------------
-    def decide(self, event: Event, now: float) -> list[Effect]:
+    def decide(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """The one door. `now` in seconds, from any origin; only differences count."""
         try:
             return self._decide(event, now)
         except Inconsistent as error:
             return self._restart(str(error))
 
-    def _decide(self, event: Event, now: float) -> list[Effect]:
+    def _decide(self, event: ev.Event, now: float) -> list[ev.Effect]:
         match event:
-            case Opened(step, attempt):
+            case ev.Opened(step, attempt):
                 return self._open(step, attempt)
-            case Begun(step, attempt):
+            case ev.Begun(step, attempt):
                 if (step, attempt) == (self.step, self.attempt):
                     self._begun = True
                     return self._start_round() if self._again and self._still else []
                 return []
-            case Claimed(claim):
+            case ev.Claimed(claim):
                 self.ledger.claim(claim)
                 return self._prepare_ready()
-            case Lost(member):
+            case ev.Lost(member):
                 return self._lost([member])
-            case Fenced(number, answers):
+            case ev.Fenced(number, answers):
                 return self._fenced(number, answers)
-            case Assigned(number):
+            case ev.Assigned(number):
                 return self._assigned(number)
-            case GroupFormed(stage, generation):
+            case ev.GroupFormed(stage, generation):
                 return self._formed(stage, generation)
-            case GroupFailed(stage, generation, blamed):
+            case ev.GroupFailed(stage, generation, blamed):
                 return self._failed(stage, generation, blamed, now)
-            case Voted(stage, vote):
+            case ev.Voted(stage, vote):
                 return self._voted(stage, vote)
-            case Recorded(decision):
+            case ev.Recorded(decision):
                 return self._recorded(decision)
-            case Committed(step, silent):
+            case ev.Committed(step, silent):
                 return self._committed(step, silent)
-            case Arrived(member, stage):
+            case ev.Arrived(member, stage):
                 return self._arrive(member, stage)
-            case Joined(member, version):
+            case ev.Joined(member, version):
                 return self._join(member, version)
-            case JoinFailed(member):
-                self._transfer.pop(member, None)
-                self._arrived.pop(member, None)
+            case ev.JoinFailed(member):
+                self._newcomers.drop(member)
                 return self._prepare_ready()
-            case Restored(stage, members):
+            case ev.Restored(stage, members):
                 return self._restored(stage, members)
-            case Stalled(reason):
+            case ev.Stalled(reason):
                 return self._restart(reason)
-            case Restarted(attempt):
+            case ev.Restarted(attempt):
                 return self._restarted(attempt)
-            case Tick():
+            case ev.Tick():
                 return self._tick(now)
 
     def _enter(self, phase: Phase) -> None:
@@ -233,14 +168,14 @@ class StepMachine:
         )
 
     # --- opening ----------------------------------------------------------------------------------------
-    def _open(self, step: int, attempt: int) -> list[Effect]:
+    def _open(self, step: int, attempt: int) -> list[ev.Effect]:
         self.step, self.attempt = step, attempt
         if self._restarting or self._round is not None:
             self._again = True  # what was begun at the boundary is done again
         self._restarting, self._started = False, True
         self._enter(Phase.GATHERING)
         self._fresh_step()
-        return [*self._go_on(), Begin(step, attempt)] if not self._torn else self._go_on()
+        return [*self._go_on(), ev.Begin(step, attempt)] if not self._torn else self._go_on()
 
     def _fresh_step(self) -> None:
         """The account of a step or attempt that begins now."""
@@ -252,15 +187,15 @@ class StepMachine:
             group.preparing = False
         self.ledger = self._new_ledger()
 
-    def _go_on(self) -> list[Effect]:
+    def _go_on(self) -> list[ev.Effect]:
         """Whatever was put off while no step was open."""
         empty = any(not group.members and not group.lost_told for group in self._groups)
         effects = self._mend() if self._again or empty or self._present() & self.dead else []
         if self._restarting:
             return effects
-        asked = {effect.stage for effect in effects if isinstance(effect, FormGroup)}
+        asked = {effect.stage for effect in effects if isinstance(effect, ev.FormGroup)}
         for stage, group in enumerate(self._groups):
-            if not group.formed and group.members and group.failed_at is None and stage not in asked:
+            if not group.formed and group.members and not group.broken and stage not in asked:
                 effects.append(self._form(stage))
         return effects + self._transfers() + self._prepare_ready()
 
@@ -273,18 +208,17 @@ class StepMachine:
     def _present(self) -> set[Member]:
         return {member for group in self._groups for member in group.members} | set(self._data)
 
-    def _lost(self, members: Iterable[Member]) -> list[Effect]:
+    def _lost(self, members: Iterable[Member]) -> list[ev.Effect]:
         news = [member for member in members if member not in self.dead]
         self.dead.update(news)
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         for member in news:
-            self._arrived.pop(member, None)
-            source = self._transfer.pop(member, None)
+            source = self._newcomers.drop(member)
             if source is not None and source not in self.dead:
-                effects.append(Withdraw(member, source, self.step, self.attempt))
+                effects.append(ev.Withdraw(member, source, self.step, self.attempt))
         return effects + self._without(news)
 
-    def _without(self, news: list[Member]) -> list[Effect]:
+    def _without(self, news: list[Member]) -> list[ev.Effect]:
         if not self._present() & set(news):
             return []  # a newcomer, or long gone
         self._torn = self._torn or (not self._begun and bool(set(self._data) & set(news)))
@@ -293,7 +227,7 @@ class StepMachine:
             return []  # the decision stands, or the restart will see to it
         return self._mend() + self._prepare_ready()
 
-    def _mend(self) -> list[Effect]:
+    def _mend(self) -> list[ev.Effect]:
         """A round; but if a data instance was lost while the gateway dispatched, the step begins again.
 
         Nobody knows then what was handed out twice: to the lost one, and to whoever came after it.
@@ -302,9 +236,9 @@ class StepMachine:
             return self._restart("a data instance was lost while the step was dispatched")
         return self._start_round()
 
-    def _drop_dead(self) -> list[Effect]:
+    def _drop_dead(self) -> list[ev.Effect]:
         """Takes the dead out of stages; a stage whose group they were in gets a new one."""
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         self._data = [member for member in self._data if member not in self.dead]
         for stage, group in enumerate(self._groups):
             living = tuple(member for member in group.members if member not in self.dead)
@@ -314,44 +248,33 @@ class StepMachine:
                     effects.append(self._form(stage))
             if not group.members and not group.lost_told:
                 group.lost_told = True
-                effects.append(StageLost(stage, self.step))
+                effects.append(ev.StageLost(stage, self.step))
         return effects
 
     def _regroup(self, stage: int, members: tuple[Member, ...]) -> None:
         group = self._groups[stage]
-        if members != group.members:
-            group.failures, group.blamed = 0, Counter()
-        group.members = members
-        group.generation += 1
-        group.formed = group.preparing = False
-        group.failed_at = None
+        group.regroup(members)
         self.ledger.replace(stage, members, group.generation)
 
-    def _form(self, stage: int) -> FormGroup:
-        group = self._groups[stage]
-        fenced = tuple(sorted(self.dead, key=_order))
-        return FormGroup(
-            stage, self.step, self.attempt, self._answered, group.generation, group.members, fenced
-        )
+    def _form(self, stage: int) -> ev.FormGroup:
+        return self._groups[stage].order(self.step, self.attempt, self._answered, self.dead)
 
-    def _start_round(self) -> list[Effect]:
+    def _start_round(self) -> list[ev.Effect]:
         """Fences the dead at all that live; what they answer is the picture that paths are mended by."""
         effects = self._drop_dead()
         self._again = False
         self._rounds += 1
-        fenced = tuple(sorted(self.dead, key=_order))
-        self._round = _Round(self._rounds, fenced, self._begun)
-        targets = tuple(sorted(self._present(), key=_order))
-        return [*effects, Fence(self._rounds, self.step, self.attempt, fenced, targets)]
+        self._round = FenceRound(self._rounds, self.step, self.attempt, in_order(self.dead), self._begun)
+        return [*effects, self._round.order(in_order(self._present()))]
 
-    def _fenced(self, number: int, answers: tuple[StepFenced, ...]) -> list[Effect]:
-        if self._round is None or number != self._round.number or self._round.neighbours is not None:
+    def _fenced(self, number: int, answers: tuple[StepFenced, ...]) -> list[ev.Effect]:
+        if self._round is None or number != self._round.number or self._round.answered:
             return []
         if not self._still:
             self._round, self._again = None, True  # what it showed is the past by the time of the next step
             return []
         self._answered = number
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         for answer in answers:
             for claim in answer.claims:
                 self.ledger.claim(claim)
@@ -366,37 +289,30 @@ class StepMachine:
         if mending.waiting or not dispatched:
             self._again = True  # once the stage is there, or the gateway has told all data instances
         if mending.replayed:
-            effects.append(Replay(self._round.fenced, tuple(mending.replayed)))
-        effects += self._tell(mending)
+            effects.append(ev.Replay(self._round.fenced, tuple(mending.replayed)))
+        effects += self._told(self._round.mended(mending))
         return effects + self._prepare_ready()
 
-    def _tell(self, mending: Mending) -> list[Effect]:
-        assert self._round is not None
-        owners = {member: tuple(paths) for member, paths in mending.owners.items()}
-        self._round.neighbours = {member: tuple(paths) for member, paths in mending.neighbours.items()}
-        if owners:
-            return [Assign(self._round.number, self.step, self.attempt, owners)]
-        return self._assigned(self._round.number)
-
-    def _assigned(self, number: int) -> list[Effect]:
-        round_ = self._round
-        if round_ is None or number != round_.number or round_.neighbours is None:
+    def _assigned(self, number: int) -> list[ev.Effect]:
+        if self._round is None or number != self._round.number or not self._round.answered:
             return []
-        if not round_.told_owners:
-            round_.told_owners = True
-            if round_.neighbours:
-                return [Assign(number, self.step, self.attempt, round_.neighbours)]
-        self._round = None
-        return []
+        return self._told(self._round.assigned())
 
-    def _restored(self, stage: int, members: tuple[Member, ...]) -> list[Effect]:
+    def _told(self, order: ev.Assign | None) -> list[ev.Effect]:
+        """The next order of the present round; without one, it is over."""
+        if order is None:
+            self._round = None
+            return []
+        return [order]
+
+    def _restored(self, stage: int, members: tuple[Member, ...]) -> list[ev.Effect]:
         group = self._groups[stage]
         there = (*group.members, *(member for member in members if member not in group.members))
         living = tuple(member for member in there if member not in self.dead)
         group.lost_told = False
         self._regroup(stage, living)
         for member in living:
-            self._arrived.pop(member, None)
+            self._newcomers.joined(member)
         self._again = True
         if not self._still:
             return []
@@ -406,7 +322,7 @@ class StepMachine:
         return effects
 
     # --- newcomers --------------------------------------------------------------------------------------
-    def _arrive(self, member: Member, stage: int) -> list[Effect]:
+    def _arrive(self, member: Member, stage: int) -> list[ev.Effect]:
         if member in self.dead:
             return []
         if stage < 0:
@@ -415,27 +331,19 @@ class StepMachine:
             # the gateway may have told one that is fenced: what nobody living was told goes to this one
             self._again = True
             return self._start_round() if self._still else []
-        self._arrived[member] = stage
+        self._newcomers.arrived(member, stage)
         return self._transfers()
 
-    def _transfers(self) -> list[Effect]:
+    def _transfers(self) -> list[ev.Effect]:
         """State goes to newcomers while a step computes: weights do not change before its commit."""
         if not self._still:
             return []
-        effects: list[Effect] = []
-        for member, stage in self._arrived.items():
-            group = self._groups[stage]
-            sources = [one for one in group.members if one not in self.dead]
-            if member not in self._transfer and sources and not group.preparing:
-                source = sources[(len(self._transfer) + 1) % len(sources)]
-                self._transfer[member] = source
-                effects.append(SendState(source, member, self.step))
-        return effects
+        return [*self._newcomers.transfers(self._groups, self.dead, self.step)]
 
-    def _join(self, member: Member, version: int) -> list[Effect]:
-        if self._transfer.pop(member, None) is None:
+    def _join(self, member: Member, version: int) -> list[ev.Effect]:
+        if not self._newcomers.received(member):
             return []
-        stage = self._arrived.get(member)
+        stage = self._newcomers.stage_of(member)
         if stage is None or version != self.step or not self._still:
             return self._transfers()  # too late for this step: once more at the next
         group = self._groups[stage]
@@ -443,60 +351,53 @@ class StepMachine:
             return []
         if not group.members:
             return self._restored(stage, (member,))  # the last of the others has handed its state on
-        del self._arrived[member]
+        self._newcomers.joined(member)
         self._regroup(stage, (*group.members, member))
-        effects: list[Effect] = [self._form(stage)]
-        asking = self._round is not None and self._round.neighbours is None
+        effects: list[ev.Effect] = [self._form(stage)]
+        asking = self._round is not None and not self._round.answered
         return effects + self._start_round() if asking else effects  # the newcomer belongs into the picture
 
     # --- groups and votes -------------------------------------------------------------------------------
-    def _formed(self, stage: int, generation: int) -> list[Effect]:
+    def _formed(self, stage: int, generation: int) -> list[ev.Effect]:
         group = self._groups[stage]
         if generation != group.generation:
             return []
         group.formed = True
         return self._prepare_ready()
 
-    def _failed(self, stage: int, generation: int, blamed: tuple[Member, ...], now: float) -> list[Effect]:
+    def _failed(self, stage: int, generation: int, blamed: tuple[Member, ...], now: float) -> list[ev.Effect]:
         group = self._groups[stage]
         if generation != group.generation or self.phase is Phase.DECIDING:
             return []
-        group.formed = group.preparing = False
         self.ledger.votes.pop(stage, None)
-        group.blamed.update(member for member in blamed if member in group.members)
-        if group.failed_at is not None:
-            return []  # another member tells of the same failure
-        group.failures += 1
-        if group.failures >= BUILDS and len(group.members) > 1:
-            worst = max(group.members, key=lambda member: (group.blamed[member], _order(member)))
-            return [Condemn(worst, f"stage {stage}: {group.failures} groups failed with the same members")]
-        group.failed_at = now
-        return []
+        condemned = group.failed(blamed, now)
+        return [] if condemned is None else [condemned]
 
-    def _tick(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _tick(self, now: float) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
         for stage, group in enumerate(self._groups):
-            if group.failed_at is not None and now - group.failed_at >= REFORM_S and group.members:
+            if group.is_due(now):
                 self._regroup(stage, group.members)
                 effects.append(self._form(stage))
         return effects
 
-    def _prepare_ready(self) -> list[Effect]:
+    def _prepare_ready(self) -> list[ev.Effect]:
         """Stages whose microbatches are all summed by present members, whose group stands, prepare."""
         if self.phase is not Phase.GATHERING or self._restarting:
             return []
-        effects: list[Effect] = []
+        effects: list[ev.Effect] = []
         for stage, group in enumerate(self._groups):
-            joining = any(self._arrived.get(member) == stage for member in self._transfer)
-            if group.preparing or not group.formed or joining or not group.members:
+            if group.preparing or not group.formed or not group.members:
+                continue
+            if self._newcomers.is_receiving(stage):
                 continue
             if set(group.members) & self.dead or not self.ledger.complete(stage):
                 continue
             group.preparing = True
-            effects.append(Prepare(stage, self.step, self.attempt, group.generation, group.members))
+            effects.append(ev.Prepare(stage, self.step, self.attempt, group.generation, group.members))
         return effects
 
-    def _voted(self, stage: int, vote: StepVote) -> list[Effect]:
+    def _voted(self, stage: int, vote: StepVote) -> list[ev.Effect]:
         if self.phase is not Phase.GATHERING or self._restarting:
             return []
         self.ledger.vote(stage, vote)
@@ -504,45 +405,44 @@ class StepMachine:
         if decision is None:
             return []
         self._enter(Phase.DECIDING)
-        return [Record(decision)]
+        return [ev.Record(decision)]
 
     # --- the decision -----------------------------------------------------------------------------------
-    def _recorded(self, decision: StepDecision) -> list[Effect]:
+    def _recorded(self, decision: StepDecision) -> list[ev.Effect]:
         if self.phase is not Phase.DECIDING or decision.step != self.step:
             return []
         decided = self.ledger
         self._enter(Phase.COMMITTING)
         self.step += 1
-        effects: list[Effect] = [Commit(decision, decided)]
+        effects: list[ev.Effect] = [ev.Commit(decision, decided)]
         self._fresh_step()
         self._pausing = self._pauses(self.step)
         if not self._pausing:
-            effects.append(Begin(self.step, self.attempt))
+            effects.append(ev.Begin(self.step, self.attempt))
         return effects
 
-    def _committed(self, step: int, silent: tuple[Member, ...]) -> list[Effect]:
+    def _committed(self, step: int, silent: tuple[Member, ...]) -> list[ev.Effect]:
         if self.phase is not Phase.COMMITTING or step + 1 != self.step:
             return []
         effects = self._lost(silent)
         if self._pausing:
             self._enter(Phase.CLOSED)
-            return [*effects, Boundary(self.step), *self._go_on()]
+            return [*effects, ev.Boundary(self.step), *self._go_on()]
         self._enter(Phase.GATHERING)
         return effects + self._go_on()
 
     # --- beginning again --------------------------------------------------------------------------------
-    def _restart(self, reason: str) -> list[Effect]:
+    def _restart(self, reason: str) -> list[ev.Effect]:
         """The fallback for what should not be: all forget the open step, and it begins again."""
         if not self._still:
             return []
         self._restarting = True
         self.attempt += 1
         self._round = None
-        lost = [effect for effect in self._drop_dead() if isinstance(effect, StageLost)]
-        targets = tuple(sorted(self._present(), key=_order))
-        return [*lost, Restart(self.attempt, tuple(sorted(self.dead, key=_order)), targets, reason)]
+        lost = [effect for effect in self._drop_dead() if isinstance(effect, ev.StageLost)]
+        return [*lost, ev.Restart(self.attempt, in_order(self.dead), in_order(self._present()), reason)]
 
-    def _restarted(self, attempt: int) -> list[Effect]:
+    def _restarted(self, attempt: int) -> list[ev.Effect]:
         if attempt != self.attempt or not self._restarting:
             return []
         self._restarting = False
@@ -553,8 +453,4 @@ class StepMachine:
         if self.phase is Phase.CLOSED:
             return self._go_on()
         self._enter(Phase.GATHERING)
-        return [Begin(self.step, self.attempt), *self._go_on()]
-
-
-def _order(member: Member) -> tuple[str, str]:
-    return (member.sid, member.incarnation)
+        return [ev.Begin(self.step, self.attempt), *self._go_on()]

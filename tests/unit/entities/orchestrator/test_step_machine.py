@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from entities.orchestrator import step_events as ev
-from entities.orchestrator.step_machine import REFORM_S, StepMachine
+from entities.orchestrator.stage_group import REFORM_S
+from entities.orchestrator.step_machine import StepMachine
 from schemas.step import Member
 
 FIRST, SECOND, DATA = (Member(sid=f"j-{unit}", incarnation="i1") for unit in ("s0-r0", "s0-r1", "data-r0"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from entities.orchestrator.quarantine import BadMicrobatch, skip_decision
-from entities.orchestrator.step_loop import commit_order
+from entities.orchestrator.step_orders import commit_order
 from entities.orchestrator.takeover import Settled, settle
 from schemas.step import Adopted, Member
 

@@ -1,0 +1,63 @@
+"""Tasks beside an owner's own work, the first failure of which ends what the owner waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+class GuardedTasks:
+    """`spawn` them, wait for anything with `unless_failed`, and `close` them all.
+
+    Unlike a TaskGroup it does not cancel its owner: a failure is met where the owner waits next, and can be
+    answered there.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+
+    @property
+    def failed(self) -> bool:
+        return self._failure.done()
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def fail(self, error: BaseException) -> None:
+        """As if a task had failed; only the first failure counts."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
+            self._failure.exception()  # seen, even if nobody waits just now
+
+    async def unless_failed(self, work: Awaitable[T]) -> T:
+        """Waits for `work`; gives it up and raises the failure once there is one."""
+        task = asyncio.ensure_future(work)
+        either: set[asyncio.Future[Any]] = {task, self._failure}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            return self._failure.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Cancels all that run, and what they begin meanwhile; returns once none does. Twice is fine."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)

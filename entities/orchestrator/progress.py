@@ -1,0 +1,151 @@
+"""How far a job is: its open step, and the step loop that takes it further, while one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from bus.connection import Bus
+from entities.orchestrator.decision_record import DecisionRecord
+from entities.orchestrator.instances import Instances
+from entities.orchestrator.step_events import Arrived, in_order
+from entities.orchestrator.step_loop import StepLoop
+from entities.orchestrator.step_machine import StepMachine
+from entities.orchestrator.step_observer import StepObserver
+from entities.orchestrator.takeover import Settled
+from schemas.job import JobSpec
+from schemas.step import Member, MicrobatchClaim
+from schemas.task_graph import UnitKind
+
+
+class Progress:
+    """Opens a loop where the job is settled, and closes it. `pauses(step)`: whether training rests before it.
+
+    While no loop runs, news of members are not passed on: the next one opens with those that live then.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        spec: JobSpec,
+        epoch: int,
+        instances: Instances,
+        record: DecisionRecord,
+        gateway: Callable[[], str],
+        observer: StepObserver,
+        pauses: Callable[[int], bool],
+    ) -> None:
+        self._bus = bus
+        self._spec = spec
+        self._epoch = epoch
+        self._instances = instances
+        self._record = record
+        self._gateway = gateway
+        self._observer = observer
+        self._pauses = pauses
+        self.job = record.job
+        self._loop: StepLoop | None = None
+        self._last_attempt = 0
+        self.step = 0
+
+    # --- the loop -------------------------------------------------------------------------------------
+    async def open(self, settled: Settled) -> None:
+        machine = StepMachine(
+            job=self.job,
+            epoch=self._epoch,
+            microbatches=self._spec.training.microbatches,
+            clip_norm=self._spec.training.clip_norm,
+            stages=settled.stages,
+            data=settled.data,
+            pauses=self._pauses,
+            generation=settled.generation,
+        )
+        machine.attempt = settled.attempt
+        self._loop = StepLoop(
+            self._bus, self._spec, self._instances, machine, self._record, self._observer, self._gateway
+        )
+        await self._loop.__aenter__()
+        for member in in_order(self._instances.lost):
+            self._loop.lost(member)
+
+    async def close(self) -> Settled:
+        """Returns where a next loop would begin: a new attempt, in new generations, by the same members."""
+        loop, self._loop = self.loop, None
+        machine = loop.machine
+        self._last_attempt = machine.attempt
+        await loop.__aexit__(None, None, None)
+        return Settled(
+            step=self.step,
+            attempt=machine.attempt + 1,
+            generation=max(machine.generations) + 1,
+            stages=machine.stages,
+            data=machine.data,
+        )
+
+    @property
+    def running(self) -> bool:
+        return self._loop is not None
+
+    @property
+    def loop(self) -> StepLoop:
+        assert self._loop is not None
+        return self._loop
+
+    def claimed(self, claim: MicrobatchClaim) -> None:
+        if self._loop is not None:
+            self._loop.claimed(claim)
+
+    def lost(self, member: Member) -> None:
+        if self._loop is not None:
+            self._loop.lost(member)
+
+    def arrived(self, newcomer: Member, stage: int) -> None:
+        if self._loop is not None:
+            self._loop.post(Arrived(newcomer, stage))
+
+    def give_up(self, why: str) -> None:
+        """Ends the loop in the open step, as soon as that is safe."""
+        if self._loop is not None:
+            self._loop.give_up(self.step, why)
+
+    # --- where it is ----------------------------------------------------------------------------------
+    @property
+    def at_end(self) -> bool:
+        """The last step is committed."""
+        return self.step >= self._spec.training.steps
+
+    @property
+    def attempt(self) -> int:
+        """The present attempt of the open step."""
+        return self._loop.machine.attempt if self._loop is not None else self._last_attempt
+
+    @property
+    def stages(self) -> tuple[tuple[Member, ...], ...]:
+        """Members with the state of the present version, by stage."""
+        return tuple(self._living(members) for members in self.loop.machine.stages)
+
+    @property
+    def data(self) -> tuple[Member, ...]:
+        return self._living(self.loop.machine.data)
+
+    def afresh(self, attempt: int = 0, generation: int = 0) -> Settled:
+        """All instances of the job are at the present step, and nothing of it was begun."""
+        members = self._instances.members
+        return Settled(
+            step=self.step,
+            attempt=attempt,
+            generation=generation,
+            stages=self._instances.stages(),
+            data=[members[unit.sid] for unit in self._instances.units if unit.kind is UnitKind.DATA],
+        )
+
+    def living(self, settled: Settled) -> Settled:
+        """The same, by those that are not lost."""
+        return replace(
+            settled,
+            stages=tuple(self._living(members) for members in settled.stages),
+            data=self._living(settled.data),
+        )
+
+    def _living(self, members: Iterable[Member]) -> tuple[Member, ...]:
+        return tuple(one for one in members if one not in self._instances.lost)

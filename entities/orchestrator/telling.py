@@ -1,0 +1,82 @@
+"""What people are told of a job's training: in order, and off the critical path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from entities.orchestrator.instances import Instances
+from entities.orchestrator.journal import Journal
+from entities.orchestrator.quarantine import BadMicrobatch
+from schemas.job import StepResult
+
+
+class Telling:
+    """Returns at once; `run` brings each word to the journal, one after the other."""
+
+    def __init__(self, journal: Journal, instances: Instances) -> None:
+        self._journal = journal
+        self._instances = instances
+        self._words: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+
+    async def run(self) -> None:
+        while True:
+            word = await self._words.get()
+            try:
+                await word()
+            finally:
+                self._words.task_done()
+
+    async def told(self) -> None:
+        """Returns once everything so far is on the job's stream."""
+        await self._words.join()
+
+    def step(self, result: StepResult) -> None:
+        async def word() -> None:
+            first = self._journal.record.loss_first
+            await self._journal.note(
+                step=result.step + 1,
+                loss_first=result.loss if first is None else first,
+                loss_last=result.loss,
+                tokens_per_s=result.tokens_per_s,
+            )
+            await self._journal.tell("step", result=result)
+
+        self._words.put_nowait(word)
+
+    def validation(self, step: int, loss: float) -> None:
+        async def word() -> None:
+            await self._journal.note(validation_loss=loss)
+            await self._journal.tell("validation", validation_step=step, validation_loss=loss)
+
+        self._words.put_nowait(word)
+
+    def left_out(self, bad: BadMicrobatch) -> None:
+        """A step was left out because of it."""
+
+        async def word() -> None:
+            await self._journal.note(step=bad.step + 1)
+            await self._journal.tell("skipped", text=f"left out: {bad}", skipped_step=bad.step)
+
+        self._words.put_nowait(word)
+
+    def fault(self, text: str) -> None:
+        self._words.put_nowait(lambda: self._journal.tell("fault", text=text))
+
+    def recovery(self, text: str) -> None:
+        self._words.put_nowait(lambda: self._journal.tell("recovery", text=text))
+
+    def one_more_lost(self) -> None:
+        """Counts it in the record."""
+        self._words.put_nowait(
+            lambda: self._journal.note(now=True, recoveries=self._journal.record.recoveries + 1)
+        )
+
+    def changed(self, text: str) -> None:
+        """Who works in the job is not what it was."""
+
+        async def word() -> None:
+            await self._journal.note(now=True, graph=self._instances.graph)
+            await self._journal.tell("instances", text=text, instances=self._instances.views())
+
+        self._words.put_nowait(word)

@@ -1,0 +1,148 @@
+"""What goes wrong in a job's training, and whether it makes sense to go on.
+
+All that breaks a step comes by here: it is judged by `setbacks`, `quarantine` and the limits of the fault
+queue, told, and ended there once the step is committed. A lost member's unit gets a new incarnation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from bus.logs import get_logger
+from entities.orchestrator.guarded_tasks import GuardedTasks
+from entities.orchestrator.instances import Instances
+from entities.orchestrator.job_faults import JobFaults
+from entities.orchestrator.progress import Progress
+from entities.orchestrator.quarantine import BadMicrobatch, Quarantine
+from entities.orchestrator.recruits import Recruits
+from entities.orchestrator.replacement import Replacement
+from entities.orchestrator.setbacks import Setbacks, Unrecoverable
+from entities.orchestrator.standbys import Standbys
+from entities.orchestrator.telling import Telling
+from schemas.step import Member
+
+log = get_logger("orchestrator")
+
+
+class Troubles:
+    """One job's. A failure that ends the job is the failure of `tasks`, or raised to the step loop."""
+
+    def __init__(
+        self,
+        instances: Instances,
+        replacement: Replacement,
+        recruits: Recruits,
+        standbys: Standbys,
+        faults: JobFaults,
+        quarantine: Quarantine,
+        progress: Progress,
+        telling: Telling,
+        tasks: GuardedTasks,
+    ) -> None:
+        self._instances = instances
+        self._replacement = replacement
+        self._recruits = recruits
+        self._standbys = standbys
+        self._faults = faults
+        self._quarantine = quarantine
+        self._progress = progress
+        self._telling = telling
+        self._tasks = tasks
+        self._setbacks = Setbacks()
+        self._lost_at: dict[Member, float] = {}
+
+    # --- members --------------------------------------------------------------------------------------
+    def losing(self, members: Iterable[Member], why: str) -> None:
+        """These do not answer, or can't work with the others: that is told, and they are lost."""
+        for member in list(members):
+            if member not in self._instances.lost:
+                self._telling.fault(f"{member.sid}: {why}")
+            self.lost(member, why)
+
+    def lost(self, member: Member, why: str) -> None:
+        """This incarnation is lost to the job: the step goes on without it, its unit gets a new one."""
+        if member in self._instances.lost or self._instances.members.get(member.sid) != member:
+            return
+        self._instances.mark_lost(member)
+        self._lost_at[member] = time.monotonic()
+        try:
+            self._setbacks.attempt_failed(self._progress.step, f"lost {member.sid}: {why}")
+        except Unrecoverable as error:
+            self._tasks.fail(error)
+            return
+        self._telling.one_more_lost()
+        self._progress.lost(member)
+        self._standbys.revise()
+        self._recruits.bring(member.sid, member, lambda: self._heed(member, why))
+
+    async def _heed(self, lost: Member, why: str) -> None:
+        """Asks how it ended, and whether it makes sense to go on.
+
+        Raises:
+            Unrecoverable: it does not.
+        """
+        step, attempt = self._progress.step, self._progress.attempt
+        record = await self._replacement.last_words(lost)
+        words = [] if record is None else [record]
+        self._faults.broke(why, [lost], words, step=step, attempt=attempt)
+        present = self._progress.step
+        self._quarantine.ended(
+            one for one in words if one.culprit is not None and one.culprit.step >= present
+        )
+        self._setbacks.ended(present, words)
+        self._give_up_bad()
+
+    def _give_up_bad(self) -> None:
+        """If the open step turns out to be one that can't be computed: out of it, as soon as that is safe."""
+        bad = self._quarantine.of(self._progress.step)
+        if bad is not None:
+            self._progress.give_up(str(bad))
+
+    # --- what is not a member's -----------------------------------------------------------------------
+    def restarting(self, step: int, reason: str) -> None:
+        """The open step is begun again.
+
+        Raises:
+            Unrecoverable: that was once too often.
+        """
+        log.warning("step begun again", job=self._progress.job, step=step, reason=reason)
+        self._telling.fault(f"step {step} is begun again: {reason}")
+        self._setbacks.attempt_failed(step, reason)
+        self._faults.broke(reason, [], [], step=step, attempt=self._progress.attempt - 1)
+
+    def silent_gateway(self, sid: str) -> None:
+        """The entry gateway did not begin the step.
+
+        Raises:
+            Unrecoverable: that was once too often.
+        """
+        step, attempt = self._progress.step, self._progress.attempt
+        why = f"gateway {sid} did not begin the step"
+        self._faults.broke(why, [], [], step=step, attempt=attempt, entity=sid)
+
+    # --- what is over ---------------------------------------------------------------------------------
+    def rolled_back(self, text: str) -> None:
+        """All are at one version again."""
+        self._faults.recovered(text)
+
+    def decided(self, step: int) -> None:
+        self._setbacks.committed(step)
+
+    def committed(self, step: int) -> None:
+        for member, at in self._lost_at.items():
+            text = f"lost {member.sid}: back after {time.monotonic() - at:.2f} s at step {step + 1}"
+            self._faults.recovered(text)
+            self._telling.recovery(text)
+        self._lost_at.clear()
+        self._quarantine.committed(step)
+        self._faults.committed(step)
+        self._give_up_bad()
+
+    def left_out(self, bad: BadMicrobatch) -> None:
+        """The step of a microbatch in quarantine is behind the job, without an update."""
+        self._setbacks.committed(bad.step)
+        self._quarantine.committed(bad.step)
+        self._faults.left_out(bad)
+        self._faults.committed(bad.step)
+        self._telling.left_out(bad)
