@@ -44,7 +44,7 @@ class StageGroup:
         self._failed_at = None
 
     def order(self, step: int, attempt: int, answered: int, dead: Iterable[Member]) -> FormGroup:
-        """What its members are told to build; `answered`: the last round of the step that all have answered."""
+        """What its members are told to build; `answered`: the step's last round that all have answered."""
         return FormGroup(self.stage, step, attempt, answered, self.generation, self.members, in_order(dead))
 
     def failed(self, blamed: Iterable[Member], now: float) -> Condemn | None:
