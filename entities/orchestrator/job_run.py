@@ -131,13 +131,13 @@ class JobRun:
         fault = self._faults.reported(report, step=self.step, attempt=self.training.attempt)
         verdict = await locate(self._bus, self._mesh, self.instances, self.job, member, report)
         self._faults.located(fault, verdict)
-        await self.journal.tell(
-            "fault", text=f"{member.sid}: {verdict.verdict} ({verdict.reason}); {verdict.action}"
-        )
+        text = f"{verdict.verdict} ({verdict.reason}); {verdict.action}"
         if verdict.verdict == "structural":
-            self.training.lost(member, verdict.reason)
-        else:
-            self._reported.discard(key)
+            self.training.lost(member, verdict.reason, text)
+            return
+        self._reported.discard(key)
+        if self.instances.is_present(member):  # else its loss was told while it was asked about
+            await self.journal.tell("fault", text=f"{member.sid}: {text}")
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node; what stands in the way, or ''.
@@ -174,8 +174,9 @@ class JobRun:
                 )
             )  # fmt: skip
         elif self.instances.is_present(member):
-            self.training.lost(member, f"took leave: {record.reason}")
-            await self.journal.tell("fault", text=f"{member.sid}: took leave ({record.reason}); replace")
+            self.training.lost(
+                member, f"took leave: {record.reason}", f"took leave ({record.reason}); replace"
+            )
 
     def cancel(self, reason: str) -> None:
         """Ends the job; everything is cleaned up."""

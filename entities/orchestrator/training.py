@@ -221,11 +221,15 @@ class Training:
         if self._loop is not None:
             self._loop.claimed(claim)
 
-    def lost(self, member: Member, why: str) -> None:
-        """This incarnation is lost to the job: the step goes on without it, its unit gets a new one."""
+    def lost(self, member: Member, why: str, told: str = "") -> None:
+        """This incarnation is lost to the job: the step goes on without it, its unit gets a new one.
+
+        The job's events say so once, whoever comes first with it. `told`: their words, if not `why`.
+        """
         if member in self._instances.lost or self._instances.members.get(member.sid) != member:
             return
         self._instances.mark_lost(member)
+        self._say(lambda: self._journal.tell("fault", text=f"{member.sid}: {told or why}"))
         self._lost_at[member] = time.monotonic()
         try:
             self._setbacks.attempt_failed(self.step, f"lost {member.sid}: {why}")
@@ -577,10 +581,6 @@ class Training:
 
     def losing(self, members: Iterable[Member], why: str) -> None:
         for member in list(members):
-            if member not in self._instances.lost:
-                self._say(
-                    lambda member=member: self._journal.tell("fault", text=f"{member.sid}: {why}")  # type: ignore[misc]
-                )
             self.lost(member, why)
 
     def replayed(self, replay: ev.Replay) -> None:
