@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -14,6 +13,7 @@ from bus.subjects import ANALYSE, FORGET_TOPOLOGY, RELEASE_JOB, WRITE_SAMPLE
 from entities.orchestrator.adoption import Adoption
 from entities.orchestrator.checkpoints import Checkpoints
 from entities.orchestrator.communication import Communication
+from entities.orchestrator.entry_gateway import EntryGateway
 from entities.orchestrator.fault_location import locate
 from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.instances import Instances, MemberLost, StartFailed
@@ -21,7 +21,7 @@ from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.placement import NoRoom
-from entities.orchestrator.planning import first_policy, plan
+from entities.orchestrator.planning import plan
 from entities.orchestrator.replacement import OccupiedFn
 from entities.orchestrator.results import export_weights
 from entities.orchestrator.training import Training
@@ -43,8 +43,6 @@ SAMPLE_DEADLINE_S = 90.0
 TERMINATION_DEADLINE_S = 5.0
 AGENTS_BACK_S = 12.0
 """How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
-GATEWAY_BACK_S = 20.0
-"""How long a job waits for any gateway."""
 DEPLOY_TRIES = 3
 REPORTED_S = 2.0
 """How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
@@ -65,7 +63,6 @@ class JobRun:
         record = journal.record
         self._bus = bus
         self._mesh = mesh
-        self._gateway = gateway
         self._occupied = occupied
         self.journal = journal
         self.job = record.job
@@ -75,11 +72,11 @@ class JobRun:
         self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
         self.checkpoints = Checkpoints(bus, mesh, self.instances, journal, self.epoch)
         self._faults = JobFaults(faults, mesh, self.job, bus.sender.name)
+        self.entry = EntryGateway(mesh, self.communication, self.job, gateway, lambda: self.instances.graph)
         self.training = Training(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults, occupied,
-            lambda: self._entry, self._other_entry,
+            lambda: self.entry.sid, self.entry.leave,
         )  # fmt: skip
-        self._entry = ""
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._terminated: set[str] = set()
@@ -195,6 +192,12 @@ class JobRun:
     async def run(self) -> None:
         """Runs to an end. Cancelled from outside without `cancel` (shutdown), the record stays as it is."""
         self._task = asyncio.current_task()
+        try:
+            await self._to_the_end()
+        finally:
+            await self.communication.close()
+
+    async def _to_the_end(self) -> None:
         state, reason = JobState.FAILED, ""
         try:
             if self._cancelled is not None:
@@ -253,7 +256,7 @@ class JobRun:
             self.instances.graph = None
             return False
         await self.journal.move(JobState.RECOVERING, f"adopted in epoch {self.epoch}")
-        await self._choose_entry(first=True)
+        await self.entry.choose()
         await self.training.go_on(settled)
         await self.journal.tell(
             "recovery",
@@ -341,7 +344,7 @@ class JobRun:
         if self.journal.record.state is JobState.QUEUED:
             await self.journal.move(JobState.ANALYSING, "room was found")
         await self.journal.move(JobState.DEPLOYING, graph.reason, graph=graph)
-        await self._choose_entry(first=True)
+        await self.entry.choose()
         for tries in range(DEPLOY_TRIES):
             try:
                 await instances.start([unit for unit in graph.units if unit.sid not in instances.members])
@@ -353,28 +356,6 @@ class JobRun:
                 del instances.members[failed.member.sid]
         await self.training.begin()
         await self.journal.tell("instances", instances=instances.views())
-
-    async def _choose_entry(self, *, first: bool = False) -> None:
-        """The gateway that took the job dispatches for it; another one if it is gone."""
-        # after a restart of the orchestrator they register again by themselves, within 10 s
-        if not await self._mesh.until(lambda: bool(self._mesh.gateways()), GATEWAY_BACK_S):
-            raise Unavailable(f"no gateway registered within {GATEWAY_BACK_S:.0f} s")
-        gateways = self._mesh.gateways()
-        present = self._entry
-        if first:
-            entry = self._gateway if self._gateway in gateways else gateways[0]
-            assert self.instances.graph is not None
-            revision = int(time.time() * 1e3)  # above any revision of an earlier start of this job
-            await self.communication.issue(first_policy(self.job, self.instances.graph, entry, revision))
-        else:
-            others = [sid for sid in gateways if sid != present]
-            entry = others[0] if others else present
-            await self.communication.revise(f"gateway {present} does not answer", entry_gateway=entry)
-        self._entry = entry
-
-    async def _other_entry(self, failed: str) -> None:
-        if failed == self._entry:
-            await self._choose_entry()
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _finish(self) -> WeightsManifest:
@@ -434,7 +415,7 @@ class JobRun:
     async def _end_communication(self) -> None:
         if self.communication.policy is None:
             return
-        await self.communication.revise("the job has ended", ended=True)
+        self.communication.revise("the job has ended", ended=True)
         expected = {*self._mesh.gateways(), *self._mesh.routers()}
         try:
             async with asyncio.timeout(TERMINATION_DEADLINE_S):

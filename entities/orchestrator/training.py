@@ -317,13 +317,7 @@ class Training:
         for stage, weights in standby_weights(graph, self._communication.weights(), living).items():
             awake = [unit.sid for unit in graph.stage(stage) if unit.standby and weights[unit.sid]]
             reason = f"standbys of stage {stage} {'work' if awake else 'rest'}"
-            self._spawn(self._reweigh(stage, weights, reason))
-
-    async def _reweigh(self, stage: int, weights: dict[str, float], reason: str) -> None:
-        try:
-            await self._communication.revise(reason, weights=(stage, weights))
-        except DmscError as error:
-            log.warning("weights not told", job=self._job, reason=str(error))
+            self._communication.revise(reason, weights=(stage, weights))
 
     def _replace(self, sid: str, lost: Member | None = None, why: str = "") -> None:
         """Brings a new incarnation; one that is being brought already looks after its own failures."""
