@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from bus.logs import get_logger
 from entities.orchestrator.communication import Communication
@@ -36,24 +36,25 @@ class EntryGateway:
         communication: Communication,
         job: str,
         preferred: str,
-        graph: Callable[[], TaskGraph | None],
     ) -> None:
         self._mesh = mesh
         self._communication = communication
         self._job = job
         self._preferred = preferred
-        self._graph = graph
         self._choosing = asyncio.Lock()
         self.sid = ""
 
-    async def choose(self) -> None:
+    async def choose(self, graph: TaskGraph | None = None) -> None:
         """Names a gateway in the job's policy, and waits until it has taken that; no other is waited for.
+
+        Args:
+            graph: the job is deployed like this; without, the present gateway failed.
 
         Raises:
             Unavailable: none is registered, or none takes it.
         """
         deadline = time.monotonic() + GATEWAY_BACK_S
-        silent = {self.sid} if self.sid else set()
+        silent = {self.sid} if graph is None else set()
         while True:
             if not await self._mesh.until(lambda: bool(self._mesh.gateways()), GATEWAY_BACK_S):
                 raise Unavailable(f"no gateway registered within {GATEWAY_BACK_S:.0f} s")
@@ -61,7 +62,7 @@ class EntryGateway:
             if sid is None:  # all have been asked: one may have started again
                 silent.clear()
                 continue
-            self._name(sid)
+            self._name(sid, graph)
             try:
                 await self._communication.acknowledged(sid, ANSWER_S)
             except Unavailable as error:
@@ -73,14 +74,15 @@ class EntryGateway:
                 self.sid = sid
                 return
 
-    def _name(self, sid: str) -> None:
+    def _name(self, sid: str, graph: TaskGraph | None) -> None:
         present = self._communication.policy
-        if present is not None:
+        if graph is None:
+            assert present is not None
             self._communication.revise(f"gateway {present.entry_gateway} does not answer", entry_gateway=sid)
             return
-        graph = self._graph()
-        assert graph is not None
         revision = int(time.time() * 1e3)  # above any revision of an earlier start of this job
+        if present is not None:
+            revision = max(revision, present.revision + 1)
         self._communication.issue(first_policy(self._job, graph, sid, revision))
 
     async def leave(self, failed: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -16,7 +15,7 @@ from entities.orchestrator.communication import Communication
 from entities.orchestrator.entry_gateway import EntryGateway
 from entities.orchestrator.fault_location import locate
 from entities.orchestrator.fault_queue import FaultQueue
-from entities.orchestrator.instances import Instances, MemberLost, StartFailed
+from entities.orchestrator.instances import Instances, MemberLost, NodeLost, StartFailed
 from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
@@ -32,7 +31,7 @@ from schemas.job import JobState, WeightsManifest
 from schemas.registry import InstanceState, ReleaseJob, ServiceRecord
 from schemas.signals import TerminationReport
 from schemas.step import Member, MicrobatchClaim
-from schemas.task_graph import ModelTopology
+from schemas.task_graph import ModelTopology, TaskGraph
 
 log = get_logger("orchestrator")
 
@@ -43,7 +42,9 @@ SAMPLE_DEADLINE_S = 90.0
 TERMINATION_DEADLINE_S = 5.0
 AGENTS_BACK_S = 12.0
 """How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
-DEPLOY_TRIES = 3
+DEPLOY_TRIES = 4
+"""Plans of one deployment that a node's death may break; the last one fails the job."""
+START_TRIES = 3
 REPORTED_S = 2.0
 """How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
 
@@ -72,7 +73,7 @@ class JobRun:
         self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
         self.checkpoints = Checkpoints(bus, mesh, self.instances, journal, self.epoch)
         self._faults = JobFaults(faults, mesh, self.job, bus.sender.name)
-        self.entry = EntryGateway(mesh, self.communication, self.job, gateway, lambda: self.instances.graph)
+        self.entry = EntryGateway(mesh, self.communication, self.job, gateway)
         self.training = Training(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults, occupied,
             lambda: self.entry.sid, self.entry.leave,
@@ -256,7 +257,7 @@ class JobRun:
             self.instances.graph = None
             return False
         await self.journal.move(JobState.RECOVERING, f"adopted in epoch {self.epoch}")
-        await self.entry.choose()
+        await self.entry.choose(record.graph)
         await self.training.go_on(settled)
         await self.journal.tell(
             "recovery",
@@ -289,30 +290,28 @@ class JobRun:
 
     async def _analyse(self) -> ModelTopology:
         """A node agent of the job's clusters analyses the model (§5.3)."""
-        if not await self._mesh.until(lambda: bool(self._agents()), 0):
-            await self.journal.reason("no node has joined: waiting")
-            while not self._agents():
-                await self._mesh.next_change()
         order = Analyse(job=self.job, spec=self.spec)
         asked: list[str] = []
-        for _ in range(ANALYSTS):
+        while len(asked) < ANALYSTS:
+            if not self._agents():
+                await self.journal.reason("no node has joined: waiting")
+                await self._mesh.next_change()
+                continue
             agent = next((sid for sid in self._agents() if sid not in asked), None)
             if agent is None:
                 break
             asked.append(agent)
-            await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent)
-            gone = asyncio.create_task(self._mesh.until(partial(self._has_left, agent), ANALYSIS_DEADLINE_S))
-            try:
-                await asyncio.wait([self._topology, gone], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
-            finally:
-                gone.cancel()
-            if self._topology.done():
-                return self._topology.result()
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(ANALYSIS_DEADLINE_S):
+                    return await self._mesh.while_there(agent, self._analysed_by(agent, order))
             log.warning("no topology, asking another node", job=self.job, agent=agent)
-        raise Unavailable(f"no topology from {', '.join(asked) or 'any node'}")
+            if agent not in self._mesh.nodes:
+                asked.remove(agent)  # it died: no word on the model
+        raise Unavailable(f"no topology from {', '.join(asked)}")
 
-    def _has_left(self, agent: str) -> bool:
-        return agent not in self._mesh.nodes
+    async def _analysed_by(self, agent: str, order: Analyse) -> ModelTopology:
+        await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent)
+        return await asyncio.shield(self._topology)
 
     def _agents(self) -> list[str]:
         wanted = self.spec.parallel.clusters
@@ -322,7 +321,22 @@ class JobRun:
         )
 
     async def _deploy(self, topology: ModelTopology) -> None:
-        instances = self.instances
+        """Plans, starts all instances, and plans again without a node that turns out to be dead."""
+        for left in reversed(range(DEPLOY_TRIES)):
+            graph = await self._plan(topology)
+            await self.entry.choose(graph)
+            try:
+                await self._start(graph)
+                break
+            except NodeLost as lost:
+                if not left:
+                    raise
+                await self._without_node(lost)
+        await self.training.begin()
+        await self.journal.tell("instances", instances=self.instances.views())
+
+    async def _plan(self, topology: ModelTopology) -> TaskGraph:
+        """Waits in the queue until there is room."""
         while True:
             occupied = self._occupied(self.job)
             graph = plan(
@@ -340,22 +354,32 @@ class JobRun:
             else:
                 await self.journal.reason(graph.reason)
             await self._mesh.next_change()
-        instances.graph = graph
+        self.instances.graph = graph
         if self.journal.record.state is JobState.QUEUED:
             await self.journal.move(JobState.ANALYSING, "room was found")
         await self.journal.move(JobState.DEPLOYING, graph.reason, graph=graph)
-        await self.entry.choose()
-        for tries in range(DEPLOY_TRIES):
+        return graph
+
+    async def _start(self, graph: TaskGraph) -> None:
+        instances = self.instances
+        for left in reversed(range(START_TRIES)):
             try:
                 await instances.start([unit for unit in graph.units if unit.sid not in instances.members])
-                break
+                return
             except StartFailed as failed:
                 # a refusal is final; a death by signal may have been anything
-                if "killed by" not in failed.text or tries == DEPLOY_TRIES - 1:
+                if "killed by" not in failed.text or not left:
                     raise
                 del instances.members[failed.member.sid]
-        await self.training.begin()
-        await self.journal.tell("instances", instances=instances.views())
+
+    async def _without_node(self, lost: NodeLost) -> None:
+        """News about the mesh, not about the job: what was started ends, and the node gets nothing more."""
+        log.warning("node lost while deploying", job=self.job, agent=lost.agent, reason=lost.text)
+        await self.journal.tell("fault", text=f"{lost.text}; planned again")
+        if lost.agent is not None:
+            self._mesh.forget_node(lost.agent)
+        await self.instances.stop(now=True)
+        self.instances.graph = None
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _finish(self) -> WeightsManifest:

@@ -53,9 +53,9 @@ async def test_a_dead_router_holds_up_nobody_and_hears_of_it_when_it_is_back(dia
     gateway, router = Receiver(), Receiver()
     await gateway.serve(await dial("gateway-a", EntityKind.GATEWAY), "gateway-a")
     communication = Communication(orchestrator, mesh)
-    entry = EntryGateway(mesh, communication, "j", "gateway-a", graph)
+    entry = EntryGateway(mesh, communication, "j", "gateway-a")
     try:
-        await entry.choose()
+        await entry.choose(graph())
         assert entry.sid == "gateway-a"
         first = await gateway.taken.get()
         assert communication.revise("more to one", weights=(0, {})) == first.revision + 1
@@ -78,9 +78,9 @@ async def test_the_job_goes_to_another_gateway_when_its_own_is_dead_with_others(
     for sid, receiver in gateways.items():
         await receiver.serve(served[sid], sid)
     communication = Communication(orchestrator, mesh)
-    entry = EntryGateway(mesh, communication, "j", "gateway-a", graph)
+    entry = EntryGateway(mesh, communication, "j", "gateway-a")
     try:
-        await entry.choose()
+        await entry.choose(graph())
         assert (await gateways["gateway-c"].taken.get()).entry_gateway == "gateway-a"
         await served["gateway-a"].close()
         await entry.leave("gateway-a")  # gateway-b, the next by name, is dead too
