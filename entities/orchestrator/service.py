@@ -132,8 +132,8 @@ class Leader:
     async def _lead(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None
         await self._insistently(self._cordoning.load)
-        self._tasks.create_task(self.faults.run(), name="fault queue")
         await self._resume()
+        self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
         await self._serve(served)
         self.mesh.on_leaving = self._leaving
         await began()

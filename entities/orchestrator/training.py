@@ -86,8 +86,8 @@ class Training:
         self._replacement = Replacement(bus, mesh, instances, journal, occupied)
         self._hand_over = HandOver(instances, self._replacement)
         self._faults = faults
-        self._setbacks = Setbacks()
-        self._quarantine = Quarantine(self._spec.training.on_bad_microbatch)
+        self._setbacks = Setbacks(journal.record.setbacks)
+        self._quarantine = Quarantine(self._spec.training.on_bad_microbatch, journal.record.microbatch_faults)
         self._copies = PeerCopies(bus, instances, self._job, self._epoch)
         self._loop: StepLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -153,11 +153,14 @@ class Training:
     async def go_on(self, settled: Settled) -> None:
         """Takes up the job with the living instances of an orchestrator before this one."""
         self.step = settled.step
+        self._quarantine.committed(settled.step - 1)
+        self._setbacks.committed(settled.step - 1)
         await self._open_loop(settled)
         present = {member.sid for member in settled.everyone if member not in self._instances.lost}
         for unit in self._instances.units:
             if unit.sid not in present:
-                self._replace(unit.sid)
+                left = self._replacement.known(unit.sid)
+                self._replace(unit.sid, left, "it did not answer the new orchestrator" if left else "")
 
     @property
     def record(self) -> DecisionRecord:
@@ -236,7 +239,10 @@ class Training:
         except Unrecoverable as error:
             self._fail(error)
             return
-        self._say(lambda: self._journal.note(now=True, recoveries=self._journal.record.recoveries + 1))
+        counted = self._counted()
+        self._say(
+            lambda: self._journal.note(now=True, recoveries=self._journal.record.recoveries + 1, **counted)
+        )
         if self._loop is not None:
             self._loop.lost(member)
         self._wake_standbys()
@@ -372,7 +378,12 @@ class Training:
             one for one in words if one.culprit is not None and one.culprit.step >= self.step
         )
         self._setbacks.ended(self.step, words)
+        await self._journal.note(now=bool(words and words[0].fault), **self._counted())
         self._give_up_bad()
+
+    def _counted(self) -> dict[str, Any]:
+        """What broke steps so far: a new orchestrator goes on from there."""
+        return {"microbatch_faults": self._quarantine.held, "setbacks": self._setbacks.held}
 
     def _give_up_bad(self) -> None:
         """If the open step turns out to be one that can't be computed: out of it, as soon as that is safe."""
@@ -655,6 +666,7 @@ class Training:
             loss_first=result.loss if first is None else first,
             loss_last=result.loss,
             tokens_per_s=result.tokens_per_s,
+            **self._counted(),
         )
         await self._journal.tell("step", result=result)
 
