@@ -16,8 +16,8 @@ ARGS ?=
 
 .PHONY: help
 help: ## this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
-	@echo '  ARGS="…" is handed on to the command behind demo, pytest and bench; JOB=file.yaml to demo'
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+	@echo '  ARGS="…" is handed on to the command behind demo, pytest and a single bench-…; JOB=file.yaml to demo'
 
 .PHONY: demo
 demo: setup ## an embedded mesh of two clusters trains the example and goes away again
@@ -61,10 +61,24 @@ docs: setup ## rewrite the part of docs/ that is derived from the table of subje
 	@$(VENV)/python scripts/generate_protocol.py
 
 .PHONY: bench
-bench: setup ## bus against raw nats-py, training against torch's pipeline and DDP, waiting times, deaths noticed
+bench: ## all four below with their defaults (their options differ: ARGS goes to one of them)
+	@test -z "$(ARGS)" || { echo 'make bench takes no ARGS: each benchmark has options of its own; make bench-bus, bench-training, bench-readiness or bench-detection ARGS="…"'; exit 2; }
+	@for part in bus training readiness detection; do $(MAKE) "bench-$$part" || exit 1; done
+
+.PHONY: bench-bus
+bench-bus: setup ## typed messages against raw nats-py
 	@$(VENV)/python benchmarks/bus_cost.py $(ARGS)
+
+.PHONY: bench-training
+bench-training: setup ## steps against torch's pipeline and DDP
 	@$(VENV)/python benchmarks/training.py $(ARGS)
+
+.PHONY: bench-readiness
+bench-readiness: setup ## waiting times of a mesh and of a job, memory of the control plane
 	@$(VENV)/python benchmarks/readiness.py $(ARGS)
+
+.PHONY: bench-detection
+bench-detection: setup ## from a death to the verdict on it
 	@$(VENV)/python benchmarks/detection.py $(ARGS)
 
 .PHONY: bench-faults

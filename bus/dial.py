@@ -24,6 +24,8 @@ RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 1.0
 RECONNECT_SHARE = 0.05
 """The pause is this share of the time that we have been away: the way back adds little to an outage, and
 a long one is not met with a storm."""
+ATTEMPT_S = 3.0
+"""A server that accepts a connection and says nothing is left after this and dialled again."""
 PING_INTERVAL_S = 10
 """A hung server (no EOF) is noticed after three of these."""
 CLOSE_S = 2.0
@@ -58,6 +60,8 @@ class Dialer:
     async def dial(self, listener: Listener, timeout_s: float) -> Client:
         """One client, connected; it reconnects by itself until it is closed.
 
+        Attempts follow one another until `timeout_s` has passed.
+
         Raises:
             Refused: the server is there and does not accept the token.
             BusUnreachable: nothing answers in time.
@@ -86,7 +90,7 @@ class Dialer:
                 reconnected_cb=listener.reconnected,
                 closed_cb=on_closed,
                 lame_duck_mode_cb=listener.lame_duck,
-                connect_timeout=max(1, round(timeout_s)),
+                connect_timeout=max(1, round(min(timeout_s, ATTEMPT_S))),
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float is fine, and 1 s would be long
                 max_reconnect_attempts=-1,
                 reconnect_to_server_handler=self._next_server,
@@ -106,7 +110,7 @@ class Dialer:
                 reasons.append(plain(failure))
             if refused.done():
                 raise self.refused(refused.result())
-            raise self.unreachable(reasons[-1] if reasons else "no answer")
+            raise self.unreachable(f"{reasons[-1] if reasons else 'no answer'}, tried for {timeout_s:g} s")
         finally:
             if not connected:
                 await _end(connecting)

@@ -57,6 +57,12 @@ def configure_logging(*, level: str = "info", json: bool | None = None, stream: 
     logging.getLogger("nats").setLevel(logging.CRITICAL)
 
 
+def log_for_people() -> None:
+    """Readable lines on standard error, in a process whose logging nobody has set up."""
+    if not structlog.is_configured():
+        configure_logging(json=False)
+
+
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """A logger whose lines carry `component=name`."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=name)

@@ -15,7 +15,14 @@ T = TypeVar("T")
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine. Being cancelled by a signal ends the command with code 130."""
+    """Run a command's coroutine. Being cancelled by a signal ends the command with code 130.
+
+    Log lines go to standard error, unless the command has said otherwise: what a script reads on standard
+    output is the answer and nothing else.
+    """
+    from bus.logs import log_for_people
+
+    log_for_people()
     try:
         return asyncio.run(work)
     except (asyncio.CancelledError, KeyboardInterrupt):

@@ -16,6 +16,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import Fenced, IllegalTransition, NotFound
 from schemas.registry import (
     INSTANCE_TRANSITIONS,
+    SILENT,
     Culprit,
     Heartbeat,
     InstanceState,
@@ -246,7 +247,7 @@ class RegistryCore:
             return frozenset({record.sid})
         if record.state is InstanceState.FAULTED:
             return frozenset()
-        return self._move(held, InstanceState.FAULTED, f"no heartbeat for {silent:.1f} s")
+        return self._move(held, InstanceState.FAULTED, f"{SILENT} for {silent:.1f} s")
 
     def _move(
         self,

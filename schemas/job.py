@@ -248,7 +248,25 @@ class WeightsManifest(Part):
     step: int
 
 
-class JobRecord(Message, wire="job.record", version=(1, 1)):
+class MicrobatchFault(Part):
+    """A microbatch at which instances ended themselves; from two incarnations on it is bad (quarantined)."""
+
+    step: int
+    microbatch: int
+    stage: int
+    reason: str = Field(description="what the last one said")
+    ended: dict[str, str] = Field(description="incarnation → SID of each instance that ended at it")
+
+
+class StepSetbacks(Part):
+    """What broke a step that is not committed yet."""
+
+    step: int
+    attempts: int = Field(description="attempts of it that failed so far")
+    errors: tuple[tuple[int | None, str], ...] = Field((), description="(stage, code) of errors of its own")
+
+
+class JobRecord(Message, wire="job.record", version=(1, 2)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -271,6 +289,8 @@ class JobRecord(Message, wire="job.record", version=(1, 1)):
     checkpoint_step: int | None = None
     weights: WeightsManifest | None = None
     sample: str | None = None
+    microbatch_faults: tuple[MicrobatchFault, ...] = Field((), description="what a new orchestrator inherits")
+    setbacks: tuple[StepSetbacks, ...] = ()
 
 
 class JobEvent(Message, wire="job.event", version=(1, 1)):

@@ -12,6 +12,9 @@ from schemas.envelope import EntityKind
 READY = "ready"
 """Reason in the record of an instance that is built. One that joins a running job is pending even so."""
 
+SILENT = "no heartbeat"
+"""Begins the reason of an instance that the registry has given up because it said nothing more."""
+
 
 class InstanceState(StrEnum):
     """Runtime status of an instance (draft §4.5(3): active, pending, faulted; plus the way out)."""

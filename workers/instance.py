@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
 from contextlib import AsyncExitStack
 from functools import partial
@@ -71,6 +72,9 @@ SAMPLE_S = 1.0
 FAILED_EXIT = 3
 """Exit code of an instance that fenced itself; its reason stands in the registry and in its log."""
 
+DIAL_S = 90.0
+"""How long a new instance dials the bus: a stall must not fail a deployment, which waits somewhat longer."""
+
 
 class InstancePayload(BaseModel):
     """What a fork server hands to `main` (see `workers.fork_server`)."""
@@ -85,6 +89,7 @@ class InstancePayload(BaseModel):
     ports: tuple[int, int] | None = None
     device: str = "cpu"
     store: Path | None = None
+    dial_s: float = DIAL_S
 
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
@@ -92,7 +97,11 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     given = InstancePayload.model_validate(payload)
     deterministic(given.start.spec.training.compute_threads, given.start.spec.training.seed)
     configure_logging()
-    return asyncio.run(Instance(given).run())
+    try:
+        return asyncio.run(Instance(given).run())
+    except DmscError as error:  # it never got there: its node agent reads the last line of its log
+        print(f"{given.start.unit.sid} did not get to the registry: {error.text}", file=sys.stderr)
+        return FAILED_EXIT
 
 
 def deterministic(compute_threads: int, seed: int) -> None:
@@ -132,6 +141,7 @@ class Instance:
                 kind=EntityKind.INSTANCE,
                 token=self.given.token,
                 incarnation=self.start.incarnation,
+                connect_timeout_s=self.given.dial_s,
             ) as bus,
             self.store,
             AsyncExitStack() as stack,

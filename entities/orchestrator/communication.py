@@ -1,4 +1,8 @@
-"""Communication policies of one job (draft §4.3 Type 5 down, §4.4(1), (4), (6)): what MG and SR are told."""
+"""Communication policies of one job (draft §4.3 Type 5 down, §4.4(1), (4), (6)): what MG and SR are told.
+
+Each gateway and router has a courier, a task that repeats the present policy to it until it is acknowledged.
+So a dead one holds up nobody: whoever depends on one acknowledgement waits for that one.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +29,62 @@ class Communication:
         self._bus = bus
         self._mesh = mesh
         self.policy: CommunicationPolicy | None = None
-        self._lock = asyncio.Lock()
+        self._couriers: dict[str, asyncio.Task[DmscError | None]] = {}
 
-    async def issue(self, policy: CommunicationPolicy) -> None:
-        """Makes `policy` the present one and waits until those that are there have acknowledged it.
+    def issue(self, policy: CommunicationPolicy) -> None:
+        """Makes `policy` the present one and has it brought to all that are there."""
+        self.policy = policy
+        for sid in {*self._mesh.gateways(), *self._mesh.routers()}:
+            self.bring(sid)
+
+    def bring(self, sid: str) -> None:
+        """Has the present policy brought to one gateway or router; an older one need not arrive any more."""
+        if self.policy is None:
+            return
+        before = self._couriers.get(sid)
+        if before is not None:
+            before.cancel()
+        self._couriers[sid] = asyncio.create_task(self._carry(sid, self.policy))
+
+    async def _carry(self, sid: str, policy: CommunicationPolicy) -> DmscError | None:
+        try:
+            await self._bus.command(QOS_POLICY, policy, deadline_s=ACK_DEADLINE_S, sid=sid)
+        except DmscError as error:
+            log.warning("policy not acknowledged", job=policy.job, sid=sid, reason=str(error))
+            return error
+        return None
+
+    async def acknowledged(self, sid: str, within_s: float) -> None:
+        """Returns once `sid` has taken the present policy.
 
         Raises:
-            Unavailable: the entry gateway did not.
+            Unavailable: it did not within `within_s`; it is asked on all the same.
         """
-        async with self._lock:
-            self.policy = policy
-            targets = [*self._mesh.gateways(), *self._mesh.routers()]
-            answers = await asyncio.gather(*(self.send_to(sid) for sid in targets), return_exceptions=True)
-            for sid, answer in zip(targets, answers, strict=True):
-                if not isinstance(answer, BaseException):
-                    continue
-                if not isinstance(answer, DmscError):
-                    raise answer
-                log.warning("policy not acknowledged", job=policy.job, sid=sid, reason=str(answer))
-                if sid == policy.entry_gateway and not policy.ended:
-                    raise Unavailable(f"gateway {sid} did not take the policy of job {policy.job}: {answer}")
+        assert self.policy is not None
+        why: object = f"no acknowledgement within {within_s:g} s"
+        try:
+            async with asyncio.timeout(within_s):
+                while (courier := self._couriers.get(sid)) is not None:
+                    await asyncio.wait({courier})
+                    if self._couriers.get(sid) is not courier:
+                        continue  # another one carries what is present now
+                    why = "it is told nothing any more" if courier.cancelled() else courier.result()
+                    if why is None:
+                        return
+                    break
+        except TimeoutError:
+            pass
+        raise Unavailable(f"gateway {sid} did not take the policy of job {self.policy.job}: {why}")
 
-    async def send_to(self, sid: str) -> None:
-        """Brings the present policy to one gateway or router (it has just registered again)."""
-        if self.policy is not None:
-            await self._bus.command(QOS_POLICY, self.policy, deadline_s=ACK_DEADLINE_S, sid=sid)
+    async def close(self) -> None:
+        """Nobody is told anything any more."""
+        couriers = list(self._couriers.values())
+        self._couriers.clear()
+        for courier in couriers:
+            courier.cancel()
+        await asyncio.gather(*couriers, return_exceptions=True)
 
-    async def revise(
+    def revise(
         self,
         reason: str,
         *,
@@ -79,7 +112,7 @@ class Communication:
                 "ended": ended,
             }
         )
-        await self.issue(policy)
+        self.issue(policy)
         return policy.revision
 
     def weights(self) -> dict[int, dict[str, float]]:

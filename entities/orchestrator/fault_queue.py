@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,20 @@ class FaultBook:
             changes |= {"attempts": held.attempts + 1, "task": task, "reporter": reporter}
             return self._move(held, FaultState.OPEN, changes)
         return self._keep(held.model_copy(update=changes))
+
+    def inherit(self, record: FaultRecord, now: float) -> FaultRecord | None:
+        """An orchestrator before this one left it open, and its job goes on: its tries count on.
+
+        None: the same task has failed here already, and is counted from there.
+        """
+        key = _key(record.kind, record.task)
+        if key in self._by_task or record.id in self._open:
+            return None
+        self._by_task[key] = record.id
+        changes = {"action": "another orchestrator leads: it is tried again", "changed_at": now}
+        if record.state is FaultState.RETRYING:
+            return self._keep(record.model_copy(update=changes))
+        return self._move(record, FaultState.RETRYING, changes)
 
     def _same_end(self, task: FaultTask) -> FaultRecord | None:
         """What befell this incarnation in this attempt is one fault, whoever saw it and how."""
@@ -230,13 +244,14 @@ class FaultQueue:
             if self.dropped == 1:
                 log.error("fault records dropped: the bus takes none", fault=record.id)
 
-    async def run(self) -> None:
-        """Writes until cancelled. First ends what an orchestrator before this one left open."""
-        await self._end_leftovers()
+    async def run(self, jobs: Collection[str] = ()) -> None:
+        """Writes until cancelled. First takes over what an orchestrator before this one left open of these
+        jobs, which go on, and ends the rest."""
+        await self._take_over(jobs)
         while True:
             await self._append(await self._pending.get())
 
-    async def _end_leftovers(self) -> None:
+    async def _take_over(self, jobs: Collection[str]) -> None:
         left: dict[str, FaultRecord] = {}
         try:
             async for recorded in self._bus.history(subjects.FAULT_RECORD):
@@ -246,10 +261,16 @@ class FaultQueue:
             log.warning("the fault queue could not be read", reason=str(error))
             return
         for record in left.values():
-            if record.state not in FAULT_OVER:
-                action = "another orchestrator leads: the job was taken up anew"
-                changes = {"state": FaultState.HANDLED, "action": action, "changed_at": self._clock()}
-                await self._append(record.model_copy(update=changes))
+            if record.state in FAULT_OVER:
+                continue
+            now = self._clock()
+            inherited = self._book.inherit(record, now) if record.task.job in jobs else None
+            if inherited is not None:
+                self._write(inherited)
+                continue
+            action = "another orchestrator leads"
+            changes = {"state": FaultState.HANDLED, "action": action, "changed_at": now}
+            await self._append(record.model_copy(update=changes))
 
     async def _append(self, record: FaultRecord) -> None:
         task = record.task

@@ -14,9 +14,9 @@ from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
 from schemas.job import InstanceView, JobSpec
-from schemas.registry import READY, InstanceState
+from schemas.registry import READY, SILENT, InstanceState
 from schemas.step import Member
-from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
+from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 
 START_DEADLINE_S = 20.0
 """An agent answers within milliseconds; this covers one that restarts."""
@@ -50,6 +50,17 @@ class StartFailed(DmscError):
     def __init__(self, member: Member, text: str) -> None:
         super().__init__(text)
         self.member = member
+
+
+class NodeLost(DmscError):
+    """A node that was to run instances does not do so; `agent` is the SID of its agent, if that is known."""
+
+    code = "node_lost"
+    retryable = True
+
+    def __init__(self, agent: str | None, text: str) -> None:
+        super().__init__(text)
+        self.agent = agent
 
 
 class Instances:
@@ -115,11 +126,14 @@ class Instances:
 
         Raises:
             StartFailed: an instance refused or died; its own reason is the text.
+            NodeLost: a node died before its instances were ready.
             Unavailable: not active in time.
         """
-        started = await asyncio.gather(*(self._start(unit, joins) for unit in units))
+        orders = [asyncio.create_task(self._start(unit, joins)) for unit in units]
+        await asyncio.gather(*orders, return_exceptions=True)  # what was begun is known before anything fails
+        started = [order.result() for order in orders]
         await self._until_ready(started)
-        return list(started)
+        return started
 
     async def _start(self, unit: TaskUnit, joins: bool) -> Member:
         assert self.graph is not None
@@ -137,10 +151,23 @@ class Instances:
             code_digest=self.graph.code_digest,
             joins=joins,
         )
-        agent = self.agent(place)
-        await self._bus.command(START_INSTANCE, order, deadline_s=START_DEADLINE_S, agent=agent)
+        agent = self._mesh.agent_of(place.cluster, place.node)
+        if agent is None:
+            raise NodeLost(None, f"node {place.node} of cluster {place.cluster} is not there")
+        try:
+            await self._mesh.while_there(
+                agent, self._bus.command(START_INSTANCE, order, deadline_s=START_DEADLINE_S, agent=agent)
+            )
+        except Unavailable as error:
+            raise NodeLost(agent, f"node {place.node} of cluster {place.cluster}: {error.text}") from None
         self.members[unit.sid] = member
         return member
+
+    def _node_of(self, member: Member) -> str | None:
+        """The SID of the agent of its node, if that is there."""
+        assert self.graph is not None
+        place = self.graph.placement(member.sid)
+        return self._mesh.agent_of(place.cluster, place.node)
 
     def _ready(self, member: Member) -> bool:
         record = self._mesh.last_of(member)
@@ -156,25 +183,27 @@ class Instances:
             record = self._mesh.last_of(member)
             return record is not None and record.state in over
 
+        def orphaned(member: Member) -> bool:
+            return not self._ready(member) and self._node_of(member) is None
+
         def settled() -> bool:
-            return any(ended(member) for member in waiting) or all(self._ready(member) for member in waiting)
+            return any(ended(member) or orphaned(member) for member in waiting) or all(
+                self._ready(member) for member in waiting
+            )
 
         settled_in_time = await self._mesh.until(settled, ACTIVE_DEADLINE_S)
         for member in waiting:
+            record = self._mesh.last_of(member)
+            reason = (record.reason if record else "") or "ended before it was ready"
+            if orphaned(member):
+                raise NodeLost(None, f"{member.sid}: its node has left the mesh")
+            if ended(member) and reason.startswith(SILENT):
+                raise NodeLost(self._node_of(member), f"{member.sid}: {reason}")
             if ended(member):
-                record = self._mesh.last_of(member)
-                reason = (record.reason if record else "") or "ended before it was ready"
                 raise StartFailed(member, f"{member.sid}: {reason}")
         if not settled_in_time:
             late = [member.sid for member in waiting if not self._ready(member)]
             raise Unavailable(f"{', '.join(late)} not ready after {ACTIVE_DEADLINE_S:.0f} s")
-
-    def agent(self, place: Placement) -> str:
-        """The node agent of a placement; raises `Unavailable` when it is not registered."""
-        sid = self._mesh.agent_of(place.cluster, place.node)
-        if sid is None:
-            raise Unavailable(f"node {place.node} of cluster {place.cluster} is not there")
-        return sid
 
     async def order(
         self, row: Subject, message: Message, members: Iterable[Member], *, deadline_s: float
@@ -221,9 +250,7 @@ class Instances:
             return
 
         async def one(member: Member) -> None:
-            assert self.graph is not None
-            place = self.graph.placement(member.sid)
-            agent = self._mesh.agent_of(place.cluster, place.node)
+            agent = self._node_of(member)
             if agent is None:
                 return
             order = InstanceStop(job=self._job, sid=member.sid, incarnation=member.incarnation, now=now)

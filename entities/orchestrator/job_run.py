@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -14,14 +12,15 @@ from bus.subjects import ANALYSE, FORGET_TOPOLOGY, RELEASE_JOB, WRITE_SAMPLE
 from entities.orchestrator.adoption import Adoption
 from entities.orchestrator.checkpoints import Checkpoints
 from entities.orchestrator.communication import Communication
+from entities.orchestrator.entry_gateway import EntryGateway
 from entities.orchestrator.fault_location import locate
 from entities.orchestrator.fault_queue import FaultQueue
-from entities.orchestrator.instances import Instances, MemberLost, StartFailed
+from entities.orchestrator.instances import Instances, MemberLost, NodeLost, StartFailed
 from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.placement import NoRoom
-from entities.orchestrator.planning import first_policy, plan
+from entities.orchestrator.planning import plan
 from entities.orchestrator.replacement import OccupiedFn
 from entities.orchestrator.results import export_weights
 from entities.orchestrator.training import Training
@@ -32,7 +31,7 @@ from schemas.job import JobState, WeightsManifest
 from schemas.registry import InstanceState, ReleaseJob, ServiceRecord
 from schemas.signals import TerminationReport
 from schemas.step import Member, MicrobatchClaim
-from schemas.task_graph import ModelTopology
+from schemas.task_graph import ModelTopology, TaskGraph
 
 log = get_logger("orchestrator")
 
@@ -43,9 +42,9 @@ SAMPLE_DEADLINE_S = 90.0
 TERMINATION_DEADLINE_S = 5.0
 AGENTS_BACK_S = 12.0
 """How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
-GATEWAY_BACK_S = 20.0
-"""How long a job waits for any gateway."""
-DEPLOY_TRIES = 3
+DEPLOY_TRIES = 4
+"""Plans of one deployment that a node's death may break; the last one fails the job."""
+START_TRIES = 3
 REPORTED_S = 2.0
 """How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
 
@@ -65,7 +64,6 @@ class JobRun:
         record = journal.record
         self._bus = bus
         self._mesh = mesh
-        self._gateway = gateway
         self._occupied = occupied
         self.journal = journal
         self.job = record.job
@@ -75,11 +73,11 @@ class JobRun:
         self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
         self.checkpoints = Checkpoints(bus, mesh, self.instances, journal, self.epoch)
         self._faults = JobFaults(faults, mesh, self.job, bus.sender.name)
+        self.entry = EntryGateway(mesh, self.communication, self.job, gateway)
         self.training = Training(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults, occupied,
-            lambda: self._entry, self._other_entry,
+            lambda: self.entry.sid, self.entry.leave,
         )  # fmt: skip
-        self._entry = ""
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._terminated: set[str] = set()
@@ -131,13 +129,13 @@ class JobRun:
         fault = self._faults.reported(report, step=self.step, attempt=self.training.attempt)
         verdict = await locate(self._bus, self._mesh, self.instances, self.job, member, report)
         self._faults.located(fault, verdict)
-        await self.journal.tell(
-            "fault", text=f"{member.sid}: {verdict.verdict} ({verdict.reason}); {verdict.action}"
-        )
+        text = f"{verdict.verdict} ({verdict.reason}); {verdict.action}"
         if verdict.verdict == "structural":
-            self.training.lost(member, verdict.reason)
-        else:
-            self._reported.discard(key)
+            self.training.lost(member, verdict.reason, text)
+            return
+        self._reported.discard(key)
+        if self.instances.is_present(member):  # else its loss was told while it was asked about
+            await self.journal.tell("fault", text=f"{member.sid}: {text}")
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node; what stands in the way, or ''.
@@ -174,8 +172,9 @@ class JobRun:
                 )
             )  # fmt: skip
         elif self.instances.is_present(member):
-            self.training.lost(member, f"took leave: {record.reason}")
-            await self.journal.tell("fault", text=f"{member.sid}: took leave ({record.reason}); replace")
+            self.training.lost(
+                member, f"took leave: {record.reason}", f"took leave ({record.reason}); replace"
+            )
 
     def cancel(self, reason: str) -> None:
         """Ends the job; everything is cleaned up."""
@@ -194,6 +193,12 @@ class JobRun:
     async def run(self) -> None:
         """Runs to an end. Cancelled from outside without `cancel` (shutdown), the record stays as it is."""
         self._task = asyncio.current_task()
+        try:
+            await self._to_the_end()
+        finally:
+            await self.communication.close()
+
+    async def _to_the_end(self) -> None:
         state, reason = JobState.FAILED, ""
         try:
             if self._cancelled is not None:
@@ -252,7 +257,7 @@ class JobRun:
             self.instances.graph = None
             return False
         await self.journal.move(JobState.RECOVERING, f"adopted in epoch {self.epoch}")
-        await self._choose_entry(first=True)
+        await self.entry.choose(record.graph)
         await self.training.go_on(settled)
         await self.journal.tell(
             "recovery",
@@ -285,30 +290,28 @@ class JobRun:
 
     async def _analyse(self) -> ModelTopology:
         """A node agent of the job's clusters analyses the model (§5.3)."""
-        if not await self._mesh.until(lambda: bool(self._agents()), 0):
-            await self.journal.reason("no node has joined: waiting")
-            while not self._agents():
-                await self._mesh.next_change()
         order = Analyse(job=self.job, spec=self.spec)
         asked: list[str] = []
-        for _ in range(ANALYSTS):
+        while len(asked) < ANALYSTS:
+            if not self._agents():
+                await self.journal.reason("no node has joined: waiting")
+                await self._mesh.next_change()
+                continue
             agent = next((sid for sid in self._agents() if sid not in asked), None)
             if agent is None:
                 break
             asked.append(agent)
-            await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent)
-            gone = asyncio.create_task(self._mesh.until(partial(self._has_left, agent), ANALYSIS_DEADLINE_S))
-            try:
-                await asyncio.wait([self._topology, gone], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
-            finally:
-                gone.cancel()
-            if self._topology.done():
-                return self._topology.result()
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(ANALYSIS_DEADLINE_S):
+                    return await self._mesh.while_there(agent, self._analysed_by(agent, order))
             log.warning("no topology, asking another node", job=self.job, agent=agent)
-        raise Unavailable(f"no topology from {', '.join(asked) or 'any node'}")
+            if agent not in self._mesh.nodes:
+                asked.remove(agent)  # it died: no word on the model
+        raise Unavailable(f"no topology from {', '.join(asked)}")
 
-    def _has_left(self, agent: str) -> bool:
-        return agent not in self._mesh.nodes
+    async def _analysed_by(self, agent: str, order: Analyse) -> ModelTopology:
+        await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent)
+        return await asyncio.shield(self._topology)
 
     def _agents(self) -> list[str]:
         wanted = self.spec.parallel.clusters
@@ -318,7 +321,22 @@ class JobRun:
         )
 
     async def _deploy(self, topology: ModelTopology) -> None:
-        instances = self.instances
+        """Plans, starts all instances, and plans again without a node that turns out to be dead."""
+        for left in reversed(range(DEPLOY_TRIES)):
+            graph = await self._plan(topology)
+            await self.entry.choose(graph)
+            try:
+                await self._start(graph)
+                break
+            except NodeLost as lost:
+                if not left:
+                    raise
+                await self._without_node(lost)
+        await self.training.begin()
+        await self.journal.tell("instances", instances=self.instances.views())
+
+    async def _plan(self, topology: ModelTopology) -> TaskGraph:
+        """Waits in the queue until there is room."""
         while True:
             occupied = self._occupied(self.job)
             graph = plan(
@@ -336,44 +354,32 @@ class JobRun:
             else:
                 await self.journal.reason(graph.reason)
             await self._mesh.next_change()
-        instances.graph = graph
+        self.instances.graph = graph
         if self.journal.record.state is JobState.QUEUED:
             await self.journal.move(JobState.ANALYSING, "room was found")
         await self.journal.move(JobState.DEPLOYING, graph.reason, graph=graph)
-        await self._choose_entry(first=True)
-        for tries in range(DEPLOY_TRIES):
+        return graph
+
+    async def _start(self, graph: TaskGraph) -> None:
+        instances = self.instances
+        for left in reversed(range(START_TRIES)):
             try:
                 await instances.start([unit for unit in graph.units if unit.sid not in instances.members])
-                break
+                return
             except StartFailed as failed:
                 # a refusal is final; a death by signal may have been anything
-                if "killed by" not in failed.text or tries == DEPLOY_TRIES - 1:
+                if "killed by" not in failed.text or not left:
                     raise
                 del instances.members[failed.member.sid]
-        await self.training.begin()
-        await self.journal.tell("instances", instances=instances.views())
 
-    async def _choose_entry(self, *, first: bool = False) -> None:
-        """The gateway that took the job dispatches for it; another one if it is gone."""
-        # after a restart of the orchestrator they register again by themselves, within 10 s
-        if not await self._mesh.until(lambda: bool(self._mesh.gateways()), GATEWAY_BACK_S):
-            raise Unavailable(f"no gateway registered within {GATEWAY_BACK_S:.0f} s")
-        gateways = self._mesh.gateways()
-        present = self._entry
-        if first:
-            entry = self._gateway if self._gateway in gateways else gateways[0]
-            assert self.instances.graph is not None
-            revision = int(time.time() * 1e3)  # above any revision of an earlier start of this job
-            await self.communication.issue(first_policy(self.job, self.instances.graph, entry, revision))
-        else:
-            others = [sid for sid in gateways if sid != present]
-            entry = others[0] if others else present
-            await self.communication.revise(f"gateway {present} does not answer", entry_gateway=entry)
-        self._entry = entry
-
-    async def _other_entry(self, failed: str) -> None:
-        if failed == self._entry:
-            await self._choose_entry()
+    async def _without_node(self, lost: NodeLost) -> None:
+        """News about the mesh, not about the job: what was started ends, and the node gets nothing more."""
+        log.warning("node lost while deploying", job=self.job, agent=lost.agent, reason=lost.text)
+        await self.journal.tell("fault", text=f"{lost.text}; planned again")
+        if lost.agent is not None:
+            self._mesh.forget_node(lost.agent)
+        await self.instances.stop(now=True)
+        self.instances.graph = None
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _finish(self) -> WeightsManifest:
@@ -433,7 +439,7 @@ class JobRun:
     async def _end_communication(self) -> None:
         if self.communication.policy is None:
             return
-        await self.communication.revise("the job has ended", ended=True)
+        self.communication.revise("the job has ended", ended=True)
         expected = {*self._mesh.gateways(), *self._mesh.routers()}
         try:
             async with asyncio.timeout(TERMINATION_DEADLINE_S):

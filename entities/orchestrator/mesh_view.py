@@ -7,15 +7,19 @@ Fed by registrations with the orchestrator (draft §4.4(1)) and by the registry'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from bus.buckets import Change
 from entities.orchestrator.cordons import CordonBook
 from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
+from schemas.errors import Unavailable
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member
+
+_Result = TypeVar("_Result")
 
 LEAVING = (InstanceState.DRAINING, InstanceState.FAULTED, InstanceState.GONE)
 
@@ -42,6 +46,31 @@ class MeshView:
         """A node agent registered, or its slots changed."""
         self.nodes[status.sid] = status
         await self._tell()
+
+    def forget_node(self, agent: str) -> None:
+        """This agent does not answer: nothing is placed there until it says again that it lives."""
+        self.nodes.pop(agent, None)
+
+    async def while_there(self, agent: str, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Awaits `work`, which this agent is to do, unless the agent leaves meanwhile.
+
+        Raises:
+            Unavailable: it has left.
+        """
+        asked = asyncio.create_task(work)
+        left = asyncio.create_task(self._until_left(agent))
+        try:
+            await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            raise Unavailable(f"node agent {agent} has left the mesh")
+        finally:
+            asked.cancel()
+            left.cancel()
+
+    async def _until_left(self, agent: str) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: agent not in self.nodes)
 
     async def cordon(self, cordon: Cordon) -> None:
         """A place was cordoned, or its cordon says something else now."""

@@ -18,6 +18,7 @@ from typing import Literal
 
 from entities.orchestrator.setbacks import Unrecoverable
 from entities.orchestrator.takeover import Settled
+from schemas.job import MicrobatchFault
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.step import StepDecision
 
@@ -47,12 +48,22 @@ class BadMicrobatch:
 
 
 class Quarantine:
-    """One job's. What was found bad stays so: a roll-back that runs the step again leaves it out at once."""
+    """One job's. What was found bad stays so: a roll-back that runs the step again leaves it out at once.
 
-    def __init__(self, policy: Literal["stop", "skip"]) -> None:
+    Args:
+        policy: of the job.
+        held: what an orchestrator before this one had found, as its `held` gave it.
+    """
+
+    def __init__(self, policy: Literal["stop", "skip"], held: Iterable[MicrobatchFault] = ()) -> None:
         self._policy = policy
-        self._seen: dict[tuple[int, int], dict[str, str]] = {}  # who ended at it: incarnation → SID
-        self._bad: dict[int, BadMicrobatch] = {}
+        self._seen = {(one.step, one.microbatch): one for one in held}
+        self._bad = {one.step: _bad(one) for one in self._seen.values() if len(one.ended) >= INCARNATIONS}
+
+    @property
+    def held(self) -> tuple[MicrobatchFault, ...]:
+        """All that a new orchestrator has to know: what is bad, and what failed once."""
+        return tuple(self._seen[key] for key in sorted(self._seen))
 
     def ended(self, records: Iterable[ServiceRecord]) -> list[BadMicrobatch]:
         """These incarnations ended; returns what is quarantined because of it.
@@ -65,17 +76,18 @@ class Quarantine:
             culprit = record.culprit
             if record.state is not InstanceState.FAULTED or culprit is None or culprit.step in self._bad:
                 continue
-            seen = self._seen.setdefault((culprit.step, culprit.microbatch), {})
-            seen[record.incarnation] = record.sid
-            if len(seen) < INCARNATIONS:
-                continue
-            bad = BadMicrobatch(
+            before = self._seen.get((culprit.step, culprit.microbatch))
+            seen = MicrobatchFault(
                 step=culprit.step,
                 microbatch=culprit.microbatch,
                 stage=record.stage if record.stage is not None else -1,
                 reason=record.reason,
-                sids=tuple(seen.values()),
+                ended={**(before.ended if before else {}), record.incarnation: record.sid},
             )
+            self._seen[seen.step, seen.microbatch] = seen
+            if len(seen.ended) < INCARNATIONS:
+                continue
+            bad = _bad(seen)
             self._bad[bad.step] = bad
             found.append(bad)
             if self._policy == "stop":
@@ -98,7 +110,19 @@ class Quarantine:
 
     def committed(self, step: int) -> None:
         """`step` is behind the job: microbatches up to it that failed once were the machine's fault."""
-        self._seen = {key: seen for key, seen in self._seen.items() if key[0] > step}
+        self._seen = {
+            key: seen for key, seen in self._seen.items() if key[0] > step or len(seen.ended) >= INCARNATIONS
+        }
+
+
+def _bad(fault: MicrobatchFault) -> BadMicrobatch:
+    return BadMicrobatch(
+        step=fault.step,
+        microbatch=fault.microbatch,
+        stage=fault.stage,
+        reason=fault.reason,
+        sids=tuple(fault.ended.values()),
+    )
 
 
 def skip_decision(job: str, epoch: int, settled: Settled, bad: BadMicrobatch) -> StepDecision:

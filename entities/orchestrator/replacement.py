@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
-from entities.orchestrator.instances import Instances, StartFailed
+from entities.orchestrator.instances import Instances, NodeLost, StartFailed
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.placement import NoRoom, is_cordoned, place
@@ -55,6 +55,11 @@ class Replacement:
         await self._mesh.until(lambda: self._mesh.has_ended(member), LAST_WORDS_S)
         return self._mesh.last_of(member)
 
+    def known(self, sid: str) -> Member | None:
+        """The incarnation of a unit that the registry knows, whatever became of it."""
+        record = self._mesh.records.get(sid)
+        return None if record is None else Member(sid=sid, incarnation=record.incarnation)
+
     async def bring(self, sid: str, lost: Member | None) -> Member:
         """Ends what is left of a lost instance, and starts its unit again where there is room.
 
@@ -79,6 +84,11 @@ class Replacement:
                 last = error
                 lost = error.member
                 self._instances.mark_lost(lost)
+            except NodeLost as error:
+                last = error
+                if error.agent is not None:
+                    self._mesh.forget_node(error.agent)
+                log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
             except DmscError as error:  # an agent or the registry is being restarted
                 last = error
                 log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))

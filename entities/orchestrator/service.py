@@ -132,8 +132,8 @@ class Leader:
     async def _lead(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None
         await self._insistently(self._cordoning.load)
-        self._tasks.create_task(self.faults.run(), name="fault queue")
         await self._resume()
+        self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
         await self._serve(served)
         self.mesh.on_leaving = self._leaving
         await began()
@@ -193,16 +193,9 @@ class Leader:
         known = self.mesh.services.get(message.sid)
         await self.mesh.service(message)
         if known is None or known.incarnation != message.incarnation:
-            for run in list(self._runs.values()):  # it has started again and knows no policy
-                if run.communication.policy is not None:
-                    self._spawn(self._bring_policy(run, message.sid))
+            for run in self._runs.values():  # it has started again and knows no policy
+                run.communication.bring(message.sid)
         return Ack()
-
-    async def _bring_policy(self, run: JobRun, sid: str) -> None:
-        try:
-            await run.communication.send_to(sid)
-        except DmscError as error:
-            log.warning("policy not acknowledged", job=run.job, sid=sid, reason=str(error))
 
     async def _node(self, message: NodeStatus, envelope: Envelope) -> Ack:
         await self.mesh.node(message)
@@ -437,7 +430,7 @@ class Leader:
                 and outcome.stage is not None
                 and outcome.weights is not None
             ):
-                revision = await run.communication.revise(
+                revision = run.communication.revise(
                     f"{message.module}: {message.reason}", weights=(outcome.stage, outcome.weights)
                 )
                 await run.journal.tell("policy", text=f"{message.module} {message.version}: {outcome.reason}")
@@ -480,8 +473,8 @@ class Leader:
                     run = self._runs.get(one.job)
                     if run is None:
                         continue
+                    run.communication.revise(one.reason, weights=(one.stage, one.weights))
                     try:
-                        await run.communication.revise(one.reason, weights=(one.stage, one.weights))
                         await run.journal.tell("policy", text=one.reason)
                     except DmscError as error:
                         log.warning("lapse not carried out", job=one.job, reason=str(error))

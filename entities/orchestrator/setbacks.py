@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from schemas.errors import DmscError
+from schemas.job import StepSetbacks
 from schemas.registry import InstanceState, ServiceRecord
 
 STEP_ATTEMPTS = 6
@@ -27,12 +28,32 @@ class Unrecoverable(DmscError):
 
 
 class Setbacks:
-    """What broke each step that was not committed since. A roll-back forgets nothing of later steps."""
+    """What broke each step that was not committed since. A roll-back forgets nothing of later steps.
 
-    def __init__(self) -> None:
+    Args:
+        held: what an orchestrator before this one had counted, as its `held` gave it.
+    """
+
+    def __init__(self, held: Iterable[StepSetbacks] = ()) -> None:
         self._attempts: Counter[int] = Counter()
         self._before: set[Key] = set()
         self._now: set[Key] = set()
+        for one in held:
+            self._attempts[one.step] = one.attempts
+            self._before |= {(one.step, stage, code) for stage, code in one.errors}
+
+    @property
+    def held(self) -> tuple[StepSetbacks, ...]:
+        """What a new orchestrator has to know; to that one, the present attempt is an earlier one."""
+        keys = self._before | self._now
+        return tuple(
+            StepSetbacks(
+                step=step,
+                attempts=self._attempts[step],
+                errors=tuple(sorted(((key[1], key[2]) for key in keys if key[0] == step), key=str)),
+            )
+            for step in sorted({*self._attempts, *(key[0] for key in keys)})
+        )
 
     def attempt_failed(self, step: int, why: str) -> None:
         """One more attempt of `step` failed.

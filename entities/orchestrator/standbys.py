@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from bus.logs import get_logger
 from entities.orchestrator.communication import Communication
-from entities.orchestrator.guarded_tasks import GuardedTasks
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.progress import Progress
 from entities.orchestrator.scaling import standby_weights
-from schemas.errors import DmscError
-
-log = get_logger("orchestrator")
 
 
 class Standbys:
     """Has the routers told the weights of stages whose standbys must work now, or may rest again."""
 
-    def __init__(
-        self, instances: Instances, communication: Communication, progress: Progress, tasks: GuardedTasks
-    ) -> None:
+    def __init__(self, instances: Instances, communication: Communication, progress: Progress) -> None:
         self._instances = instances
         self._communication = communication
         self._progress = progress
-        self._tasks = tasks
 
     def revise(self) -> None:
         """Looks again at who lives."""
@@ -33,10 +25,4 @@ class Standbys:
         for stage, weights in standby_weights(graph, self._communication.weights(), living).items():
             awake = [unit.sid for unit in graph.stage(stage) if unit.standby and weights[unit.sid]]
             reason = f"standbys of stage {stage} {'work' if awake else 'rest'}"
-            self._tasks.spawn(self._reweigh(stage, weights, reason))
-
-    async def _reweigh(self, stage: int, weights: dict[str, float], reason: str) -> None:
-        try:
-            await self._communication.revise(reason, weights=(stage, weights))
-        except DmscError as error:
-            log.warning("weights not told", job=self._progress.job, reason=str(error))
+            self._communication.revise(reason, weights=(stage, weights))

@@ -7,7 +7,7 @@ committed again where it was not applied yet; the step after it is begun again b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.step import Adopted, Member, StepDecision
@@ -73,6 +73,14 @@ def settle(
         data=tuple(answer.member for answer in answers if roles[answer.member] < 0),
         recommit=tuple(recommit),
     )
+
+
+def outsiders(known: Iterable[Member], settled: Settled) -> tuple[Member, ...]:
+    """Those of `known` that do not go on: the dead, and newcomers that had not joined yet.
+
+    Everybody else is told to fence them: a state on its way to one of them would hold up the next commit.
+    """
+    return tuple(sorted(set(known) - set(settled.everyone), key=lambda one: (one.sid, one.incarnation)))
 
 
 def _can_follow(answer: Adopted, decision: StepDecision, stage: int) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.journal import Journal
@@ -31,7 +32,9 @@ class Telling:
         """Returns once everything so far is on the job's stream."""
         await self._words.join()
 
-    def step(self, result: StepResult) -> None:
+    def step(self, result: StepResult, counted: Mapping[str, Any]) -> None:
+        """`counted`: what broke steps so far, see `Troubles.counted`."""
+
         async def word() -> None:
             first = self._journal.record.loss_first
             await self._journal.note(
@@ -39,6 +42,7 @@ class Telling:
                 loss_first=result.loss if first is None else first,
                 loss_last=result.loss,
                 tokens_per_s=result.tokens_per_s,
+                **counted,
             )
             await self._journal.tell("step", result=result)
 
@@ -66,11 +70,15 @@ class Telling:
     def recovery(self, text: str) -> None:
         self._words.put_nowait(lambda: self._journal.tell("recovery", text=text))
 
-    def one_more_lost(self) -> None:
+    def one_more_lost(self, counted: Mapping[str, Any]) -> None:
         """Counts it in the record."""
         self._words.put_nowait(
-            lambda: self._journal.note(now=True, recoveries=self._journal.record.recoveries + 1)
+            lambda: self._journal.note(now=True, recoveries=self._journal.record.recoveries + 1, **counted)
         )
+
+    def counted(self, counted: Mapping[str, Any], *, now: bool) -> None:
+        """What broke steps so far; `now`: written at once, not with the next news."""
+        self._words.put_nowait(lambda: self._journal.note(now=now, **counted))
 
     def changed(self, text: str) -> None:
         """Who works in the job is not what it was."""

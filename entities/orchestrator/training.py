@@ -30,7 +30,7 @@ from entities.orchestrator.progress import Progress
 from entities.orchestrator.quarantine import BadMicrobatch, Quarantine, skip_decision
 from entities.orchestrator.recruits import Recruits
 from entities.orchestrator.replacement import OccupiedFn, Replacement
-from entities.orchestrator.setbacks import Unrecoverable
+from entities.orchestrator.setbacks import Setbacks, Unrecoverable
 from entities.orchestrator.standbys import Standbys
 from entities.orchestrator.step_events import Replay, in_order
 from entities.orchestrator.step_ledger import StepLedger
@@ -80,13 +80,13 @@ class Training:
         self._progress = progress = Progress(
             bus, self._spec, self._epoch, instances, self.record, gateway, self, self._pauses
         )
-        self._quarantine = Quarantine(self._spec.training.on_bad_microbatch)
+        self._quarantine = Quarantine(self._spec.training.on_bad_microbatch, journal.record.microbatch_faults)
         replacement = Replacement(bus, mesh, instances, journal, occupied)
-        self._standbys = Standbys(instances, communication, progress, tasks)
+        self._standbys = Standbys(instances, communication, progress)
         self._recruits = Recruits(instances, replacement, progress, telling, tasks)
         self._troubles = Troubles(
-            instances, replacement, self._recruits, self._standbys, faults, self._quarantine, progress,
-            telling, tasks,
+            instances, replacement, self._recruits, self._standbys, faults, self._quarantine,
+            Setbacks(journal.record.setbacks), progress, telling, tasks,
         )  # fmt: skip
         self._changes = CrewChanges(
             instances, replacement, self._recruits, self._standbys, checkpoints, progress, telling, tasks
@@ -123,9 +123,9 @@ class Training:
     def claimed(self, claim: MicrobatchClaim) -> None:
         self._progress.claimed(claim)
 
-    def lost(self, member: Member, why: str) -> None:
-        """This incarnation is lost to the job: the step goes on without it, its unit gets a new one."""
-        self._troubles.lost(member, why)
+    def lost(self, member: Member, why: str, told: str = "") -> None:
+        """See `Troubles.lost`."""
+        self._troubles.lost(member, why, told)
 
     def drain(self, sid: str) -> str:
         """See `CrewChanges.drain`."""
@@ -155,11 +155,12 @@ class Training:
     async def go_on(self, settled: Settled) -> None:
         """Takes up the job with the living instances of an orchestrator before this one."""
         self._progress.step = settled.step
+        self._troubles.taken_over(settled.step)
         await self._open(settled)
         present = {member.sid for member in settled.everyone if member not in self._instances.lost}
         for unit in self._instances.units:
             if unit.sid not in present:
-                self._recruits.bring(unit.sid)
+                self._troubles.missing(unit.sid)
 
     # --- steps and boundaries ----------------------------------------------------------------------------
     async def run(self) -> None:
@@ -320,7 +321,7 @@ class Training:
         self._progress.step = decision.step + 1
         self._troubles.decided(decision.step)
         self._checkpoints.committed(result)
-        self._telling.step(result)
+        self._telling.step(result, self._troubles.counted)
         self._changes.decided()
         self._standbys.revise()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from bus.logs import get_logger
 from entities.orchestrator.guarded_tasks import GuardedTasks
@@ -36,6 +37,7 @@ class Troubles:
         standbys: Standbys,
         faults: JobFaults,
         quarantine: Quarantine,
+        setbacks: Setbacks,
         progress: Progress,
         telling: Telling,
         tasks: GuardedTasks,
@@ -49,32 +51,40 @@ class Troubles:
         self._progress = progress
         self._telling = telling
         self._tasks = tasks
-        self._setbacks = Setbacks()
+        self._setbacks = setbacks
         self._lost_at: dict[Member, float] = {}
 
     # --- members --------------------------------------------------------------------------------------
     def losing(self, members: Iterable[Member], why: str) -> None:
         """These do not answer, or can't work with the others: that is told, and they are lost."""
         for member in list(members):
-            if member not in self._instances.lost:
-                self._telling.fault(f"{member.sid}: {why}")
             self.lost(member, why)
 
-    def lost(self, member: Member, why: str) -> None:
-        """This incarnation is lost to the job: the step goes on without it, its unit gets a new one."""
+    def lost(self, member: Member, why: str, told: str = "") -> None:
+        """This incarnation is lost to the job: the step goes on without it, its unit gets a new one.
+
+        The job's events say so once, whoever comes first with it. `told`: their words, if not `why`.
+        """
         if member in self._instances.lost or self._instances.members.get(member.sid) != member:
             return
         self._instances.mark_lost(member)
+        self._telling.fault(f"{member.sid}: {told or why}")
         self._lost_at[member] = time.monotonic()
         try:
             self._setbacks.attempt_failed(self._progress.step, f"lost {member.sid}: {why}")
         except Unrecoverable as error:
             self._tasks.fail(error)
             return
-        self._telling.one_more_lost()
+        self._telling.one_more_lost(self.counted)
         self._progress.lost(member)
         self._standbys.revise()
         self._recruits.bring(member.sid, member, lambda: self._heed(member, why))
+
+    def missing(self, sid: str) -> None:
+        """Nobody of this unit answered the orchestrator that took the job over."""
+        left = self._replacement.known(sid)
+        why = "it did not answer the new orchestrator"
+        self._recruits.bring(sid, left, None if left is None else lambda: self._heed(left, why))
 
     async def _heed(self, lost: Member, why: str) -> None:
         """Asks how it ended, and whether it makes sense to go on.
@@ -91,7 +101,13 @@ class Troubles:
             one for one in words if one.culprit is not None and one.culprit.step >= present
         )
         self._setbacks.ended(present, words)
+        self._telling.counted(self.counted, now=bool(words and words[0].fault))
         self._give_up_bad()
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """What broke steps so far, as in the job's record: a new orchestrator goes on from there."""
+        return {"microbatch_faults": self._quarantine.held, "setbacks": self._setbacks.held}
 
     def _give_up_bad(self) -> None:
         """If the open step turns out to be one that can't be computed: out of it, as soon as that is safe."""
@@ -122,6 +138,11 @@ class Troubles:
         self._faults.broke(why, [], [], step=step, attempt=attempt, entity=sid)
 
     # --- what is over ---------------------------------------------------------------------------------
+    def taken_over(self, step: int) -> None:
+        """Another orchestrator had brought the job to this step."""
+        self._setbacks.committed(step - 1)
+        self._quarantine.committed(step - 1)
+
     def rolled_back(self, text: str) -> None:
         """All are at one version again."""
         self._faults.recovered(text)

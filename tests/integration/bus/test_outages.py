@@ -214,6 +214,36 @@ async def test_provisioned_memory_is_made_again_after_a_restart(own_server: Embe
             pytest.fail("the rendezvous did not come back")
 
 
+async def test_a_server_that_accepts_and_says_nothing_is_dialled_again(own_server: EmbeddedServer) -> None:
+    """As one on a stalled machine does; whoever dials has told how patient it is."""
+    callers: list[asyncio.StreamWriter] = []
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        callers.append(writer)
+        if len(callers) == 1:
+            return
+        host, port = own_server.url.removeprefix("nats://").split(":")
+        behind, ahead = await asyncio.open_connection(host, int(port))
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(1 << 16):
+                sink.write(data)
+
+        await asyncio.gather(pump(reader, ahead), pump(behind, writer), return_exceptions=True)
+        ahead.close()
+
+    door = await asyncio.start_server(answered, "127.0.0.1", 0)
+    url = f"nats://127.0.0.1:{door.sockets[0].getsockname()[1]}"
+    try:
+        async with asyncio.timeout(20), Bus.connect(url, name="a", kind=CLIENT, connect_timeout_s=60) as bus:
+            assert len(callers) == 2
+            await bus.barrier()
+    finally:
+        door.close()
+        for caller in callers:
+            caller.close()
+
+
 async def test_no_server_is_one_clear_line() -> None:
     began = time.monotonic()
     with pytest.raises(BusUnreachable, match=r"no bus at nats://127\.0\.0\.1:1 .*is it running") as error:

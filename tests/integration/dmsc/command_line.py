@@ -32,13 +32,19 @@ def dmsc(
 class Running:
     """A `dmsc` process whose output is read while it runs."""
 
-    def __init__(self, process: subprocess.Popen[str], out: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], out: Path, err: Path) -> None:
         self.process = process
         self._out = out
+        self._err = err
 
     @property
     def output(self) -> str:
         return self._out.read_text(errors="replace")
+
+    @property
+    def errors(self) -> str:
+        """Standard error, where it is kept apart."""
+        return self._err.read_text(errors="replace")
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -46,29 +52,35 @@ class Running:
     def wait(self, timeout_s: float = 60.0) -> int:
         return self.process.wait(timeout_s)
 
-    def until(self, seen: Callable[[str], bool] | str, timeout_s: float = 60.0) -> str:
-        """Until the output has this; fails with what it had, at once if the process has ended."""
+    def until(
+        self, seen: Callable[[str], bool] | str, timeout_s: float = 60.0, *, errors: bool = False
+    ) -> str:
+        """Until the output, or `errors`, has this; fails with what it had, at once if the process ended."""
         wanted = (lambda text: seen in text) if isinstance(seen, str) else seen
 
-        def had() -> str:
-            return f"exit code {self.process.poll()}, output was:\n{self.output}"
+        def text() -> str:
+            return self.errors if errors else self.output
 
-        wait_for(lambda: wanted(self.output) or self.process.poll() is not None, timeout_s, had)
-        assert wanted(self.output), had()
-        return self.output
+        def had() -> str:
+            return f"exit code {self.process.poll()}, output was:\n{text()}"
+
+        wait_for(lambda: wanted(text()) or self.process.poll() is not None, timeout_s, had)
+        assert wanted(text()), had()
+        return text()
 
 
 @contextmanager
-def running(*arguments: str, cwd: Path, **more: str) -> Iterator[Running]:
-    """Start in the background; killed at the end if it is still there."""
+def running(*arguments: str, cwd: Path, apart: bool = False, **more: str) -> Iterator[Running]:
+    """Start in the background; killed at the end if it is still there. `apart`: stderr is not in `output`."""
     out = cwd / f"output-{time.monotonic_ns()}.txt"
-    with out.open("w") as file:
+    err = out.with_suffix(".errors.txt") if apart else out
+    with out.open("a") as file, err.open("a") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "dmsc", *arguments],
-            cwd=cwd, env=environment(**more), stdout=file, stderr=file, text=True,
+            cwd=cwd, env=environment(**more), stdout=file, stderr=errors, text=True,
         )  # fmt: skip
     try:
-        yield Running(process, out)
+        yield Running(process, out, err)
     finally:
         if process.poll() is None:
             process.terminate()

@@ -247,6 +247,19 @@ def test_a_killed_server_comes_back_on_the_same_port(mesh_folder: Path) -> None:
     assert len(json.loads(dmsc("jobs", "--json", cwd=mesh_folder).stdout)) >= 2
 
 
+def test_only_messages_on_stdout_while_the_server_dies(mesh_folder: Path) -> None:
+    with (
+        running("tap", "registry.heartbeat.>", "--json", cwd=mesh_folder, apart=True) as tap,
+        running("logs", "--json", "--follow", cwd=mesh_folder, apart=True) as logs,
+    ):
+        tap.until("heartbeat")
+        logs.until("event")
+        os.kill(read(mesh_folder).children["bus"], signal.SIGKILL)
+        for command in (tap, logs):
+            command.until(lambda text: "bus connection lost" in text and "is back" in text, errors=True)
+            assert all(isinstance(json.loads(line), dict) for line in command.output.splitlines())
+
+
 def test_ctrl_c_leaves_nothing_and_taken_ports_are_avoided(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()

@@ -106,6 +106,21 @@ def test_a_resolved_fault_that_comes_again_is_a_new_one() -> None:
     assert opened(book, "f2", task(1)).attempts == 1
 
 
+def test_a_new_orchestrator_counts_the_tries_on() -> None:
+    before = FaultBook({**RETRIES, "instance": 1})
+    opened(before, "f1", task())
+    left = before.moved("f1", FaultState.RETRYING, "repeat the step", 2.0)
+    assert left is not None
+    after = FaultBook({**RETRIES, "instance": 1})
+    inherited = after.inherit(left, 3.0)
+    assert inherited is not None
+    assert (inherited.state, inherited.attempts) == (FaultState.RETRYING, 1)
+    again = opened(after, "f2", task(attempt=2, incarnation="b"))
+    assert (again.id, again.attempts) == ("f1", 2)
+    assert after.exhausted("f1")
+    assert after.inherit(left, 4.0) is None  # read late: it has failed here meanwhile
+
+
 def test_logs_are_bounded() -> None:
     book = FaultBook(RETRIES)
     record = opened(book, "f1", task(), log=tuple(f"{number} " + "x" * 1000 for number in range(50)))

@@ -71,6 +71,38 @@ def test_a_step_is_left_out_and_stays_so_after_a_roll_back() -> None:
     assert quarantine.of(2) is None
 
 
+def test_a_new_orchestrator_knows_what_is_bad_and_what_failed_once() -> None:
+    before = Quarantine("skip")
+    before.ended([ended("a"), ended("b")])
+    before.ended([ended("c", step=5)])
+    before.committed(3)
+    after = Quarantine("skip", before.held)
+    assert after.of(3) == before.of(3)
+    assert after.of(3) is not None
+    assert after.of(5) is None
+    (bad,) = after.ended([ended("d", step=5, sid="j-s0-r1")])  # the second, by another's count
+    assert bad.sids == ("j-s0-r0", "j-s0-r1")
+    after.committed(5)
+    assert [one.step for one in after.held] == [3, 5]
+
+
+def test_a_new_orchestrator_counts_on_from_the_attempts_and_errors_before_it() -> None:
+    before = Setbacks()
+    before.attempt_failed(3, "lost j-s0-r0")
+    before.ended(3, [ended("a", culprit=False)])
+    after = Setbacks(before.held)
+    after.attempt_failed(3, "lost j-s0-r1")
+    with pytest.raises(Unrecoverable, match=r"^step 3 fails each time"):
+        after.ended(3, [ended("b", culprit=False)])
+    again = Setbacks(after.held)
+    for _ in range(STEP_ATTEMPTS - 2):
+        again.attempt_failed(3, "lost")
+    with pytest.raises(Unrecoverable, match=r"^step 3 failed 7 times"):
+        again.attempt_failed(3, "lost")
+    again.committed(3)
+    assert again.held == ()
+
+
 def test_too_many_steps_in_a_row_are_no_matter_of_data() -> None:
     quarantine = Quarantine("skip")
     steps = [0, 1, *range(3, 3 + SKIPS_IN_A_ROW)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from entities.orchestrator.quarantine import BadMicrobatch, skip_decision
 from entities.orchestrator.step_orders import commit_order
-from entities.orchestrator.takeover import Settled, settle
+from entities.orchestrator.takeover import Settled, outsiders, settle
 from schemas.step import Adopted, Member
 
 A, B, C, D = (Member(sid=f"j-s0-r{number}", incarnation=name) for number, name in enumerate("abcd"))
@@ -26,3 +26,8 @@ def test_whom_a_left_out_step_names_goes_on_although_nothing_was_prepared() -> N
     assert settled.recommit == (B,)
     assert (settled.step, settled.attempt, settled.generation) == (4, 3, 7)
     assert commit_order(decision, 0, 2).quarantined == (1,)
+
+
+def test_whoever_does_not_go_on_is_named_to_the_others() -> None:
+    settled = Settled(step=4, attempt=3, generation=7, stages=((A, B),), data=(D,))
+    assert outsiders([D, C, B, A], settled) == (C,)

@@ -1,0 +1,92 @@
+"""Which gateway dispatches for a job: the one that took it, and another one once that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+
+from bus.logs import get_logger
+from entities.orchestrator.communication import Communication
+from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.planning import first_policy
+from schemas.errors import Unavailable
+from schemas.task_graph import TaskGraph
+
+log = get_logger("orchestrator")
+
+GATEWAY_BACK_S = 20.0
+"""How long a job waits for any gateway. After a restart of the orchestrator they register within 10 s."""
+ANSWER_S = 3.0
+"""A living gateway takes a policy within milliseconds; then the next one is asked."""
+
+
+def next_entry(gateways: Sequence[str], preferred: str, silent: Collection[str]) -> str | None:
+    """The preferred gateway, else the first, of those that have not been found silent. Pure."""
+    left = [sid for sid in gateways if sid not in silent]
+    return preferred if preferred in left else next(iter(left), None)
+
+
+class EntryGateway:
+    """`sid` is the present one; empty before the first `choose`."""
+
+    def __init__(
+        self,
+        mesh: MeshView,
+        communication: Communication,
+        job: str,
+        preferred: str,
+    ) -> None:
+        self._mesh = mesh
+        self._communication = communication
+        self._job = job
+        self._preferred = preferred
+        self._choosing = asyncio.Lock()
+        self.sid = ""
+
+    async def choose(self, graph: TaskGraph | None = None) -> None:
+        """Names a gateway in the job's policy, and waits until it has taken that; no other is waited for.
+
+        Args:
+            graph: the job is deployed like this; without, the present gateway failed.
+
+        Raises:
+            Unavailable: none is registered, or none takes it.
+        """
+        deadline = time.monotonic() + GATEWAY_BACK_S
+        silent = {self.sid} if graph is None else set()
+        while True:
+            if not await self._mesh.until(lambda: bool(self._mesh.gateways()), GATEWAY_BACK_S):
+                raise Unavailable(f"no gateway registered within {GATEWAY_BACK_S:.0f} s")
+            sid = next_entry(self._mesh.gateways(), self._preferred, silent)
+            if sid is None:  # all have been asked: one may have started again
+                silent.clear()
+                continue
+            self._name(sid, graph)
+            try:
+                await self._communication.acknowledged(sid, ANSWER_S)
+            except Unavailable as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("gateway does not answer", job=self._job, sid=sid, reason=error.text)
+                silent.add(sid)
+            else:
+                self.sid = sid
+                return
+
+    def _name(self, sid: str, graph: TaskGraph | None) -> None:
+        present = self._communication.policy
+        if graph is None:
+            assert present is not None
+            self._communication.revise(f"gateway {present.entry_gateway} does not answer", entry_gateway=sid)
+            return
+        revision = int(time.time() * 1e3)  # above any revision of an earlier start of this job
+        if present is not None:
+            revision = max(revision, present.revision + 1)
+        self._communication.issue(first_policy(self._job, graph, sid, revision))
+
+    async def leave(self, failed: str) -> None:
+        """The present one does not begin a step: another one shall, if there is one."""
+        async with self._choosing:
+            if failed == self.sid:
+                await self.choose()

@@ -1,0 +1,102 @@
+"""A job's policies on their way to gateways and routers, some of which have just died."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from entities.orchestrator.communication import Communication
+from entities.orchestrator.entry_gateway import EntryGateway, next_entry
+from entities.orchestrator.mesh_view import MeshView
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, Unavailable
+from schemas.registry import Endpoint
+from schemas.signals import CommunicationPolicy, NodeRegistration
+from schemas.task_graph import TaskGraph
+from tests.integration.entities.conftest import Dial
+
+
+class Receiver:
+    """A gateway or router that takes policies."""
+
+    def __init__(self) -> None:
+        self.taken: asyncio.Queue[CommunicationPolicy] = asyncio.Queue()
+
+    async def serve(self, bus: Bus, sid: str) -> None:
+        await bus.serve(subjects.QOS_POLICY, self._policy, sid=sid)
+
+    async def _policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
+        self.taken.put_nowait(message)
+        return Ack()
+
+
+async def register(mesh: MeshView, *sids: str) -> None:
+    for sid in sids:
+        kind = EntityKind(sid.split("-")[0])
+        endpoint = Endpoint(cluster=sid[-1], node="n")
+        await mesh.service(NodeRegistration(sid=sid, kind=kind, incarnation="i", endpoint=endpoint))
+
+
+def graph() -> TaskGraph:
+    return TaskGraph(
+        units=(), edges=(), constraints=(), placements=(), reason="", code_digest="", layer_count=0
+    )
+
+
+async def test_a_dead_router_holds_up_nobody_and_hears_of_it_when_it_is_back(dial: Dial) -> None:
+    orchestrator = await dial("orchestrator", EntityKind.ORCHESTRATOR)
+    mesh = MeshView()
+    await register(mesh, "gateway-a", "router-a", "router-b")
+    gateway, router = Receiver(), Receiver()
+    await gateway.serve(await dial("gateway-a", EntityKind.GATEWAY), "gateway-a")
+    communication = Communication(orchestrator, mesh)
+    entry = EntryGateway(mesh, communication, "j", "gateway-a")
+    try:
+        await entry.choose(graph())
+        assert entry.sid == "gateway-a"
+        first = await gateway.taken.get()
+        assert communication.revise("more to one", weights=(0, {})) == first.revision + 1
+        assert (await gateway.taken.get()).reason == "more to one"  # with the first one still on its way
+        await router.serve(await dial("router-b", EntityKind.ROUTER), "router-b")
+        assert (await router.taken.get()).reason == "more to one"  # and nothing older
+        assert router.taken.empty()
+        with pytest.raises(Unavailable, match="router-a did not take the policy of job j"):
+            await communication.acknowledged("router-a", 0.1)
+    finally:
+        await communication.close()
+
+
+async def test_the_job_goes_to_another_gateway_when_its_own_is_dead_with_others(dial: Dial) -> None:
+    orchestrator = await dial("orchestrator", EntityKind.ORCHESTRATOR)
+    mesh = MeshView()
+    await register(mesh, "gateway-a", "gateway-b", "gateway-c", "router-a")
+    gateways = {sid: Receiver() for sid in ("gateway-a", "gateway-c")}
+    served = {sid: await dial(sid, EntityKind.GATEWAY) for sid in gateways}
+    for sid, receiver in gateways.items():
+        await receiver.serve(served[sid], sid)
+    communication = Communication(orchestrator, mesh)
+    entry = EntryGateway(mesh, communication, "j", "gateway-a")
+    try:
+        await entry.choose(graph())
+        assert (await gateways["gateway-c"].taken.get()).entry_gateway == "gateway-a"
+        await served["gateway-a"].close()
+        await entry.leave("gateway-a")  # gateway-b, the next by name, is dead too
+        assert entry.sid == "gateway-c"
+        while (policy := await gateways["gateway-c"].taken.get()).entry_gateway != "gateway-c":
+            pass
+        assert policy.reason == "gateway gateway-b does not answer"
+        await entry.leave("gateway-a")  # told late: there is another one already
+        assert entry.sid == "gateway-c"
+    finally:
+        await communication.close()
+
+
+def test_the_next_entry_is_the_preferred_then_the_first_that_is_not_silent() -> None:
+    three = ["gateway-a", "gateway-b", "gateway-c"]
+    assert next_entry(three, "gateway-b", set()) == "gateway-b"
+    assert next_entry(three, "gateway-b", {"gateway-b"}) == "gateway-a"
+    assert next_entry(three, "", {"gateway-a"}) == "gateway-b"
+    assert next_entry(three, "gateway-a", set(three)) is None
