@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from bus.dead_letters import bury
 from bus.jetstream import MARKER_TTL_S
 from bus.link import asked_to_end
 from bus.logs import get_logger
+from bus.packed import Sendable
 from bus.reader import Reader
 from bus.subjects import Subject
 from schemas.base import Message
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 log = get_logger("bus.buckets")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
 ANSWER_S = 1.5
 """A cluster that elects a stream's leader answers nobody: whoever asked before must ask again after, and
 should not notice late that it is over. Outlasts the sync of a busy disk."""
@@ -59,6 +61,15 @@ class Entry:
     revision: int
     message: Any
     envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """One of many writes: `message` None deletes; `revision` is what the key must have, 0: nothing."""
+
+    tokens: dict[str, Any]
+    message: Sendable | None
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +119,7 @@ class Bucket:
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    async def put(self, message: Message, *, ttl_s: float | None = None, **tokens: Any) -> int:
+    async def put(self, message: Sendable, *, ttl_s: float | None = None, **tokens: Any) -> int:
         """Writes whatever was there before; returns the revision.
 
         `ttl_s` is rounded up to whole seconds, at least one: the server knows no finer.
@@ -148,11 +159,35 @@ class Bucket:
 
     async def delete(self, **tokens: Any) -> None:
         """Removes the key. The mark that watchers see goes away by itself."""
-        headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
-        await jetstream.publish(self._bus.link, self.row(**tokens), b"", headers, timeout_s=ANSWER_S)
+        await jetstream.publish(self._bus.link, self.row(**tokens), b"", DELETION, timeout_s=ANSWER_S)
+
+    async def write_many(self, writings: Sequence[Writing]) -> list[int | DmscError]:
+        """Compare-and-sets of different keys, sent one behind the other and acknowledged together.
+
+        Each one's new revision, or why it was not written: see `update`.
+        """
+        bus = self._bus
+        messages = []
+        for writing in writings:
+            headers = {EXPECTED: str(writing.revision)}
+            if writing.message is None:
+                headers |= DELETION
+                payload = b""
+            else:
+                payload = codec.encode(writing.message, bus.sender_map, bus.next_id())
+            messages.append((self.row(**writing.tokens), payload, headers))
+        return await jetstream.publish_many(bus.link, messages, timeout_s=ANSWER_S)
+
+    async def revision(self, **tokens: Any) -> int:
+        """What an `update` of the key must name, as its leader has it: also that of the mark of a deleted
+        key; 0 where there is nothing."""
+        last = await jetstream.last(
+            self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
+        )
+        return 0 if last is None else last.sequence
 
     async def _write(
-        self, message: Message, expected: int | None, ttl_s: float | None, tokens: dict[str, Any]
+        self, message: Sendable, expected: int | None, ttl_s: float | None, tokens: dict[str, Any]
     ) -> int:
         bus = self._bus
         subject = self.row(**tokens)

@@ -16,6 +16,8 @@ from bus.buckets import Entry
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.services import Handler, Server, Subscription
+from entities.leadership import Candidate
+from entities.lease import LeaseConfig
 from entities.orchestrator.arbitration import (
     ArbitrationConfig,
     ArbitrationState,
@@ -30,8 +32,6 @@ from entities.orchestrator.draining import Draining
 from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.job_run import JobRun
 from entities.orchestrator.journal import Journal
-from entities.orchestrator.leadership import Candidate
-from entities.orchestrator.lease import LeaseConfig
 from entities.orchestrator.mesh_view import MeshView
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
