@@ -93,7 +93,8 @@ class Bus:
             servers: One URL or several of one cluster, `nats://host:port`.
             name: The service's SID; survives restarts.
             kind: What the service is.
-            token: Bearer token of the bus or `user:password`, or a function that gives the present one (asked at each dial).
+            token: Bearer token of the bus or `user:password`, or a function that gives the present one, asked
+                at each dial.
             incarnation: Does not survive restarts; random by default.
             connect_timeout_s: How long to try.
 
