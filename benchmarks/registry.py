@@ -5,9 +5,9 @@
 Each round measures both sides one after the other, in alternating order, and takes their ratio; the median
 and the range are printed. Everything runs on loopback.
 
-* registrations: all at once through `Bus.command`, until each is answered, which means written to the bucket;
-  against nats-py's pipelined JetStream publishing (`publish_async`) of as many records of the same size into
-  a stream like the bucket's. With each write synced (as in `dmsc up`), and without.
+* registrations: sent one behind the other until each is answered, which means written to the bucket; against
+  nats-py's pipelined JetStream publishing (`publish_async`) of as many records of the same size into a stream
+  like the bucket's. With each write synced (as in `dmsc up`), and without.
 * snapshot: a new watcher until it has all records, `RegistryFollower` against a watch of nats-py's key-value
 * change: from the moment that a state change is sent until a follower's callback, while every instance beats
 * heartbeats: processor time of the registry's process ÷ wall time at one beat per instance and second
@@ -51,7 +51,7 @@ from schemas.registry import (
     StateChange,
     TensorSchema,
 )
-from schemas.signals import Registration
+from schemas.signals import Registration, RegistrationLease
 
 STAGES, CLUSTERS = 8, 4
 KEPT = (
@@ -118,7 +118,29 @@ async def mesh(folder: Path, sync: bool) -> AsyncIterator[tuple[EmbeddedServer, 
 
 
 async def register(bus: Bus, records: list[ServiceRecord]) -> float:
-    """All at once; seconds until the last one is answered."""
+    """All at once, each asked once; seconds until the last one is answered."""
+    asked = [
+        (
+            subjects.REGISTRATION(sid=one.sid),
+            codec.encode(Registration(record=one), bus.sender_map, bus.next_id()),
+        )
+        for one in records
+    ]
+    with contextlib.ExitStack() as stack:
+        questions = []
+        began = time.perf_counter()
+        for subject, payload in asked:
+            inbox, question = stack.enter_context(bus.link.question(subject))
+            questions.append(question)
+            await bus.link.send(subject, payload, reply=inbox)
+        for question in questions:
+            answer = codec.decode_answer((await question.answer).data)
+            assert isinstance(answer, RegistrationLease), answer
+        return time.perf_counter() - began
+
+
+async def storm(bus: Bus, records: list[ServiceRecord]) -> float:
+    """As instances do it, each repeating what is not answered; seconds until the last one is answered."""
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for one in records:
@@ -179,7 +201,9 @@ async def registrations(instances: int, rounds: int, sync: bool) -> dict[str, An
             await register(bus, [record("warm", each) for each in range(100)])
             await release(bus, "warm")
             found = await in_turns(rounds, ours, raw)
+            storm_s = await storm(bus, [record("storm", each) for each in range(instances)])
     rates = {
+        "storm_s": storm_s,
         "ours_per_s": [instances / took_s for took_s in found["ours_s"]],
         "raw_per_s": [instances / took_s for took_s in found["raw_s"]],
     }
@@ -339,6 +363,9 @@ def report(found: dict[str, Any], instances: int) -> None:
             print(
                 f"{key:24} {spread(one['ratios'])}× raw   ours {spread(one['ours_per_s'], 0)}/s, "
                 f"raw {spread(one['raw_per_s'], 0)}/s   bar {BARS[key]}"
+            )
+            print(
+                f"{'':24} as {instances} commands at once: {one['storm_s']:.1f} s until the last is answered"
             )
     if "snapshot" in found:
         one = found["snapshot"]

@@ -8,6 +8,7 @@ that a registry that was frozen while another one took over can't overwrite what
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Collection
 
 from bus.buckets import Bucket, Writing
@@ -50,42 +51,42 @@ class RegistryWriter:
         self._lot = lot
         self._retry_s = retry_s
         self._revisions: dict[str, int] = {}
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._something = asyncio.Event()
 
     def knows(self, sid: str, revision: int) -> None:
         """The bucket holds this record with this revision."""
         self._revisions[sid] = revision
 
-    def soon(self, sids: Collection[str]) -> list[asyncio.Future[None]]:
+    def soon(self, sids: Collection[str]) -> None:
         """Have these written, without waiting for it."""
-        loop = asyncio.get_running_loop()
-        futures = []
         for sid in sids:
-            future = self._waiting.get(sid)
-            if future is None:
-                future = self._waiting[sid] = loop.create_future()
-            futures.append(future)
-        self._something.set()
-        return futures
+            self._waiting.setdefault(sid, [])
+        if sids:
+            self._something.set()
 
     async def write(self, sids: Collection[str]) -> None:
         """Returns once the bucket has these, or newer ones."""
-        for future in self.soon(sids):
-            await asyncio.shield(future)
+        loop = asyncio.get_running_loop()
+        self.soon(sids)
+        futures = []
+        for sid in sids:
+            futures.append(loop.create_future())
+            self._waiting[sid].append(futures[-1])
+        for future in futures:
+            await future
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
             await self._something.wait()
-            taken: dict[str, asyncio.Future[None]] = {}
-            for sid in list(self._waiting)[: self._lot]:
-                taken[sid] = self._waiting.pop(sid)
+            chosen = list(itertools.islice(self._waiting, self._lot))
+            taken = {sid: self._waiting.pop(sid) for sid in chosen}
             if not self._waiting:
                 self._something.clear()
             await self._write(taken)
 
-    async def _write(self, taken: dict[str, asyncio.Future[None]]) -> None:
+    async def _write(self, taken: dict[str, list[asyncio.Future[None]]]) -> None:
         left = list(taken)
         while left:
             await self._confirmed()
@@ -107,9 +108,9 @@ class RegistryWriter:
                     self._revisions[sid] = outcome
             if done:
                 self._written(done)
-                for sid in done:
-                    if not taken[sid].done():
-                        taken[sid].set_result(None)
+                for future in itertools.chain.from_iterable(taken[sid] for sid in done):
+                    if not future.done():
+                        future.set_result(None)
             if problem is not None:
                 log.warning(
                     "records not written yet", count=len(again), code=problem.code, error=problem.text
