@@ -28,7 +28,9 @@ from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import (
     BadMessage,
+    BusUnreachable,
     Conflict,
+    DeadlineExceeded,
     DmscError,
     NotFound,
     Unavailable,
@@ -49,6 +51,8 @@ PAUSE_S = 0.05
 PATIENCE_S = 20.0
 """How long a reading or a new watch puts up with a bus that is there and does not serve the bucket yet: a
 cluster that has just made it, or elects a leader, refuses consumers or forgets to answer."""
+BATCH_LEAST = 4
+"""From so many values on, a batch is worth its round trip."""
 CREATE_ATTEMPTS = 5
 """A create may find a marker that another writer replaces meanwhile; more often than this is a conflict."""
 
@@ -162,21 +166,39 @@ class Bucket:
         await jetstream.publish(self._bus.link, self.row(**tokens), b"", DELETION, timeout_s=ANSWER_S)
 
     async def write_many(self, writings: Sequence[Writing]) -> list[int | DmscError]:
-        """Compare-and-sets of different keys, sent one behind the other and acknowledged together.
+        """Compare-and-sets of different keys. Each one's revision, or why it was not written: see `update`.
 
-        Each one's new revision, or why it was not written: see `update`.
+        Values go in batches, each of which the server takes as a whole and syncs once; where it does not
+        take one, because one of the keys has moved on, they go one behind the other, as deletions do.
         """
-        bus = self._bus
-        messages = []
-        for writing in writings:
-            headers = {EXPECTED: str(writing.revision)}
-            if writing.message is None:
-                headers |= DELETION
-                payload = b""
-            else:
-                payload = codec.encode(writing.message, bus.sender_map, bus.next_id())
-            messages.append((self.row(**writing.tokens), payload, headers))
-        return await jetstream.publish_many(bus.link, messages, timeout_s=ANSWER_S)
+        found: dict[int, int | DmscError] = {}
+        values = [place for place, writing in enumerate(writings) if writing.message is not None]
+        for start in range(0, len(values), jetstream.BATCH_MOST):
+            places = values[start : start + jetstream.BATCH_MOST]
+            if len(places) < BATCH_LEAST:
+                continue
+            batch = [self._published(writings[place]) for place in places]
+            try:
+                revisions = await jetstream.publish_batch(
+                    self._bus.link, self._bus.next_id(), batch, timeout_s=ANSWER_S
+                )
+                found.update(zip(places, revisions, strict=True))
+            except (BusUnreachable, DeadlineExceeded) as error:
+                found.update((place, error) for place in places)
+            except DmscError as error:
+                log.debug("batch not taken", bucket=self.row.bucket, error=error.text)
+        left = [place for place in range(len(writings)) if place not in found]
+        singly = [self._published(writings[place]) for place in left]
+        outcomes = await jetstream.publish_many(self._bus.link, singly, timeout_s=ANSWER_S)
+        found.update(zip(left, outcomes, strict=True))
+        return [found[place] for place in range(len(writings))]
+
+    def _published(self, writing: Writing) -> tuple[str, bytes, dict[str, str]]:
+        headers = {EXPECTED: str(writing.revision)}
+        subject = self.row(**writing.tokens)
+        if writing.message is None:
+            return subject, b"", headers | DELETION
+        return subject, codec.encode(writing.message, self._bus.sender_map, self._bus.next_id()), headers
 
     async def revision(self, **tokens: Any) -> int:
         """What an `update` of the key must name, as its leader has it: also that of the mark of a deleted

@@ -24,6 +24,10 @@ MARKER_TTL_S = 60
 """How long the server keeps the mark of an expired key: watchers that were away that long notice
 expiries by comparing (see `bus.buckets`), not by marks."""
 
+BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
+BATCH_MOST = 1_000
+"""Messages per batch: the server takes no more."""
+
 WRONG_LAST_SEQUENCE = (10071, 10164)
 NAME_IN_USE = (10058,)
 BAD_CONFIGURATION = (10052,)
@@ -79,9 +83,32 @@ async def publish(
     return int(_checked(json.loads(reply.data), subject)["seq"])
 
 
+async def publish_batch(
+    link: Link,
+    batch_id: str,
+    messages: Sequence[tuple[str, bytes, dict[str, str]]],
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> list[int]:
+    """Publishes all or none (NATS ADR-50): one acknowledgement, and one sync to disk, for all of them.
+
+    At most `BATCH_MOST` messages of one stream. Returns their sequences.
+
+    Raises:
+        Conflict, Unavailable, …: none was stored.
+        DeadlineExceeded, BusUnreachable: not known whether they were.
+    """
+    *before, (subject, payload, headers) = messages
+    for number, (each, content, its) in enumerate(before, start=1):
+        await link.send(each, content, headers=its | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
+    last_headers = headers | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), BATCH_COMMIT: "1"}
+    last_sequence = await publish(link, subject, payload, last_headers, timeout_s=timeout_s)
+    return list(range(last_sequence - len(messages) + 1, last_sequence + 1))
+
+
 async def publish_many(
     link: Link,
-    messages: Sequence[tuple[str, bytes, dict[str, str] | None]],
+    messages: Sequence[tuple[str, bytes, dict[str, str]]],
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> list[int | DmscError]:

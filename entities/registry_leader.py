@@ -54,7 +54,7 @@ class ServiceRegistryConfig:
     page_records: int = 512  # records per answer: what a reader decodes in one go, some 10 ms
     page_bytes: int = 512 << 10  # and their size, below any server's largest message
     registering: int = 2048  # registrations in work at a time; each waits for the bucket, so they go together
-    lot: int = 1024  # records written in one go; more needs fewer round trips, and memory for as many
+    lot: int = 1000  # records written in one go: what the server takes as one batch
     write_retry_s: float = 0.2  # pause before a write that the bucket did not take is repeated
     replicas: int = 1  # of streams and buckets: 1 on an embedded server, 3 on a cluster
     remembered_terminations: int = 1024  # jobs whose termination reports are kept for the release's answer
