@@ -135,7 +135,7 @@ class RegistryLeader:
         )
 
     async def _heartbeat(self, message: Heartbeat, envelope: Envelope) -> None:
-        touched = self.core.heartbeat(message, time.monotonic())
+        touched = self.core.heartbeat(message, time.monotonic(), connection_name(envelope.sender))
         if touched:
             self._writer.soon(touched)
 

@@ -40,6 +40,7 @@ class ServiceRegistry:
         self.config = config or ServiceRegistryConfig()
         self.leader: RegistryLeader | None = None
         self._bus = bus
+        self._leaving: set[asyncio.Task[None]] = set()
         self._candidate = Candidate(bus, self.config.lead, role=ROLE, node=self.config.node)
 
     @property
@@ -64,6 +65,7 @@ class ServiceRegistry:
                 await self._lead(ready)
         finally:
             await self._candidate.release()
+            await asyncio.gather(*self._leaving, return_exceptions=True)
 
     async def _stand_by(self, ready: asyncio.Event) -> None:
         """Returns with the lead."""
@@ -108,8 +110,9 @@ class ServiceRegistry:
         try:
             yield
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            keeping.cancel()  # not waited for: it takes leave of a leader, which may be ourselves by then
+            self._leaving.add(keeping)
+            keeping.add_done_callback(self._leaving.discard)
 
     async def _keep_present(self) -> None:
         incarnation = self._bus.sender.incarnation
