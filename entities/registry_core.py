@@ -4,8 +4,8 @@
 (`service_registry.py`) writes those to the bucket and advertises them. Times come in as arguments
 (seconds of one monotonic clock); what senders say about time is never looked at.
 
-Records are kept packed: ten thousand of them as pydantic models would take 50 MB, and packing them for each
-reader anew would take longer than all the rest.
+Records are kept packed: as pydantic models they take ten times the memory, and packing them for each reader
+anew would take longer than all the rest.
 """
 
 from __future__ import annotations
