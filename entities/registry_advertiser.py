@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,17 @@ from schemas.signals import RouteAdvertisement
 log = get_logger("service-registry")
 
 
+CHUNK_BYTES = 256 << 10
+"""And so much of records at most: far below any server's largest message."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdvertiseConfig:
     """How changes and the full state are told."""
 
     coalesce_s: float = 0.02  # changes this close share one Type 2; longer saves messages, delays routes
     full_every_s: float = 10.0  # the periodic full state of draft §4.3; heals whoever missed a delta
-    chunk_records: int = 256  # records per advertisement (about 0.4 kB each), far below the server's 1 MB
+    chunk_records: int = 256  # records per advertisement: what a reader decodes in one go
 
     def __post_init__(self) -> None:
         if not self.coalesce_s < self.full_every_s:
@@ -85,8 +89,8 @@ class RegistryAdvertiser:
             await self._confirmed()
             sids, self._pending = sorted(self._pending), set()
             previous, self.advertised = self.advertised, self.revision
-            for start in range(0, len(sids), self._config.chunk_records):
-                await self._tell(previous, sids[start : start + self._config.chunk_records])
+            for chunk in self._chunks(sids):
+                await self._tell(previous, chunk)
                 previous = self.advertised  # further chunks of the same revision build on the first
 
     async def full(self) -> None:
@@ -102,23 +106,37 @@ class RegistryAdvertiser:
                 pass
 
     async def _whole(self) -> None:
-        sids = self._core.sids()
-        size = self._config.chunk_records
-        if len(sids) <= size:
+        chunks = list(self._chunks(self._core.sids()))
+        if len(chunks) <= 1:
             await self.flush()
             async with self._turn:
                 await self._confirmed()
                 await self._tell(self.advertised, self._core.sids(), full=True)
             return
         # In pieces that add and never remove: a receiver at another revision asks for a snapshot.
-        pause_s = self._config.full_every_s / (len(sids) / size + 1)
-        for start in range(0, len(sids), size):
+        pause_s = self._config.full_every_s / (len(chunks) + 1)
+        for chunk in chunks:
             await self.flush()
             async with self._turn:
                 await self._confirmed()
-                there = [sid for sid in sids[start : start + size] if self._core.packed(sid) is not None]
+                there = [sid for sid in chunk if self._core.packed(sid) is not None]
                 await self._tell(self.advertised, there)
             await asyncio.sleep(pause_s)
+
+    def _chunks(self, sids: Collection[str]) -> Iterator[list[str]]:
+        """What fits into one advertisement each."""
+        chunk: list[str] = []
+        size = 0
+        for sid in sids:
+            packed = self._core.packed(sid)
+            bytes_ = len(sid) if packed is None else len(packed.body)
+            if chunk and (len(chunk) == self._config.chunk_records or size + bytes_ > CHUNK_BYTES):
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(sid)
+            size += bytes_
+        if chunk:
+            yield chunk
 
     async def _tell(self, previous: int, sids: Collection[str], *, full: bool = False) -> None:
         changed: list[Packed[Any]] = []

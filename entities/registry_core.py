@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from bus.packed import Packed, pack
 from entities.registry_index import Group, RegistryIndex
 from schemas.envelope import EntityKind
-from schemas.errors import Fenced, IllegalTransition, NotFound
+from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
 from schemas.registry import (
     INSTANCE_TRANSITIONS,
     Culprit,
@@ -34,6 +34,8 @@ _BY_HEARTBEAT = "said its heartbeat"
 _HISTORY = 16
 _OVER = (InstanceState.FAULTED, InstanceState.GONE)
 _NOBODY: frozenset[str] = frozenset()
+MOST_RECORD_BYTES = 64 << 10
+"""A record is some hundred bytes; many of the largest still fit into one message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,10 +346,12 @@ class RegistryCore:
         self._departed = {sid: (max(since, now), why) for sid, (since, why) in self._departed.items()}
 
     # --- inside ------------------------------------------------------------------------------------------
-    def _hold(self, record: ServiceRecord, now: float, holder: str) -> Held:
+    def _hold(
+        self, record: ServiceRecord, now: float, holder: str, packed: Packed[ServiceRecord] | None = None
+    ) -> Held:
         """Files a record under a SID that is free."""
         held = self._held[record.sid] = Held(
-            packed=pack(record),
+            packed=packed or pack(record),
             incarnation=record.incarnation,
             state=record.state,
             route_id=record.route_id,
@@ -380,15 +384,22 @@ class RegistryCore:
         fenced = self._fenced(record.sid)
         history: tuple[str, ...] = ()
         if before is not None:
-            self._drop(record.sid)
             fenced = (*fenced, before.incarnation)
             route_id = before.route_id
             history = (f"incarnation {before.incarnation} was {before.state}",)
         else:
             route_id = self._routes.take(record.route_id)
+        admitted = record.model_copy(update={"route_id": route_id, "replaced": fenced[-_FENCES_PER_SID:]})
+        try:
+            packed = _bounded(admitted)
+        except BadMessage:
+            if before is None:
+                self._routes.release(route_id)
+            raise
+        if before is not None:
+            self._drop(record.sid)
         self._fences.pop(record.sid, None)
-        update = {"route_id": route_id, "replaced": fenced[-_FENCES_PER_SID:]}
-        held = self._hold(record.model_copy(update=update), now, holder)
+        held = self._hold(admitted, now, holder, packed)
         held.history = history
         held.note(f"{record.state}: registered as {record.incarnation}")
         return frozenset({record.sid})
@@ -424,11 +435,12 @@ class RegistryCore:
         if record.state is InstanceState.GONE:
             self._remove(record.sid)
             return frozenset({record.sid})
+        packed = _bounded(record)
         if record.state is not before.state:
             held.note(f"{record.state}: {record.reason}" if record.reason else str(record.state))
         self._index.remove(record.sid, held.group)
         held.group = self._index.add(record.sid, record)
-        held.packed = pack(record)
+        held.packed = packed
         held.state = record.state
         held.memory_bytes = record.capability.memory_bytes
         held.flops_per_s = record.capability.flops_per_s
@@ -467,3 +479,14 @@ class RegistryCore:
             incarnation=held.incarnation,
             history=history,
         )
+
+
+def _bounded(record: ServiceRecord) -> Packed[ServiceRecord]:
+    packed = pack(record)
+    if len(packed.body) > MOST_RECORD_BYTES:
+        raise BadMessage(
+            f"{record.sid}: a record of {len(packed.body):,} bytes; the registry takes {MOST_RECORD_BYTES:,}",
+            reason="oversized",
+            sid=record.sid,
+        )
+    return packed

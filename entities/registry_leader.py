@@ -125,7 +125,10 @@ class RegistryLeader:
             raise BadMessage(f"sid {record.sid} is the registry's own; choose another", sid=record.sid)
         await self._confirmed()
         touched = self.core.register(record, time.monotonic(), connection_name(envelope.sender))
-        await self._writer.write(touched)
+        if touched:
+            await self._writer.write(touched)
+        else:
+            await self._writer.settled(record.sid)
         return RegistrationLease(
             sid=record.sid,
             route_id=self.core.route_id(record.sid),

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 from bus.buckets import Bucket, Writing
 from bus.logs import get_logger
 from bus.packed import Packed
-from schemas.errors import Conflict, DmscError
+from schemas.errors import BadMessage, Conflict, DmscError
 from schemas.registry import ServiceRecord
 
 log = get_logger("service-registry")
@@ -52,6 +52,7 @@ class RegistryWriter:
         self._retry_s = retry_s
         self._revisions: dict[str, int] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._flying: dict[str, list[asyncio.Future[None]]] = {}
         self._something = asyncio.Event()
 
     def knows(self, sid: str, revision: int) -> None:
@@ -66,28 +67,40 @@ class RegistryWriter:
             self._something.set()
 
     async def write(self, sids: Collection[str]) -> None:
-        """Returns once the bucket has these, or newer ones."""
-        loop = asyncio.get_running_loop()
+        """Returns once the bucket has these, or newer ones.
+
+        Raises:
+            BadMessage: the bucket will never take one of them.
+        """
         self.soon(sids)
-        futures = []
-        for sid in sids:
-            futures.append(loop.create_future())
-            self._waiting[sid].append(futures[-1])
-        for future in futures:
+        for future in [self._told(self._waiting[sid]) for sid in sids]:
             await future
+
+    async def settled(self, sid: str) -> None:
+        """Returns once nothing of this record is on its way: what is repeated may not be written yet."""
+        for pending in (self._waiting, self._flying):
+            if sid in pending:
+                await self._told(pending[sid])
+                return
+
+    @staticmethod
+    def _told(those: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        those.append(future)
+        return future
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
             await self._something.wait()
             chosen = list(itertools.islice(self._waiting, self._lot))
-            taken = {sid: self._waiting.pop(sid) for sid in chosen}
+            self._flying = {sid: self._waiting.pop(sid) for sid in chosen}
             if not self._waiting:
                 self._something.clear()
-            await self._write(taken)
+            await self._write(chosen)
+            self._flying = {}
 
-    async def _write(self, taken: dict[str, list[asyncio.Future[None]]]) -> None:
-        left = list(taken)
+    async def _write(self, left: list[str]) -> None:
         while left:
             await self._confirmed()
             writings = [
@@ -96,6 +109,10 @@ class RegistryWriter:
             outcomes = await self._bucket.write_many(writings)
             done, again, problem = [], [], None
             for sid, writing, outcome in zip(left, writings, outcomes, strict=True):
+                if isinstance(outcome, BadMessage):
+                    log.error("record can't be written", sid=sid, error=outcome.text)
+                    self._tell(sid, outcome)
+                    continue
                 if isinstance(outcome, DmscError):
                     again.append(sid)
                     if not await self._resolved(sid, outcome):
@@ -108,15 +125,23 @@ class RegistryWriter:
                     self._revisions[sid] = outcome
             if done:
                 self._written(done)
-                for future in itertools.chain.from_iterable(taken[sid] for sid in done):
-                    if not future.done():
-                        future.set_result(None)
+                for sid in done:
+                    self._tell(sid)
             if problem is not None:
                 log.warning(
                     "records not written yet", count=len(again), code=problem.code, error=problem.text
                 )
                 await asyncio.sleep(self._retry_s)
             left = again
+
+    def _tell(self, sid: str, error: DmscError | None = None) -> None:
+        for future in self._flying.pop(sid, ()):
+            if future.done():
+                continue  # whoever asked has left
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
 
     async def _resolved(self, sid: str, error: DmscError) -> bool:
         """Whether the write may be repeated at once: a mark of a deleted key, a write of ours whose answer

@@ -22,6 +22,7 @@ from entities.registry_core import LeaseConfig
 from entities.registry_view import RegistryFollower
 from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
 from schemas.envelope import EntityKind
+from schemas.errors import BadMessage
 from schemas.leadership import Leadership
 from schemas.registry import Heartbeat, InstanceState, Resolve
 from tests.entity_records import instance
@@ -246,6 +247,23 @@ async def test_nothing_depends_on_the_senders_clock(
     (record,) = (await ask(bus, sid="j-s0-r0")).records
     assert (record.state, record.version) == (S.ACTIVE, "-1e+300")
     assert registry.core.stale_beats == 0
+
+
+async def test_large_records_go_in_as_many_messages_as_they_need(
+    registry: ServiceRegistry, dial: Dial
+) -> None:
+    bus = await dial("agent", EntityKind.CLUSTER)
+    follower, task = await follow(bus)
+    large = [instance(f"j-s0-r{number}", version="x" * 60_000) for number in range(40)]
+    await asyncio.gather(*(register(bus, record) for record in large))
+    assert await follower.wait_for(lambda view: len(view.records) == 41, READY_S)
+    late, later = await follow_soon(bus)
+    assert await late.wait_for(lambda view: len(view.records) == 41, READY_S)
+    with pytest.raises(BadMessage, match="the registry takes"):
+        await register(bus, instance("j-s1-r0", version="x" * 70_000))
+    await register(bus, instance("j-s1-r0"))
+    for following in (task, later):
+        await end(following)
 
 
 async def test_a_prefix_that_nobody_serves_is_an_empty_answer(registry: ServiceRegistry, dial: Dial) -> None:

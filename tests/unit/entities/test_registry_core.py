@@ -9,7 +9,7 @@ import pytest
 
 from entities.registry_core import LeaseConfig, RegistryCore, RouteIds
 from schemas.envelope import EntityKind
-from schemas.errors import Fenced, IllegalTransition, NotFound
+from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
 from schemas.registry import (
     INSTANCE_TRANSITIONS,
     Capability,
@@ -287,6 +287,18 @@ class TestAbuse:
         record = core.record("j-s0-r0")
         assert record is not None
         assert len(record.replaced) == 16
+
+    def test_a_record_beyond_all_measure_is_refused_and_leaves_nothing(self, core: RegistryCore) -> None:
+        with pytest.raises(BadMessage, match="the registry takes"):
+            core.register(instance(tags=("x" * 100_000,)), 0)
+        core.register(instance(), 0)
+        assert core.route_id("j-s0-r0") == 1
+        for huge in (instance(version="x" * 100_000), instance(incarnation="i2", version="x" * 100_000)):
+            with pytest.raises(BadMessage):
+                core.register(huge, 1)
+        record = core.record("j-s0-r0")
+        assert record is not None
+        assert (record.incarnation, record.version, record.replaced) == ("i1", "", ())
 
     def test_it_remembers_a_bounded_number_of_the_gone(self) -> None:
         core = RegistryCore(LeaseConfig(remembered_sids=50))
