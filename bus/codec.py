@@ -49,7 +49,7 @@ class SenderMap:
 
 
 _MAP_OF_SEVEN = b"\x87"
-_BODY = msgpack.packb("body")
+_BODY: bytes = msgpack.packb("body")
 
 
 def sender_map(sender: Sender) -> SenderMap:
@@ -65,6 +65,7 @@ def encode(message: Sendable, sender: SenderMap, envelope_id: str, causation: st
     """
     rest: dict[str, Any] = {"id": envelope_id, "causation": causation, "sent_at": time.time()}
     cls: type[Message]
+    data: bytes
     # The first byte of what is packed here says how many entries the map has; the head has said it already.
     if isinstance(message, Packed):
         cls = message.cls

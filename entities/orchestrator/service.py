@@ -15,6 +15,7 @@ from bus import subjects
 from bus.buckets import Entry
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.packed import Sendable
 from bus.services import Handler, Server, Subscription
 from entities.leadership import Candidate
 from entities.lease import LeaseConfig
@@ -182,7 +183,7 @@ class Leader:
     def _while_leading(self, server: Server) -> Server:
         """One that was frozen, cut off or slow answers nothing until it knows that it still leads."""
 
-        async def sure(message: Message, envelope: Envelope) -> Message:
+        async def sure(message: Message, envelope: Envelope) -> Sendable:
             await self._candidate.confirmed()
             return await server(message, envelope)
 
