@@ -88,6 +88,10 @@ bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside th
 		|| echo 'torchft can not be installed here: the comparison with it is skipped'
 	@$(VENV)/python benchmarks/faults.py $(ARGS)
 
+.PHONY: bench-registry
+bench-registry: setup ## the registry with 10,000 instances, beside raw nats-py
+	@$(VENV)/python benchmarks/registry.py $(ARGS)
+
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service
 	docker compose up --build --detach --wait

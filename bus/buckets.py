@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,16 @@ from bus.dead_letters import bury
 from bus.jetstream import MARKER_TTL_S
 from bus.link import asked_to_end
 from bus.logs import get_logger
+from bus.packed import Sendable
 from bus.reader import Reader
 from bus.subjects import Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import (
     BadMessage,
+    BusUnreachable,
     Conflict,
+    DeadlineExceeded,
     DmscError,
     NotFound,
     Unavailable,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 log = get_logger("bus.buckets")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
 ANSWER_S = 1.5
 """A cluster that elects a stream's leader answers nobody: whoever asked before must ask again after, and
 should not notice late that it is over. Outlasts the sync of a busy disk."""
@@ -47,6 +51,8 @@ PAUSE_S = 0.05
 PATIENCE_S = 20.0
 """How long a reading or a new watch puts up with a bus that is there and does not serve the bucket yet: a
 cluster that has just made it, or elects a leader, refuses consumers or forgets to answer."""
+BATCH_LEAST = 4
+"""From so many values on, a batch is worth its round trip."""
 CREATE_ATTEMPTS = 5
 """A create may find a marker that another writer replaces meanwhile; more often than this is a conflict."""
 
@@ -59,6 +65,15 @@ class Entry:
     revision: int
     message: Any
     envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """One of many writes: `message` None deletes; `revision` is what the key must have, 0: nothing."""
+
+    tokens: dict[str, Any]
+    message: Sendable | None
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +123,7 @@ class Bucket:
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    async def put(self, message: Message, *, ttl_s: float | None = None, **tokens: Any) -> int:
+    async def put(self, message: Sendable, *, ttl_s: float | None = None, **tokens: Any) -> int:
         """Writes whatever was there before; returns the revision.
 
         `ttl_s` is rounded up to whole seconds, at least one: the server knows no finer.
@@ -148,11 +163,53 @@ class Bucket:
 
     async def delete(self, **tokens: Any) -> None:
         """Removes the key. The mark that watchers see goes away by itself."""
-        headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
-        await jetstream.publish(self._bus.link, self.row(**tokens), b"", headers, timeout_s=ANSWER_S)
+        await jetstream.publish(self._bus.link, self.row(**tokens), b"", DELETION, timeout_s=ANSWER_S)
+
+    async def write_many(self, writings: Sequence[Writing]) -> list[int | DmscError]:
+        """Compare-and-sets of different keys. Each one's revision, or why it was not written: see `update`.
+
+        Values go in batches, each of which the server takes as a whole and syncs once; where it does not
+        take one, because one of the keys has moved on, they go one behind the other, as deletions do.
+        """
+        found: dict[int, int | DmscError] = {}
+        values = [place for place, writing in enumerate(writings) if writing.message is not None]
+        for start in range(0, len(values), jetstream.BATCH_MOST):
+            places = values[start : start + jetstream.BATCH_MOST]
+            if len(places) < BATCH_LEAST:
+                continue
+            batch = [self._published(writings[place]) for place in places]
+            try:
+                revisions = await jetstream.publish_batch(
+                    self._bus.link, self._bus.next_id(), batch, timeout_s=ANSWER_S
+                )
+                found.update(zip(places, revisions, strict=True))
+            except (BusUnreachable, DeadlineExceeded) as error:
+                found.update((place, error) for place in places)
+            except DmscError as error:
+                log.debug("batch not taken", bucket=self.row.bucket, error=error.text)
+        left = [place for place in range(len(writings)) if place not in found]
+        singly = [self._published(writings[place]) for place in left]
+        outcomes = await jetstream.publish_many(self._bus.link, singly, timeout_s=ANSWER_S)
+        found.update(zip(left, outcomes, strict=True))
+        return [found[place] for place in range(len(writings))]
+
+    def _published(self, writing: Writing) -> tuple[str, bytes, dict[str, str]]:
+        headers = {EXPECTED: str(writing.revision)}
+        subject = self.row(**writing.tokens)
+        if writing.message is None:
+            return subject, b"", headers | DELETION
+        return subject, codec.encode(writing.message, self._bus.sender_map, self._bus.next_id()), headers
+
+    async def revision(self, **tokens: Any) -> int:
+        """What an `update` of the key must name, as its leader has it: also that of the mark of a deleted
+        key; 0 where there is nothing."""
+        last = await jetstream.last(
+            self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
+        )
+        return 0 if last is None else last.sequence
 
     async def _write(
-        self, message: Message, expected: int | None, ttl_s: float | None, tokens: dict[str, Any]
+        self, message: Sendable, expected: int | None, ttl_s: float | None, tokens: dict[str, Any]
     ) -> int:
         bus = self._bus
         subject = self.row(**tokens)

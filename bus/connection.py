@@ -15,9 +15,11 @@ from nats.aio.client import Client
 
 from bus import codec, streams
 from bus.buckets import Bucket
+from bus.departures import connection_name
 from bus.dial import Token
 from bus.link import Link
 from bus.objects import ObjectStore
+from bus.packed import Sendable
 from bus.services import Handler, Server, Subscription
 from bus.streams import Recorded
 from bus.subjects import Subject
@@ -91,7 +93,8 @@ class Bus:
             servers: One URL or several of one cluster, `nats://host:port`.
             name: The service's SID; survives restarts.
             kind: What the service is.
-            token: Bearer token of the bus, or a function that gives the present one (asked at each dial).
+            token: Bearer token of the bus or `user:password`, or a function that gives the present one, asked
+                at each dial.
             incarnation: Does not survive restarts; random by default.
             connect_timeout_s: How long to try.
 
@@ -103,7 +106,8 @@ class Bus:
         if not urls:
             raise BadInput("no bus address given: pass nats://host:port")
         sender = Sender(name=name, kind=kind, incarnation=incarnation or secrets.token_hex(4))
-        link = Link(urls, name=name, token=token, inbox_prefix=f"_INBOX.{name}")
+        label = connection_name(sender)
+        link = Link(urls, name=name, label=label, token=token, inbox_prefix=f"_INBOX.{name}")
         await link.open(connect_timeout_s)
         bus = cls(link, sender)
         try:
@@ -151,7 +155,7 @@ class Bus:
         return cause.id if isinstance(cause, Envelope) else cause
 
     async def publish(
-        self, row: Subject, message: Message, *, cause: Envelope | str | None = None, **tokens: Any
+        self, row: Subject, message: Sendable, *, cause: Envelope | str | None = None, **tokens: Any
     ) -> str:
         """Sends at most once; returns the envelope's id.
 

@@ -15,7 +15,7 @@ from nats.aio.client import Client, Server
 from schemas.errors import BusUnreachable, DmscError, Refused
 
 Token = str | Callable[[], str]
-"""A bearer token, or what gives the present one at each dial (tokens expire)."""
+"""A bearer token or `user:password`, or what gives the present one at each dial (tokens expire)."""
 
 BUFFER_BYTES = 16 << 20
 """Published while disconnected: kept up to here and sent after the reconnect, then refused."""
@@ -45,8 +45,9 @@ class Listener:
 class Dialer:
     """Where to connect to and as whom."""
 
-    def __init__(self, servers: Sequence[str], *, name: str, token: Token | None) -> None:
+    def __init__(self, servers: Sequence[str], *, name: str, label: str, token: Token | None) -> None:
         self.name = name
+        self._label = label  # how the server is to know this connection
         self._servers = list(servers)
         self._token = token
         self._attempts = 0
@@ -83,8 +84,8 @@ class Dialer:
         connecting = asyncio.create_task(
             client.connect(
                 servers=self._servers,
-                name=self.name,
-                token=self._token,
+                name=self._label,
+                **self._credentials(),
                 error_cb=on_error,
                 disconnected_cb=listener.disconnected,
                 reconnected_cb=listener.reconnected,
@@ -115,6 +116,12 @@ class Dialer:
             if not connected:
                 await _end(connecting)
                 await close(client)
+
+    def _credentials(self) -> dict[str, Any]:
+        if isinstance(self._token, str) and ":" in self._token:
+            user, _, password = self._token.partition(":")
+            return {"user": user, "password": password}
+        return {"token": self._token}
 
     def refused(self, reason: str) -> DmscError:
         return Refused(

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from bus.codec import MAX_MESSAGE_BYTES
+from bus.departures import access_clause
 from bus.logs import get_logger
 from schemas.errors import BadInput, Conflict, Unavailable
 
@@ -60,7 +61,8 @@ class EmbeddedServer:
     Args of the constructor:
         store_dir: Where streams, the log, and the configuration live; made if missing.
         port: -1 takes a free one. After the first start the port is pinned, for restarts.
-        token: Clients must present it.
+        token: Clients must present it. With `user:password` the server also tells of closed connections
+            (`bus.departures`).
         host: Interface to listen on.
         sync_always: Each write to a file is synced before it is acknowledged: what was decided
             survives a power cut, at the price of the disk's sync time per write.
@@ -279,8 +281,7 @@ class EmbeddedServer:
             ]
         if self._monitor:
             lines.append(f"http: {quoted(f'{self.host}:-1')}")
-        if self._token is not None:
-            lines.append(f"authorization {{ token: {quoted(self._token)} }}")
+        lines += access_clause(self._token)
         path = self.store_dir / "server.conf"
         path.touch(mode=0o600)
         path.chmod(0o600)  # the token is in it

@@ -5,9 +5,11 @@ Only the few calls that the bus needs: administration, acknowledged publishing, 
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,10 @@ TIMEOUT_S = 5.0
 MARKER_TTL_S = 60
 """How long the server keeps the mark of an expired key: watchers that were away that long notice
 expiries by comparing (see `bus.buckets`), not by marks."""
+
+BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
+BATCH_MOST = 1_000
+"""Messages per batch: the server takes no more."""
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 NAME_IN_USE = (10058,)
@@ -75,6 +81,69 @@ async def publish(
     except NoResponders:
         raise Unavailable(f"no stream takes {subject}: has the mesh been provisioned?") from None
     return int(_checked(json.loads(reply.data), subject)["seq"])
+
+
+async def publish_batch(
+    link: Link,
+    batch_id: str,
+    messages: Sequence[tuple[str, bytes, dict[str, str]]],
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> list[int]:
+    """Publishes all or none (NATS ADR-50): one acknowledgement, and one sync to disk, for all of them.
+
+    At most `BATCH_MOST` messages of one stream. Returns their sequences.
+
+    Raises:
+        Conflict, Unavailable, …: none was stored.
+        DeadlineExceeded, BusUnreachable: not known whether they were.
+    """
+    *before, (subject, payload, headers) = messages
+    for number, (each, content, its) in enumerate(before, start=1):
+        await link.send(each, content, headers=its | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
+    last_headers = headers | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), BATCH_COMMIT: "1"}
+    last_sequence = await publish(link, subject, payload, last_headers, timeout_s=timeout_s)
+    return list(range(last_sequence - len(messages) + 1, last_sequence + 1))
+
+
+async def publish_many(
+    link: Link,
+    messages: Sequence[tuple[str, bytes, dict[str, str]]],
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> list[int | DmscError]:
+    """Publishes one behind the other without waiting in between; each one's sequence, or its error.
+
+    `timeout_s` is from one acknowledgement to the next.
+    """
+    if not link.online.is_set():
+        return [link.unreachable() for _ in messages]
+    loop = asyncio.get_running_loop()
+    found: list[int | DmscError] = []
+    with contextlib.ExitStack() as stack:
+        asked = []
+        for subject, payload, headers in messages:
+            inbox, question = stack.enter_context(link.question(subject))
+            asked.append(question)
+            try:
+                await link.send(subject, payload, reply=inbox, headers=headers)
+            except DmscError as error:
+                question.fail(error)
+        for question in asked:
+            timer = None if question.answer.done() else loop.call_later(timeout_s, question.expire, timeout_s)
+            try:
+                reply = await question.answer
+                found.append(int(_checked(json.loads(reply.data), question.subject)["seq"]))
+            except NoResponders:
+                found.append(
+                    Unavailable(f"no stream takes {question.subject}: has the mesh been provisioned?")
+                )
+            except DmscError as error:
+                found.append(error)
+            finally:
+                if timer is not None:
+                    timer.cancel()
+    return found
 
 
 async def last(

@@ -104,14 +104,16 @@ class Stats:
 class Link:
     """The connection of one `Bus`. Not for use outside `bus/`."""
 
-    def __init__(self, servers: Sequence[str], *, name: str, token: Token | None, inbox_prefix: str) -> None:
+    def __init__(
+        self, servers: Sequence[str], *, name: str, label: str, token: Token | None, inbox_prefix: str
+    ) -> None:
         self.name = name
         self.stats = Stats()
         self.online = asyncio.Event()
         self._awake = asyncio.Event()  # online or closing: nobody waits for a link that is gone
         self.back: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next reconnect
         self.on_reconnect: list[Callback] = []
-        self._dialer = Dialer(servers, name=name, token=token)
+        self._dialer = Dialer(servers, name=name, label=label, token=token)
         self._client: Client | None = None
         self._inbox = f"{inbox_prefix}.{secrets.token_hex(6)}"
         self._numbers = itertools.count(1)

@@ -143,10 +143,12 @@ class Presence:
                     self._again.set()
 
     async def _beating(self) -> None:
+        record, digest = self.record, digest_of(self.record)
         while not self.fenced.is_set():
-            record = self.record
+            if record is not self.record:
+                record, digest = self.record, digest_of(self.record)
             beat = Heartbeat(
-                sid=record.sid, incarnation=record.incarnation, state=record.state, digest=digest_of(record)
+                sid=record.sid, incarnation=record.incarnation, state=record.state, digest=digest
             )
             with contextlib.suppress(DmscError):  # away: the registry's patience is longer than a reconnect
                 if self._bus.connected:  # a buffered heartbeat would be a lie when it arrives

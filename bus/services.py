@@ -17,6 +17,7 @@ from bus.dead_letters import bury
 from bus.feed import Feed
 from bus.link import asked_to_end
 from bus.logs import get_logger
+from bus.packed import Sendable
 from bus.subjects import Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 log = get_logger("bus.services")
 
 Handler = Callable[[Any, Envelope], Awaitable[None]]
-Server = Callable[[Any, Envelope], Awaitable[Message]]
+Server = Callable[[Any, Envelope], Awaitable[Sendable]]
 
 DRAIN_S = 10.0
 """How long `stop()` waits for what is in flight before it cancels it."""
@@ -233,7 +234,7 @@ class Subscription:
             reply = self._encode(_internal("see its log"), envelope.id)
         await self._reply(self._memory.settle(envelope.id, reply, time.monotonic()), reply)
 
-    def _encode(self, message: Message, cause: str | None) -> bytes:
+    def _encode(self, message: Sendable, cause: str | None) -> bytes:
         bus = self._bus
         try:
             return codec.encode(message, bus.sender_map, bus.next_id(), cause)

@@ -108,6 +108,7 @@ def _key_value(bucket: str, replicas: int) -> dict[str, Any]:
         "discard": "new",
         "max_msgs_per_subject": 1,
         "allow_direct": True,
+        "allow_atomic": True,
         "allow_rollup_hdrs": True,
         "deny_delete": True,
         "allow_msg_ttl": True,

@@ -32,6 +32,8 @@ from schemas.envelope import EntityKind as K
 from schemas.errors import Ack, BadMessage
 
 ROOT = "dmsc.v1"
+DISCONNECTED = "dmsc.server.disconnect"
+"""Where the server itself tells of closed connections, in JSON of its own: see `bus.departures`."""
 
 
 class Delivery(StrEnum):
@@ -183,7 +185,7 @@ STATE_CHANGE = _row(
 )  # fmt: skip
 RESOLVE = _row(
     "resolve", "registry.resolve", registry.Resolve, ALL, SRD,
-    REQUEST, "discovery by content; without filters: a snapshot", reply=registry.Resolved,
+    REQUEST, "discovery by content, in pages; without filters: a snapshot", reply=registry.Resolved,
 )  # fmt: skip
 RELEASE_JOB = _row(
     "release job", "registry.release", registry.ReleaseJob, SMO, SRD,
@@ -213,8 +215,9 @@ ROUTE_TABLE = _row(
 )  # fmt: skip
 
 LEADERSHIP = _row(
-    "leadership", "{role}", leadership.Leadership, SMO, SMO, KV,
-    "which of several orchestrators leads, and its term; by compare-and-set", bucket="leadership",
+    "leadership", "{role}", leadership.Leadership, SMO + SRD, SMO + SRD, KV,
+    "which of several orchestrators, or registries, leads, and its term; by compare-and-set",
+    bucket="leadership",
 )  # fmt: skip
 LEADER = _row(
     "leader", "mesh.leader", leadership.Leadership, SMO, MG + SR + MIC + FM,

@@ -7,10 +7,10 @@ What is there stays, so that a restart changes no token.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
+from bus.departures import access_clause
 from dmsc.state_folder import StateFolder
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     folder.write_tokens()
     clause = folder.path / "nats-auth.conf"
     # the volume is shared by the mesh's own containers alone; the server runs as another user than they do
-    clause.write_text(f"authorization {{ token: {json.dumps(folder.bus_token())} }}\n")
+    clause.write_text("\n".join(access_clause(folder.bus_token())) + "\n")
     print(f"secrets are in {folder.path}")
 
 

@@ -106,9 +106,11 @@ def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
 
 
 def _service_registry(options: RunOptions) -> Part:
+    from entities.lease import LeaseConfig
     from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
 
-    config = ServiceRegistryConfig(replicas=options.replicas)
+    lead = LeaseConfig(lease_s=lease_s(options.replicas))
+    config = ServiceRegistryConfig(node=node_name(), replicas=options.replicas, lead=lead)
     return Part(
         sid="service-registry",
         kind=EntityKind.SERVICE_REGISTRY,
@@ -129,7 +131,8 @@ def _authorizer(options: RunOptions) -> Part:
 
 
 def _orchestrator(options: RunOptions) -> Part:
-    from entities.orchestrator import LeaseConfig, Orchestrator, OrchestratorConfig
+    from entities.lease import LeaseConfig
+    from entities.orchestrator import Orchestrator, OrchestratorConfig
 
     config = OrchestratorConfig(node=node_name(), lease=LeaseConfig(lease_s=lease_s(options.replicas)))
     return Part(
@@ -141,7 +144,7 @@ def _orchestrator(options: RunOptions) -> Part:
 
 
 def lease_s(replicas: int) -> float:
-    """The orchestrator's lease in seconds: on a cluster long enough to reach another server in good time."""
+    """A leader's lease in seconds: on a cluster long enough to reach another server in good time."""
     return 1.0 if replicas == 1 else 3.0
 
 

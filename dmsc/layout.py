@@ -21,6 +21,7 @@ class MeshOptions:
     )
     servers: int = 1  # of the bus: 3 or 5 make a cluster, which bears the loss of 1 or 2
     orchestrators: int = 1  # one leads; more than one: each in a process of its own
+    registries: int = 1  # likewise
     separate: bool = False  # one process per entity instead of one for the control plane
     bind: str = "127.0.0.1"
     address: str = "127.0.0.1"  # what other machines reach this one by
@@ -80,22 +81,30 @@ def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path
         return ("--cluster", cluster, "--http-port", str(port), "--bind", options.bind)
 
     pairs = list(zip(options.clusters, http_ports, strict=True))
-    apart = options.separate or options.orchestrators > 1
+    several = {"service-registry": options.registries, "orchestrator": options.orchestrators}
+    apart = [entity for entity, count in several.items() if options.separate or count > 1]
     orchestrators = [
         ChildSpec(name=name, arguments=("run", "orchestrator"), stop_order=1)
-        for name in (orchestrator_names(options) if apart else ())
+        for name in (numbered("orchestrator", options.orchestrators) if "orchestrator" in apart else ())
+    ]
+    registries = [
+        ChildSpec(name=name, arguments=("run", "service-registry"), stop_order=4)
+        for name in (numbered("service-registry", options.registries) if "service-registry" in apart else ())
     ]
     if not options.separate:
-        together = ("service-registry", "authorizer", *(() if apart else ("orchestrator",)))
+        together = tuple(
+            entity for entity in ("service-registry", "authorizer", "orchestrator") if entity not in apart
+        )
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in doors(*pair))
         arguments += ("--tokens", str(tokens))
         return [
-            ChildSpec(name="control-plane", arguments=arguments, stop_order=3 if apart else 1),
+            *registries,
+            ChildSpec(name="control-plane", arguments=arguments, stop_order=3 if orchestrators else 1),
             *orchestrators,
         ]
     return [
-        ChildSpec(name="service-registry", arguments=("run", "service-registry"), stop_order=4),
+        *registries,
         ChildSpec(name="authorizer", arguments=("run", "authorizer", "--tokens", str(tokens)), stop_order=3),
         *orchestrators,
         *(
@@ -113,11 +122,9 @@ def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path
     ]
 
 
-def orchestrator_names(options: MeshOptions) -> tuple[str, ...]:
-    """Process names of orchestrators that run apart."""
-    if options.orchestrators == 1:
-        return ("orchestrator",)
-    return tuple(f"orchestrator-{number}" for number in range(1, options.orchestrators + 1))
+def numbered(entity: str, count: int) -> tuple[str, ...]:
+    """Process names of an entity that runs apart."""
+    return (entity,) if count == 1 else tuple(f"{entity}-{number}" for number in range(1, count + 1))
 
 
 def expected_services(options: MeshOptions) -> frozenset[str]:

@@ -163,9 +163,10 @@ class StateFolder:
 
     def write_tokens(self) -> None:
         """Make the tokens and the users' file if they are missing; what is there stays."""
-        for name in ("token", "bus_token"):
+        # user:password, so that the server tells of closed connections; an older folder's plain token stays
+        for name, user in (("token", ""), ("bus_token", "dmsc:")):
             if _read_secret(self.path / name) is None:
-                _write_private(self.path / name, secrets.token_urlsafe(24) + "\n")
+                _write_private(self.path / name, f"{user}{secrets.token_urlsafe(24)}\n")
         token = self.token() or ""
         digest = hashlib.sha256(token.encode()).hexdigest()
         known = self.tokens_file.read_text() if self.tokens_file.exists() else ""

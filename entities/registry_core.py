@@ -2,18 +2,23 @@
 
 `RegistryCore` holds the records and answers every event with the SIDs whose record changed; the shell
 (`service_registry.py`) writes those to the bucket and advertises them. Times come in as arguments
-(seconds of one monotonic clock).
+(seconds of one monotonic clock); what senders say about time is never looked at.
+
+Records are kept packed: as pydantic models they take ten times the memory, and packing them for each reader
+anew would take longer than all the rest.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from bus.packed import Packed, pack
+from entities.registry_index import Group, RegistryIndex
 from schemas.envelope import EntityKind
-from schemas.errors import Fenced, IllegalTransition, NotFound
+from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
 from schemas.registry import (
     INSTANCE_TRANSITIONS,
     SILENT,
@@ -27,8 +32,11 @@ from schemas.registry import (
 
 _FENCES_PER_SID = 16
 _BY_HEARTBEAT = "said its heartbeat"
-_HISTORY = 32
+_HISTORY = 16
 _OVER = (InstanceState.FAULTED, InstanceState.GONE)
+_NOBODY: frozenset[str] = frozenset()
+MOST_RECORD_BYTES = 64 << 10
+"""A record is some hundred bytes; many of the largest still fit into one message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,7 @@ class LeaseConfig:
 
     heartbeat_s: float = 1.0  # asked of each holder; smaller finds deaths sooner, costs messages
     expiry_s: float = 6.0  # silence after which a record counts as lost; ≥ 3 heartbeats, as beats may be lost
+    departed_s: float = 2.0  # the same once the bus says that the holder's connection closed; ≥ a reconnect
     tick_s: float = 0.5  # how often silence is looked for; a death is seen within expiry_s + tick_s
     remembered_sids: int = 10_000  # gone instances whose incarnations stay fenced (~200 bytes each)
 
@@ -50,47 +59,94 @@ class LeaseConfig:
             )
         if not 0 < self.tick_s <= self.expiry_s / 3:
             raise ValueError(f"tick_s is {self.tick_s}; it must be above 0 and at most a third of expiry_s")
+        if not self.departed_s > 0:
+            raise ValueError(f"departed_s is {self.departed_s}; it must be above 0")
 
 
 class RouteIds:
-    """Allocates the lowest free route id, from 1 (draft §4.4(1): routing identifiers)."""
+    """Allocates the lowest free route id, from 1 (draft §4.4(1): routing identifiers).
+
+    Takes memory for those that are in use or were, whatever numbers are wanted: those come from records
+    that others send.
+    """
 
     def __init__(self) -> None:
         self._used: set[int] = set()
-        self._free: list[int] = []
+        self._free: list[int] = []  # below `_next` and released; each once
+        self._listed: set[int] = set()  # what stands in `_free`
         self._next = 1
 
     def take(self, wanted: int = 0) -> int:
         """`wanted` if it is free and above 0, else the lowest free one."""
         if wanted > 0 and wanted not in self._used:
-            while self._next <= wanted:
-                heapq.heappush(self._free, self._next)
-                self._next += 1
             self._used.add(wanted)
             return wanted
         while self._free:
             lowest = heapq.heappop(self._free)
+            self._listed.discard(lowest)
             if lowest not in self._used:
                 self._used.add(lowest)
                 return lowest
+        while self._next in self._used:
+            self._next += 1
         number = self._next
         self._next += 1
         self._used.add(number)
         return number
 
     def release(self, number: int) -> None:
-        if number in self._used:
-            self._used.remove(number)
+        """Gives it back; twice is fine."""
+        if number not in self._used:
+            return
+        self._used.remove(number)
+        if number < self._next and number not in self._listed:
+            self._listed.add(number)
             heapq.heappush(self._free, number)
 
 
 @dataclass(slots=True)
 class Held:
-    """A record with its lease: when it was last heard of, and what became of it."""
+    """A record with its lease. What every heartbeat and query looks at stands beside the packed record."""
 
-    record: ServiceRecord
+    packed: Packed[ServiceRecord]
+    incarnation: str
+    state: InstanceState
+    route_id: int
+    memory_bytes: int
+    flops_per_s: float
+    replaced: tuple[str, ...]
+    group: Group
     heard: float
-    history: deque[str] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    holder: str  # the connection that it came over
+    history: tuple[str, ...] = ()
+
+    @property
+    def record(self) -> ServiceRecord:
+        return self.packed.open()
+
+    def note(self, line: str) -> None:
+        self.history = (*self.history, line)[-_HISTORY:]
+
+
+class Holders:
+    """Which SIDs came over which connection. Nearly all have one."""
+
+    def __init__(self) -> None:
+        self._sids: dict[str, tuple[str, ...]] = {}
+
+    def add(self, holder: str, sid: str) -> None:
+        if holder:
+            self._sids[holder] = (*self._sids.get(holder, ()), sid)
+
+    def remove(self, holder: str, sid: str) -> None:
+        left = tuple(one for one in self._sids.get(holder, ()) if one != sid)
+        if left:
+            self._sids[holder] = left
+        else:
+            self._sids.pop(holder, None)
+
+    def of(self, holder: str) -> tuple[str, ...]:
+        return self._sids.get(holder, ())
 
 
 class RegistryCore:
@@ -103,6 +159,9 @@ class RegistryCore:
     def __init__(self, config: LeaseConfig) -> None:
         self.config = config
         self._held: dict[str, Held] = {}
+        self._index = RegistryIndex()
+        self._holders = Holders()
+        self._departed: dict[str, tuple[float, str]] = {}
         self._routes = RouteIds()
         self._fences: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         self._last_tick: float | None = None
@@ -112,22 +171,71 @@ class RegistryCore:
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def examined(self) -> int:
+        """Groups and members that the last query looked at."""
+        return self._index.examined
+
+    @property
+    def fenced_sids(self) -> int:
+        """Gone instances whose incarnations are remembered."""
+        return len(self._fences)
+
     def record(self, sid: str) -> ServiceRecord | None:
         held = self._held.get(sid)
         return held.record if held else None
 
+    def packed(self, sid: str) -> Packed[ServiceRecord] | None:
+        """The record as it is sent and written."""
+        held = self._held.get(sid)
+        return held.packed if held else None
+
+    def route_id(self, sid: str) -> int:
+        """0 if there is no such record."""
+        held = self._held.get(sid)
+        return held.route_id if held else 0
+
+    def sids(self) -> tuple[str, ...]:
+        """All SIDs in order of route id."""
+        return tuple(sorted(self._held, key=lambda sid: self._held[sid].route_id))
+
     def records(self) -> tuple[ServiceRecord, ...]:
         """All records in order of route id."""
-        return tuple(
-            sorted((held.record for held in self._held.values()), key=lambda record: record.route_id)
-        )
+        return tuple(self._held[sid].record for sid in self.sids())
 
     def resolve(self, query: Resolve) -> tuple[ServiceRecord, ...]:
         """Discovery by content (draft §1): every given filter must match; in order of route id."""
+        return tuple(held.record for held in self._find(query))
+
+    def page(
+        self, query: Resolve, most_bytes: int, most_records: int
+    ) -> tuple[list[Packed[ServiceRecord]], int]:
+        """The matches behind `query.after`, packed, and the next page's `after`: 0 if there is no more."""
+        page: list[Packed[ServiceRecord]] = []
+        size, last = 0, 0
+        for held in self._find(query):
+            size += len(held.packed.body)
+            if page and (size > most_bytes or len(page) == most_records):
+                return page, last
+            page.append(held.packed)
+            last = held.route_id
+        return page, 0
+
+    def _find(self, query: Resolve) -> list[Held]:
         if query.sid is not None:
-            held = self._held.get(query.sid)
-            return (held.record,) if held and matches(query, held.record) else ()
-        return tuple(record for record in self.records() if matches(query, record))
+            named = self._held.get(query.sid)
+            found = [named] if named is not None and named.group.content.matches(query) else []
+        else:
+            found = [self._held[sid] for sid in self._index.find(query)]
+        wanted = [
+            held
+            for held in found
+            if held.route_id > query.after
+            and held.memory_bytes >= query.min_memory_bytes
+            and held.flops_per_s >= query.min_flops_per_s
+        ]
+        wanted.sort(key=lambda held: held.route_id)
+        return wanted
 
     # --- events ----------------------------------------------------------------------------------------
     def load(self, records: Iterable[ServiceRecord], now: float) -> frozenset[str]:
@@ -138,65 +246,76 @@ class RegistryCore:
             if route_id != record.route_id:
                 record = record.model_copy(update={"route_id": route_id})
                 touched.add(record.sid)
-            self._held[record.sid] = held = Held(record, now)
-            held.history.append(f"{record.state}: loaded")
+            self._hold(record, now, "").note(f"{record.state}: loaded")
         return frozenset(touched)
 
-    def register(self, record: ServiceRecord, now: float) -> frozenset[str]:
-        """Type 1. New, a new incarnation, an update, or a renewal (which changes nothing)."""
+    def register(self, record: ServiceRecord, now: float, holder: str = "") -> frozenset[str]:
+        """Type 1. New, a new incarnation, an update, or a renewal (which changes nothing).
+
+        `holder` names the connection that it came over: `departed` tells of its end.
+        """
         held = self._held.get(record.sid)
         if record.incarnation in self._fenced(record.sid):
             raise self._fence_error(record.sid, record.incarnation)
-        if held is None or held.record.incarnation != record.incarnation:
-            return self._admit(record, held, now)
-        if record.state is not held.record.state:
-            self._check_transition(held, record.state, record.reason)
+        if held is None or held.incarnation != record.incarnation:
+            return self._admit(record, held, now, holder)
+        if record.state is not held.state:
+            self._check_transition(record.sid, held, record.state, record.reason)
         held.heard = now
-        kept: dict[str, object] = {"route_id": held.record.route_id, "replaced": held.record.replaced}
-        if record.state is held.record.state and not record.reason:
-            kept |= {
-                "reason": held.record.reason,
-                "fault": held.record.fault,
-                "culprit": held.record.culprit,
-            }
-        return self._store(held, record.model_copy(update=kept))
+        self._held_by(record.sid, held, holder)
+        before = held.record
+        kept: dict[str, object] = {"route_id": before.route_id, "replaced": before.replaced}
+        if record.state is before.state and not record.reason:
+            kept |= {"reason": before.reason, "fault": before.fault, "culprit": before.culprit}
+        return self._store(held, before, record.model_copy(update=kept))
 
-    def heartbeat(self, beat: Heartbeat, now: float) -> frozenset[str]:
+    def heartbeat(self, beat: Heartbeat, now: float, holder: str = "") -> frozenset[str]:
         """A sign of life. It carries the state, so that a lost `StateChange` is made good."""
         held = self._held.get(beat.sid)
-        if held is None or held.record.incarnation != beat.incarnation:
+        if held is None or held.incarnation != beat.incarnation:
             self.stale_beats += 1
-            return frozenset()
+            return _NOBODY
         held.heard = now
-        if beat.state in INSTANCE_TRANSITIONS[held.record.state]:
-            return self._move(held, beat.state, _BY_HEARTBEAT)
-        return frozenset()
+        if holder and held.holder != holder:
+            self._held_by(beat.sid, held, holder)
+        if beat.state is held.state or beat.state not in INSTANCE_TRANSITIONS[held.state]:
+            return _NOBODY
+        return self._move(held, held.record, beat.state, _BY_HEARTBEAT)
 
     def change(self, change: StateChange, now: float) -> frozenset[str]:
         """A state moved, as told by the incarnation itself or by its node agent."""
         held = self._held.get(change.sid)
         if change.incarnation in self._fenced(change.sid):
             raise self._fence_error(change.sid, change.incarnation)
-        if held is None or held.record.incarnation != change.incarnation:
+        if held is None or held.incarnation != change.incarnation:
             raise NotFound(
                 f"{change.sid}: incarnation {change.incarnation} is not registered; register it first",
                 sid=change.sid,
                 incarnation=change.incarnation,
             )
-        if change.state is held.record.state:
-            faster = held.record.reason == _BY_HEARTBEAT  # the heartbeat was faster: here is why
+        record = held.record
+        if change.state is record.state:
+            faster = record.reason == _BY_HEARTBEAT  # the heartbeat was faster: here is why
             if not faster and (change.state in _OVER or not change.reason):
-                return frozenset()  # a repetition; of how it ended the first word counts
-            return self._move(held, change.state, change.reason, change.fault, change.culprit)
-        self._check_transition(held, change.state, change.reason)
-        return self._move(held, change.state, change.reason, change.fault, change.culprit)
+                return _NOBODY  # a repetition; of how it ended the first word counts
+            return self._move(held, record, change.state, change.reason, change.fault, change.culprit)
+        self._check_transition(change.sid, held, change.state, change.reason)
+        return self._move(held, record, change.state, change.reason, change.fault, change.culprit)
 
     def release(self, job: str) -> frozenset[str]:
         """Draft §4.4(6): forget the job's records and release their route ids."""
-        sids = [sid for sid, held in self._held.items() if held.record.job == job]
+        sids = frozenset(self._index.find(Resolve.model_construct(job=job)))
         for sid in sids:
             self._remove(sid)
-        return frozenset(sids)
+        return sids
+
+    def departed(self, holder: str, why: str, now: float) -> int:
+        """The bus says that this connection closed: a hint. Who is not heard of for `departed_s` from now
+        on, over whatever connection, counts as lost. Returns how many records hang on it."""
+        sids = self._holders.of(holder)
+        for sid in sids:
+            self._departed[sid] = (now, why)
+        return len(sids)
 
     def tick(self, now: float) -> frozenset[str]:
         """Look for silence. Time in which we ourselves did not run counts for nobody."""
@@ -206,10 +325,18 @@ class RegistryCore:
             if lag > self.config.heartbeat_s:
                 self.forgive(lag, now)
         touched: set[str] = set()
-        for held in list(self._held.values()):
-            silent = now - held.heard
-            if silent > self.config.expiry_s:
-                touched |= self._expire(held, silent)
+        for sid, (since, why) in list(self._departed.items()):
+            held = self._held.get(sid)
+            if held is None or held.heard > since:
+                del self._departed[sid]  # it is back
+            elif now - since > self.config.departed_s:
+                del self._departed[sid]
+                reason = f"its connection closed ({why}), and nothing more for {now - since:.1f} s"
+                touched |= self._expire(sid, held, reason)
+        limit = now - self.config.expiry_s
+        silent = [(sid, held) for sid, held in self._held.items() if held.heard < limit]
+        for sid, held in silent:
+            touched |= self._expire(sid, held, f"{SILENT} for {now - held.heard:.1f} s")
         return frozenset(touched)
 
     def forgive(self, lag: float, now: float) -> None:
@@ -217,114 +344,150 @@ class RegistryCore:
         least = now - self.config.expiry_s + 2 * self.config.heartbeat_s
         for held in self._held.values():
             held.heard = min(now, max(held.heard + lag, least))
+        self._departed = {sid: (max(since, now), why) for sid, (since, why) in self._departed.items()}
 
     # --- inside ------------------------------------------------------------------------------------------
-    def _admit(self, record: ServiceRecord, before: Held | None, now: float) -> frozenset[str]:
+    def _hold(
+        self, record: ServiceRecord, now: float, holder: str, packed: Packed[ServiceRecord] | None = None
+    ) -> Held:
+        """Files a record under a SID that is free."""
+        held = self._held[record.sid] = Held(
+            packed=packed or pack(record),
+            incarnation=record.incarnation,
+            state=record.state,
+            route_id=record.route_id,
+            memory_bytes=record.capability.memory_bytes,
+            flops_per_s=record.capability.flops_per_s,
+            replaced=record.replaced,
+            group=self._index.add(record.sid, record),
+            heard=now,
+            holder=holder,
+        )
+        self._holders.add(holder, record.sid)
+        return held
+
+    def _held_by(self, sid: str, held: Held, holder: str) -> None:
+        if holder and held.holder != holder:
+            self._holders.remove(held.holder, sid)
+            self._holders.add(holder, sid)
+            held.holder = holder
+
+    def _drop(self, sid: str) -> Held:
+        held = self._held.pop(sid)
+        self._index.remove(sid, held.group)
+        self._holders.remove(held.holder, sid)
+        self._departed.pop(sid, None)
+        return held
+
+    def _admit(self, record: ServiceRecord, before: Held | None, now: float, holder: str) -> frozenset[str]:
         if record.state is InstanceState.GONE:
-            return frozenset()
+            return _NOBODY
         fenced = self._fenced(record.sid)
+        history: tuple[str, ...] = ()
         if before is not None:
-            fenced = (*fenced, before.record.incarnation)
-            route_id = before.record.route_id
+            fenced = (*fenced, before.incarnation)
+            route_id = before.route_id
+            history = (f"incarnation {before.incarnation} was {before.state}",)
         else:
             route_id = self._routes.take(record.route_id)
-        self._fences.pop(record.sid, None)
-        held = Held(
-            record.model_copy(update={"route_id": route_id, "replaced": fenced[-_FENCES_PER_SID:]}), now
-        )
+        admitted = record.model_copy(update={"route_id": route_id, "replaced": fenced[-_FENCES_PER_SID:]})
+        try:
+            packed = _bounded(admitted)
+        except BadMessage:
+            if before is None:
+                self._routes.release(route_id)
+            raise
         if before is not None:
-            held.history.append(f"incarnation {before.record.incarnation} was {before.record.state}")
-        held.history.append(f"{record.state}: registered as {record.incarnation}")
-        self._held[record.sid] = held
+            self._drop(record.sid)
+        self._fences.pop(record.sid, None)
+        held = self._hold(admitted, now, holder, packed)
+        held.history = history
+        held.note(f"{record.state}: registered as {record.incarnation}")
         return frozenset({record.sid})
 
-    def _expire(self, held: Held, silent: float) -> frozenset[str]:
-        record = held.record
-        if record.kind is not EntityKind.INSTANCE:
+    def _expire(self, sid: str, held: Held, reason: str) -> frozenset[str]:
+        if held.group.content.kind is not EntityKind.INSTANCE:
             # A service may come back with the same incarnation (a broken network): no fence, no fault.
-            self._routes.release(record.route_id)
-            del self._held[record.sid]
-            return frozenset({record.sid})
-        if record.state is InstanceState.FAULTED:
-            return frozenset()
-        return self._move(held, InstanceState.FAULTED, f"{SILENT} for {silent:.1f} s")
+            self._routes.release(held.route_id)
+            self._drop(sid)
+            return frozenset({sid})
+        if held.state is InstanceState.FAULTED:
+            return _NOBODY
+        return self._move(held, held.record, InstanceState.FAULTED, reason)
 
     def _move(
         self,
         held: Held,
+        record: ServiceRecord,
         state: InstanceState,
         reason: str,
         fault: str = "",
         culprit: Culprit | None = None,
     ) -> frozenset[str]:
         if state is InstanceState.GONE:
-            held.history.append(f"{state}: {reason}")
-            self._remove(held.record.sid)
-            return frozenset({held.record.sid})
+            self._remove(record.sid)
+            return frozenset({record.sid})
         moved = {"state": state, "reason": reason, "fault": fault, "culprit": culprit}
-        return self._store(held, held.record.model_copy(update=moved))
+        return self._store(held, record, record.model_copy(update=moved))
 
-    def _store(self, held: Held, record: ServiceRecord) -> frozenset[str]:
-        if record == held.record:
-            return frozenset()
-        if record.state is not held.record.state:
-            held.history.append(f"{record.state}: {record.reason}" if record.reason else str(record.state))
+    def _store(self, held: Held, before: ServiceRecord, record: ServiceRecord) -> frozenset[str]:
+        if record == before:
+            return _NOBODY
         if record.state is InstanceState.GONE:
             self._remove(record.sid)
-        else:
-            held.record = record
+            return frozenset({record.sid})
+        packed = _bounded(record)
+        if record.state is not before.state:
+            held.note(f"{record.state}: {record.reason}" if record.reason else str(record.state))
+        self._index.remove(record.sid, held.group)
+        held.group = self._index.add(record.sid, record)
+        held.packed = packed
+        held.state = record.state
+        held.memory_bytes = record.capability.memory_bytes
+        held.flops_per_s = record.capability.flops_per_s
         return frozenset({record.sid})
 
     def _remove(self, sid: str) -> None:
-        record = self._held.pop(sid).record
-        self._routes.release(record.route_id)
-        if record.kind is EntityKind.INSTANCE:
+        held = self._drop(sid)
+        self._routes.release(held.route_id)
+        if held.group.content.kind is EntityKind.INSTANCE:
             # A late duplicate of its registration must not bring it back.
-            self._fences[sid] = (*record.replaced, record.incarnation)[-_FENCES_PER_SID:]
+            self._fences[sid] = (*held.replaced, held.incarnation)[-_FENCES_PER_SID:]
             while len(self._fences) > self.config.remembered_sids:
                 self._fences.popitem(last=False)
 
     def _fenced(self, sid: str) -> tuple[str, ...]:
         held = self._held.get(sid)
-        return held.record.replaced if held else self._fences.get(sid, ())
+        return held.replaced if held else self._fences.get(sid, ())
 
     def _fence_error(self, sid: str, incarnation: str) -> Fenced:
         held = self._held.get(sid)
-        now_held = f"replaced by {held.record.incarnation}" if held else "gone"
+        now_held = f"replaced by {held.incarnation}" if held else "gone"
         return Fenced(
             f"{sid}: incarnation {incarnation} is {now_held}; it may neither renew nor overwrite",
             sid=sid,
             incarnation=incarnation,
         )
 
-    def _check_transition(self, held: Held, state: InstanceState, reason: str) -> None:
-        record = held.record
-        if state in INSTANCE_TRANSITIONS[record.state]:
+    def _check_transition(self, sid: str, held: Held, state: InstanceState, reason: str) -> None:
+        if state in INSTANCE_TRANSITIONS[held.state]:
             return
         history = " → ".join(held.history)
         raise IllegalTransition(
-            f"{record.sid}: {record.state} → {state} ({reason or 'no reason given'}) is not allowed; "
+            f"{sid}: {held.state} → {state} ({reason or 'no reason given'}) is not allowed; "
             f"history: {history}",
-            sid=record.sid,
-            incarnation=record.incarnation,
+            sid=sid,
+            incarnation=held.incarnation,
             history=history,
         )
 
 
-def matches(query: Resolve, record: ServiceRecord) -> bool:
-    """Whether a record has all the content that the query asks for."""
-    if query.prefix is not None:
-        prefix = query.prefix.rstrip("/")
-        if record.prefix != prefix and not record.prefix.startswith(prefix + "/"):
-            return False
-    return (
-        (query.sid is None or record.sid == query.sid)
-        and (query.kind is None or record.kind is query.kind)
-        and (query.job is None or record.job == query.job)
-        and (query.stage is None or record.stage == query.stage)
-        and (query.cluster is None or record.endpoint.cluster == query.cluster)
-        and (query.state is None or record.state is query.state)
-        and set(query.tags) <= set(record.tags)
-        and (query.input_schema is None or record.input_schema == query.input_schema)
-        and (query.output_schema is None or record.output_schema == query.output_schema)
-    )
+def _bounded(record: ServiceRecord) -> Packed[ServiceRecord]:
+    packed = pack(record)
+    if len(packed.body) > MOST_RECORD_BYTES:
+        raise BadMessage(
+            f"{record.sid}: a record of {len(packed.body):,} bytes; the registry takes {MOST_RECORD_BYTES:,}",
+            reason="oversized",
+            sid=record.sid,
+        )
+    return packed

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from bus import subjects
 from bus.connection import Bus
+from bus.discovery import resolve
 from bus.logs import get_logger
 from schemas.envelope import Envelope
 from schemas.errors import DmscError
@@ -36,8 +37,8 @@ class RegistryView:
             return self._replace(advertisement.revision, advertisement.changed)
         if advertisement.revision == self.revision and advertisement.previous < advertisement.revision:
             return frozenset()  # a duplicate
-        if advertisement.previous != self.revision:
-            return None
+        if not advertisement.previous <= self.revision <= advertisement.revision:
+            return None  # something in between was missed, or the registry was set up anew
         self.revision = advertisement.revision
         touched = {record.sid for record in advertisement.changed if self.records.get(record.sid) != record}
         self.records.update((record.sid, record) for record in advertisement.changed)
@@ -84,7 +85,7 @@ class RegistryView:
 class FollowConfig:
     """How a holder asks for snapshots."""
 
-    request_timeout_s: float = 2.0  # one RESOLVE; the records of a large mesh take a moment to encode
+    request_timeout_s: float = 2.0  # one page of records
     retry_s: float = 0.3  # pause before asking again while the registry is away
     buffered: int = 1024  # deltas kept while a snapshot is under way; more cost another snapshot
 
@@ -152,14 +153,11 @@ class RegistryFollower:
 
     async def _catch_up(self) -> None:
         try:
-            answer = await self._bus.request(
-                subjects.RESOLVE, Resolve(), timeout_s=self._config.request_timeout_s
-            )
+            answer = await resolve(self._bus, Resolve(), timeout_s=self._config.request_timeout_s)
         except DmscError as error:
             log.debug("registry does not answer", code=error.code, error=error.text)
             await asyncio.sleep(self._config.retry_s)
             return
-        assert isinstance(answer, Resolved)
         if not self._behind.is_set() and answer.revision <= self.view.revision:
             return  # a full state overtook the answer
         touched = set(self.view.snapshot(answer))

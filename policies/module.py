@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from bus import subjects
 from bus.connection import Bus
+from bus.discovery import resolve
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
@@ -199,7 +200,7 @@ class FunctionalModule:
             log.warning("history not read, starting without", module=self._policy.name, reason=error.text)
         events.sort(key=lambda event: event.at)
         with contextlib.suppress(DmscError):  # the next full advertisement brings the same
-            found = await self._bus.request(subjects.RESOLVE, Resolve(), timeout_s=self.config.answer_s)
+            found = await resolve(self._bus, Resolve(), timeout_s=self.config.answer_s)
             snapshot = RouteAdvertisement(
                 revision=found.revision, previous=found.revision, full=True, changed=found.records
             )

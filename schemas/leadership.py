@@ -1,4 +1,4 @@
-"""Who leads, where several of one kind may run (the orchestrator): a lease with a term."""
+"""Who leads, where several of one kind may run (orchestrators, registries): a lease with a term."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class ServiceRecord(Message, wire="registry.record", version=(1, 1)):
     """
 
     sid: Token
-    prefix: str
+    prefix: str = Field(max_length=512)
     kind: EntityKind
     incarnation: Token
     state: InstanceState
@@ -127,8 +127,12 @@ class StateChange(Message, wire="registry.state", version=(1, 1)):
     culprit: Culprit | None = None
 
 
-class Resolve(Message, wire="registry.resolve"):
-    """Discovery by content: every given field must match; `prefix` matches its descendants too."""
+class Resolve(Message, wire="registry.resolve", version=(1, 1)):
+    """Discovery by content: every given field must match; `prefix` matches its descendants too.
+
+    An answer that would be too large comes in pages: ask again with `after` until `next_after` is 0.
+    `bus.discovery.resolve` does that.
+    """
 
     sid: Token | None = None
     prefix: str | None = None
@@ -140,13 +144,18 @@ class Resolve(Message, wire="registry.resolve"):
     state: InstanceState | None = None
     input_schema: tuple[TensorSchema, ...] | None = None
     output_schema: tuple[TensorSchema, ...] | None = None
+    device: str | None = Field(None, description="kind of device: cpu, cuda")
+    min_memory_bytes: int = Field(0, ge=0, description="what the place must have at least")
+    min_flops_per_s: float = Field(0.0, ge=0.0, description="as measured; not measured counts as 0")
+    after: int = Field(0, ge=0, description="route id behind which the page begins")
 
 
-class Resolved(Message, wire="registry.resolved"):
+class Resolved(Message, wire="registry.resolved", version=(1, 1)):
     """The matching records, in order of route id, as of `revision`."""
 
     revision: int
     records: tuple[ServiceRecord, ...]
+    next_after: int = Field(0, description="the next page's `after`; 0: there is no more")
 
 
 class ReleaseJob(Message, wire="registry.release"):

@@ -80,14 +80,12 @@ def list_(
 
 
 async def _registered(address: BusAddress) -> tuple[ServiceRecord, ...]:
-    from bus import subjects
     from bus.connection import Bus
+    from bus.discovery import resolve
     from schemas.envelope import EntityKind
-    from schemas.registry import Resolve, Resolved
+    from schemas.registry import Resolve
 
     async with Bus.connect(
         address.servers, name="policy-list", kind=EntityKind.CLIENT, token=address.token
     ) as bus:
-        answer = await bus.request(subjects.RESOLVE, Resolve(kind=EntityKind.FUNCTIONAL_MODULE))
-    assert isinstance(answer, Resolved)
-    return answer.records
+        return (await resolve(bus, Resolve(kind=EntityKind.FUNCTIONAL_MODULE))).records

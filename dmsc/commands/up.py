@@ -47,6 +47,7 @@ def up(
     orchestrators: Annotated[
         int, typer.Option(min=1, help="One leads, the others take over when it dies.")
     ] = 1,
+    registries: Annotated[int, typer.Option(min=1, help="One leads, the others take over when it dies.")] = 1,
     separate: Annotated[bool, typer.Option("--separate", help="A process for each entity.")] = False,
     policy: Annotated[
         list[str] | None,
@@ -65,7 +66,17 @@ def up(
     Example: dmsc up --cluster a --cluster b --slots 2
     """
     options = _options(
-        state, cluster, slots, nats_port, http_port, bind, servers, orchestrators, separate, policy
+        state,
+        cluster,
+        slots,
+        nats_port,
+        http_port,
+        bind,
+        servers,
+        orchestrators,
+        registries,
+        separate,
+        policy,
     )
     if detach:
         _detached(options, json)
@@ -106,6 +117,7 @@ def _options(
     bind: str,
     servers: int,
     orchestrators: int,
+    registries: int,
     separate: bool,
     policy: list[str] | None,
 ) -> MeshOptions:
@@ -121,6 +133,7 @@ def _options(
         http_port=http_port,
         servers=servers,
         orchestrators=orchestrators,
+        registries=registries,
         separate=separate,
         bind=bind,
         address=own_address(bind),

@@ -15,7 +15,10 @@ from bus import subjects
 from bus.buckets import Entry
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.packed import Sendable
 from bus.services import Handler, Server, Subscription
+from entities.leadership import Candidate
+from entities.lease import LeaseConfig
 from entities.orchestrator.arbitration import (
     ArbitrationConfig,
     ArbitrationState,
@@ -30,8 +33,6 @@ from entities.orchestrator.draining import Draining
 from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.job_run import JobRun
 from entities.orchestrator.journal import Journal
-from entities.orchestrator.leadership import Candidate
-from entities.orchestrator.lease import LeaseConfig
 from entities.orchestrator.mesh_view import MeshView
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
@@ -182,7 +183,7 @@ class Leader:
     def _while_leading(self, server: Server) -> Server:
         """One that was frozen, cut off or slow answers nothing until it knows that it still leads."""
 
-        async def sure(message: Message, envelope: Envelope) -> Message:
+        async def sure(message: Message, envelope: Envelope) -> Sendable:
             await self._candidate.confirmed()
             return await server(message, envelope)
 

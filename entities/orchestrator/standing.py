@@ -15,7 +15,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
-from entities.orchestrator.leadership import Candidate
+from entities.leadership import Candidate
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.service import Leader, OrchestratorConfig
 from schemas.cluster import NodeStatus

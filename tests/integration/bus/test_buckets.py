@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bus import subjects
-from bus.buckets import whole_seconds
+from bus.buckets import Writing, whole_seconds
 from bus.connection import Bus
 from schemas.errors import BadMessage, Conflict, NotFound, Unavailable
 from tests.conftest import Connect
@@ -40,6 +40,34 @@ async def test_put_get_update_create_delete(connect: Connect) -> None:
     third = await bucket.create(service_record("k1"), sid="k1")
     assert third > second
     await bucket.delete(sid="k1")
+
+
+async def test_many_are_written_at_once_each_by_compare_and_set(connect: Connect) -> None:
+    bucket = (await connect("a")).bucket(ROW)
+    keys = [f"many{number}" for number in range(1_500)]
+
+    def writings(revisions: list[int], version: str) -> list[Writing]:
+        return [
+            Writing({"sid": key}, service_record(key, version=version), revision)
+            for key, revision in zip(keys, revisions, strict=True)
+        ]
+
+    first = await bucket.write_many(writings([0] * len(keys), "1"))
+    assert first == sorted(first)
+    entry = await bucket.get(leader=True, sid="many1234")
+    assert entry is not None
+    assert (entry.revision, entry.message.version) == (first[1234], "1")
+    moved = await bucket.put(service_record("many7", version="moved"), sid="many7")
+    second = await bucket.write_many(writings(first, "2"))
+    (refused,) = [outcome for outcome in second if not isinstance(outcome, int)]
+    assert second.index(refused) == 7
+    assert isinstance(refused, Conflict)
+    assert await bucket.revision(sid="many7") == moved
+    assert await bucket.revision(sid="nobody") == 0
+    third = [moved if place == 7 else revision for place, revision in enumerate(second)]
+    gone = [Writing({"sid": key}, None, revision) for key, revision in zip(keys, third, strict=True)]
+    assert all(isinstance(outcome, int) for outcome in await bucket.write_many(gone))
+    assert await bucket.keys() == []
 
 
 async def test_of_many_creators_and_updaters_one_wins(connect: Connect) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from bus import jetstream, subjects
+from bus.buckets import Writing
 from bus.connection import Bus
+from bus.departures import departures
 from bus.embedded import EmbeddedServer
 from bus.embedded_cluster import EmbeddedCluster, copies
 from schemas.envelope import EntityKind
@@ -18,18 +20,31 @@ from schemas.errors import BadInput, Unavailable
 from tests.integration.bus.records import service_record
 
 CLIENT = EntityKind.CLIENT
+TOKEN = "dmsc:secret"
 
 
 @pytest.mark.timeout(120)
 async def test_a_key_survives_the_server_that_led_its_bucket(tmp_path: Path) -> None:
     async with (
-        EmbeddedCluster(tmp_path / "nats", size=3, token="t", sync_always=False) as cluster,
-        Bus.connect(cluster.urls, name="alice", kind=CLIENT, token="t") as alice,
+        EmbeddedCluster(tmp_path / "nats", size=3, token=TOKEN, sync_always=False) as cluster,
+        Bus.connect(cluster.urls, name="alice", kind=CLIENT, token=TOKEN) as alice,
     ):
         assert len(set(cluster.urls)) == 3
         await alice.provision(replicas=copies(3))
         bucket = alice.bucket(subjects.REGISTRY_RECORD)
         await bucket.put(service_record("a"), sid="a")
+        many = [Writing({"sid": f"m{number}"}, service_record(f"m{number}"), 0) for number in range(50)]
+        revisions = await bucket.write_many(many)
+        assert revisions == list(range(revisions[0], revisions[0] + 50)), "one batch"
+
+        gone: asyncio.Queue[str] = asyncio.Queue()
+        await departures(alice, lambda name, reason: gone.put_nowait(name))
+        for url in cluster.urls:  # whichever server it was connected to
+            async with Bus.connect(url, name="carol", kind=CLIENT, token=TOKEN) as carol:
+                name = f"carol/{carol.sender.incarnation}"
+            async with asyncio.timeout(20):
+                while await gone.get() != name:
+                    pass
         info = await jetstream.call(alice.link, "STREAM.INFO.KV_registry")
         assert info["config"]["num_replicas"] == 3
         leads = int(info["cluster"]["leader"].rpartition("-")[2]) - 1
@@ -52,7 +67,9 @@ async def test_a_key_survives_the_server_that_led_its_bucket(tmp_path: Path) -> 
         os.kill(before, signal.SIGKILL)
         async with asyncio.timeout(60):
             assert "died" in await said.get()
-            async with Bus.connect(cluster.urls[0], name="bob", kind=CLIENT, token="t", connect_timeout_s=60):
+            async with Bus.connect(
+                cluster.urls[0], name="bob", kind=CLIENT, token=TOKEN, connect_timeout_s=60
+            ):
                 assert cluster.servers[0].pid not in (0, before)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)

@@ -11,9 +11,9 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
+from entities.leadership import Candidate
+from entities.lease import LeaseConfig
 from entities.orchestrator.journal import Journal
-from entities.orchestrator.leadership import Candidate
-from entities.orchestrator.lease import LeaseConfig
 from schemas.envelope import EntityKind
 from schemas.errors import Fenced
 from schemas.job import JobState

@@ -13,6 +13,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.presence import Presence
+from entities.registry_advertiser import AdvertiseConfig
 from entities.registry_view import RegistryFollower
 from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
 from schemas.envelope import EntityKind
@@ -193,7 +194,8 @@ async def test_a_lost_delta_is_noticed_and_made_good(registry: ServiceRegistry, 
 async def test_the_full_state_comes_periodically(dial: Dial, start: Start) -> None:
     """Draft §4.3: "the SRD periodically broadcasts the status of all reachable service instances"."""
     service = ServiceRegistry(
-        await dial("service-registry", EntityKind.SERVICE_REGISTRY), ServiceRegistryConfig(full_every_s=0.2)
+        await dial("service-registry", EntityKind.SERVICE_REGISTRY),
+        ServiceRegistryConfig(advertise=AdvertiseConfig(full_every_s=0.2)),
     )
     bus = await dial("router-east", EntityKind.ROUTER)
     advertised = await Heard.on(bus, subjects.ADVERTISEMENT)
@@ -206,7 +208,7 @@ async def test_the_full_state_comes_periodically(dial: Dial, start: Start) -> No
 async def test_a_large_mesh_is_advertised_in_pieces(dial: Dial, start: Start) -> None:
     service = ServiceRegistry(
         await dial("service-registry", EntityKind.SERVICE_REGISTRY),
-        ServiceRegistryConfig(full_every_s=0.3, chunk_records=8),
+        ServiceRegistryConfig(advertise=AdvertiseConfig(full_every_s=0.3, chunk_records=8)),
     )
     await start(service)
     bus = await dial("router-east", EntityKind.ROUTER)

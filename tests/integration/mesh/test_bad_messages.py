@@ -117,7 +117,8 @@ async def too_large(mesh: Mesh, subject: str) -> str:
     where = urlsplit(mesh.servers[0])
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:
-        options = {"verbose": False, "auth_token": mesh.bus_token, "lang": "none", "version": "0"}
+        user, _, password = (mesh.bus_token or "").partition(":")
+        options = {"verbose": False, "user": user, "pass": password, "lang": "none", "version": "0"}
         writer.write(f"CONNECT {json.dumps(options)}\r\nPUB {subject} {TEN_MEBIBYTES}\r\n".encode())
         writer.write(bytes(65_536))
         async with asyncio.timeout(10):
@@ -145,7 +146,8 @@ async def test_nonsense_on_every_subject_is_counted_and_disturbs_nobody(mesh: Me
     before = (await asyncio.to_thread(mesh.client.mesh)).services
     connection = Bus.connect(mesh.servers, name="witness", kind=EntityKind.CLIENT, token=mesh.bus_token)
     async with connection as bus:
-        raw = await nats.connect(mesh.servers[0], token=mesh.bus_token, max_reconnect_attempts=0)
+        user, _, password = (mesh.bus_token or "").partition(":")
+        raw = await nats.connect(mesh.servers[0], user=user, password=password, max_reconnect_attempts=0)
         try:
             storm = Storm(bus, raw, list(before), job)
             await bus.subscribe(subjects.DEAD_LETTER, storm.take)

@@ -105,6 +105,18 @@ def test_several_orchestrators_run_apart(tmp_path: Path) -> None:
     assert stops == sorted(stops)
 
 
+def test_several_registries_run_apart(tmp_path: Path) -> None:
+    options = MeshOptions(state=tmp_path, registries=2)
+    children = {child.name: child for child in lay_out(options, "nats://x:1", (1, 2), tmp_path, tmp_path)}
+    registries = ["service-registry-1", "service-registry-2"]
+    assert list(children) == ["agent-a", "agent-b", *registries, "control-plane"]
+    assert "service-registry" not in children["control-plane"].arguments
+    assert "orchestrator" in children["control-plane"].arguments
+    assert children["service-registry-2"].arguments == ("run", "service-registry")
+    stops = [children[name].stop_order for name in ("control-plane", "service-registry-1")]
+    assert stops == sorted(stops)
+
+
 def test_secrets_are_on_no_command_line(tmp_path: Path) -> None:
     children = lay_out(MeshOptions(state=tmp_path), "nats://x:1", (1, 2), tmp_path / "t", tmp_path / "logs")
     assert not any(

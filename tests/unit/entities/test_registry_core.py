@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
 from entities.registry_core import LeaseConfig, RegistryCore, RouteIds
 from schemas.envelope import EntityKind
-from schemas.errors import Fenced, IllegalTransition, NotFound
+from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
 from schemas.registry import (
     INSTANCE_TRANSITIONS,
+    Capability,
     Heartbeat,
     InstanceState,
     Resolve,
@@ -222,6 +224,110 @@ class TestLeases:
             LeaseConfig(**settings)
 
 
+class TestDepartures:
+    """The bus says that a connection closed: a hint, checked by listening."""
+
+    def test_who_is_not_heard_of_again_is_lost_long_before_its_lease_ends(self, core: RegistryCore) -> None:
+        core.register(instance(), 0, "host/i1")
+        core.register(instance("j-s0-r1"), 0, "other/i1")
+        assert core.departed("host/i1", "Client Closed", 1.0) == 1
+        assert run_ticks(core, 1, 3) == set()
+        assert core.tick(3.5) == {"j-s0-r0"}
+        record = core.record("j-s0-r0")
+        assert record is not None
+        assert record.state is S.FAULTED
+        assert record.reason == "its connection closed (Client Closed), and nothing more for 2.5 s"
+
+    @pytest.mark.parametrize("sign", ["heartbeat", "registration"])
+    def test_a_reconnect_is_no_death(self, core: RegistryCore, sign: str) -> None:
+        core.register(instance(), 0, "host/i1")
+        core.departed("host/i1", "Stale Connection", 1.0)
+        if sign == "heartbeat":
+            core.heartbeat(beat(), 1.5)
+        else:
+            core.register(instance(), 1.5, "host/i1")
+        assert run_ticks(core, 1.5, 7) == set()
+
+    def test_it_concerns_the_connection_that_it_came_over_last(self, core: RegistryCore) -> None:
+        core.register(instance(), 0, "host/i1")
+        core.register(instance(incarnation="i2"), 1, "host/i2")
+        assert core.departed("host/i1", "Client Closed", 2.0) == 0
+        assert core.departed("nobody/i1", "Client Closed", 2.0) == 0
+        assert run_ticks(core, 2, 6) == set()
+
+    def test_our_own_lag_is_no_silence_of_theirs(self, core: RegistryCore) -> None:
+        core.register(instance(), 0, "host/i1")
+        core.tick(0.5)
+        core.departed("host/i1", "Client Closed", 1.0)
+        assert core.tick(30) == frozenset(), "its reconnect may wait in our socket"
+        assert run_ticks(core, 30.5, 33) == {"j-s0-r0"}
+
+    def test_a_service_goes_without_a_fence(self, core: RegistryCore) -> None:
+        core.register(service(), 0, "gateway-east/g1")
+        core.departed("gateway-east/g1", "Client Closed", 1.0)
+        assert run_ticks(core, 1, 4) == {"gateway-east"}
+        assert core.register(service(), 5, "gateway-east/g1") == {"gateway-east"}
+
+
+class TestAbuse:
+    def test_a_flapping_instance_leaves_nothing_behind(self, core: RegistryCore) -> None:
+        core.register(instance("j-s1-r0"), 0)
+        for turn in range(100):
+            incarnation, holder = f"i{turn}", f"host/i{turn}"
+            core.register(instance(incarnation=incarnation, state=S.PENDING, route_id=2), turn, holder)
+            assert core.route_id("j-s0-r0") == 2
+            core.change(change(S.GONE, incarnation=incarnation), turn)
+        assert len(core) == 1
+        assert core.fenced_sids == 1
+        core.register(instance("j-s2-r0"), 100)
+        assert core.route_id("j-s2-r0") == 2
+        with pytest.raises(Fenced):
+            core.register(instance(incarnation="i99"), 101)
+        core.register(instance(incarnation="i100"), 101)
+        record = core.record("j-s0-r0")
+        assert record is not None
+        assert len(record.replaced) == 16
+
+    def test_a_record_beyond_all_measure_is_refused_and_leaves_nothing(self, core: RegistryCore) -> None:
+        with pytest.raises(BadMessage, match="the registry takes"):
+            core.register(instance(tags=("x" * 100_000,)), 0)
+        core.register(instance(), 0)
+        assert core.route_id("j-s0-r0") == 1
+        for huge in (instance(version="x" * 100_000), instance(incarnation="i2", version="x" * 100_000)):
+            with pytest.raises(BadMessage):
+                core.register(huge, 1)
+        record = core.record("j-s0-r0")
+        assert record is not None
+        assert (record.incarnation, record.version, record.replaced) == ("i1", "", ())
+
+    def test_it_remembers_a_bounded_number_of_the_gone(self) -> None:
+        core = RegistryCore(LeaseConfig(remembered_sids=50))
+        for number in range(200):
+            sid = f"j-s0-r{number}"
+            core.register(instance(sid), 0)
+            core.change(change(S.GONE, sid), 0)
+        assert core.fenced_sids == 50
+
+    def test_of_two_that_take_one_name_again_and_again_the_newer_stays(self, core: RegistryCore) -> None:
+        core.register(instance(incarnation="one"), 0)
+        core.register(instance(incarnation="two"), 0)
+        for now in range(1, 20):
+            with pytest.raises(Fenced):
+                core.register(instance(incarnation="one"), now)
+            assert core.register(instance(incarnation="two"), now) == frozenset()
+            assert core.heartbeat(beat(incarnation="one"), now) == frozenset()
+        assert core.stale_beats == 19
+
+    def test_ten_thousand_registrations_and_their_end(self, core: RegistryCore) -> None:
+        for number in range(10_000):
+            core.register(instance(f"j-s{number % 8}-r{number}"), 0, f"host/{number}")
+        assert len(core.resolve(Resolve(job="j", stage=3))) == 1_250
+        assert len(core.release("j")) == 10_000
+        assert (len(core), core.resolve(Resolve())) == (0, ())
+        core.register(instance(incarnation="i2"), 1)
+        assert core.route_id("j-s0-r0") == 1
+
+
 class TestRelease:
     def test_a_jobs_records_and_route_ids_go(self, core: RegistryCore) -> None:
         for sid in ("a-s0-r0", "a-s1-r0", "b-s0-r0"):
@@ -244,6 +350,22 @@ class TestRelease:
         assert [routes.take() for _ in range(4)] == [5, 6, 7, 8]
         assert routes.take() == 10
         assert routes.take(9) == 11
+
+    def test_a_wanted_route_id_takes_no_more_memory_than_any_other(self) -> None:
+        """It comes from whoever registers."""
+        routes = RouteIds()
+        assert routes.take(10**15) == 10**15
+        assert [routes.take(), routes.take()] == [1, 2]
+        routes.release(10**15)
+        assert routes.take() == 3
+
+    def test_taken_and_released_ten_thousand_times_it_is_still_the_lowest(self) -> None:
+        routes = RouteIds()
+        routes.take()
+        for _ in range(10_000):
+            assert routes.take(2) == 2
+            routes.release(2)
+        assert [routes.take() for _ in range(3)] == [2, 3, 4]
 
 
 class TestResolution:
@@ -281,6 +403,58 @@ class TestResolution:
     )
     def test_every_given_filter_must_match(self, full: RegistryCore, query: dict, sids: list[str]) -> None:
         assert [record.sid for record in full.resolve(Resolve(**query))] == sids
+
+    def test_places_are_found_by_what_they_can_do(self, core: RegistryCore) -> None:
+        for number, (device, gib, speed) in enumerate(
+            [("cpu", 8, 1e11), ("cuda", 24, 1e13), ("cuda", 80, 9e13)]
+        ):
+            able = Capability(device=device, memory_bytes=gib << 30, flops_per_s=speed)
+            core.register(instance(f"j-s0-r{number}", capability=able), 0)
+
+        def found(**query: Any) -> list[str]:
+            return [record.sid for record in core.resolve(Resolve(job="j", **query))]
+
+        assert found(device="cuda") == ["j-s0-r1", "j-s0-r2"]
+        assert found(min_memory_bytes=24 << 30) == ["j-s0-r1", "j-s0-r2"]
+        assert found(device="cuda", min_memory_bytes=25 << 30) == ["j-s0-r2"]
+        assert found(min_flops_per_s=1e14) == []
+
+    def test_a_change_is_found_under_its_new_content_only(self, full: RegistryCore) -> None:
+        full.change(change(S.DRAINING), 1)
+        full.register(instance("j-s1-r0", cluster="north"), 1)
+        assert [r.sid for r in full.resolve(Resolve(state=S.DRAINING))] == ["j-s0-r0"]
+        assert [r.sid for r in full.resolve(Resolve(cluster="north"))] == ["j-s1-r0"]
+        assert [r.sid for r in full.resolve(Resolve(cluster="west"))] == ["j-s0-r1"]
+
+    def test_a_large_answer_comes_in_pages(self, full: RegistryCore) -> None:
+        after, sids = 0, []
+        for expected in (2, 2, 2):
+            page, after = full.page(Resolve(after=after), 1 << 20, 2)
+            assert len(page) == expected
+            sids += [packed.open().sid for packed in page]
+        assert after == 0
+        assert sids == [record.sid for record in full.records()]
+
+    def test_a_page_is_bounded_in_bytes_and_never_empty(self, full: RegistryCore) -> None:
+        page, after = full.page(Resolve(), 1, 100)
+        assert (len(page), after) == (1, 1)
+
+    def test_a_query_looks_at_its_own_records_only(self) -> None:
+        core = RegistryCore(LeaseConfig())
+        for number in range(2_000):
+            core.register(instance(f"job{number // 20}-s{number % 4}-r{number}"), 0)
+        core.change(StateChange(sid="job7-s0-r140", incarnation="i1", state=S.FAULTED), 1)
+        for query, count in [
+            ({"job": "job7", "stage": 1}, 5),
+            ({"prefix": "train/job7"}, 20),
+            ({"prefix": "train/job7/stage/2"}, 5),
+            ({"tags": ("job:job7",)}, 20),
+            ({"state": S.FAULTED}, 1),
+            ({"prefix": "train/nobody"}, 0),
+            ({"job": "nobody"}, 0),
+        ]:
+            assert len(core.resolve(Resolve(**query))) == count
+            assert core.examined <= 26, query
 
     def test_ten_thousand_instances_tick_quickly_enough_to_be_correct(self) -> None:
         core = RegistryCore(LeaseConfig())

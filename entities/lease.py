@@ -1,4 +1,4 @@
-"""The rules of the orchestrator's lease, without I/O and without a clock.
+"""The rules of a leader's lease, without I/O and without a clock.
 
 The lease is a record that its holder writes again and again. Nothing expires it: whoever wants it
 measures, by their own clock, how long it has stood unchanged *before their eyes*, and then claims the next

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entities.orchestrator.lease import (
+from entities.lease import (
     LeaseConfig,
     Silence,
     claimable,

@@ -1,4 +1,4 @@
-"""Standing for the lead of the mesh's orchestrators: claim, renew, be sure, give back. Rules: `lease.py`.
+"""Standing for a role's lead (orchestrator, registry): claim, renew, be sure, give back. Rules: `lease.py`.
 
 A leader that could not renew in time decides nothing (`confirmed` waits) until its next renewal tells:
 it went through, then nobody else has led meanwhile, for the compare-and-set names the revision that was its
@@ -19,7 +19,7 @@ from bus import subjects
 from bus.buckets import Entry
 from bus.connection import Bus
 from bus.logs import get_logger
-from entities.orchestrator.lease import (
+from entities.lease import (
     LeaseConfig,
     Silence,
     claimable,
@@ -30,9 +30,8 @@ from entities.orchestrator.lease import (
 from schemas.errors import Conflict, DeadlineExceeded, DmscError
 from schemas.leadership import Leadership
 
-log = get_logger("orchestrator")
+log = get_logger("leadership")
 
-ROLE = "orchestrator"
 RELEASE_S = 1.0
 """How long giving the lease back may take; its silence does it otherwise."""
 
@@ -46,10 +45,11 @@ def now() -> float:
 
 
 class Candidate:
-    """One orchestrator's standing: `term` is 0 while it does not lead."""
+    """One service's standing among those of its `role`: `term` is 0 while it does not lead."""
 
-    def __init__(self, bus: Bus, config: LeaseConfig, *, node: str = "") -> None:
+    def __init__(self, bus: Bus, config: LeaseConfig, *, role: str = "orchestrator", node: str = "") -> None:
         self.config = config
+        self._role = role
         self.claim: Leadership | None = None
         self._bus = bus
         self._bucket = bus.bucket(subjects.LEADERSHIP)
@@ -121,11 +121,11 @@ class Candidate:
         with contextlib.suppress(DmscError, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 gone = claim.model_copy(update={"released": True})
-                await self._bucket.update(gone, revision=self._revision, role=ROLE)
+                await self._bucket.update(gone, revision=self._revision, role=self._role)
 
     # --- the record ------------------------------------------------------------------------------------
     async def _read(self) -> Entry | None:
-        return await self._bucket.get(leader=True, role=ROLE)
+        return await self._bucket.get(leader=True, role=self._role)
 
     async def _write_claim(self, entry: Entry | None, began: float) -> int:
         claim = next_claim(
@@ -136,9 +136,9 @@ class Candidate:
             pid=os.getpid(),
         )
         if entry is None:
-            self._revision = await self._bucket.create(claim, role=ROLE)
+            self._revision = await self._bucket.create(claim, role=self._role)
         else:
-            self._revision = await self._bucket.update(claim, revision=entry.revision, role=ROLE)
+            self._revision = await self._bucket.update(claim, revision=entry.revision, role=self._role)
         self.claim = claim
         self._written = began
         return claim.term
@@ -153,7 +153,7 @@ class Candidate:
         began = now()
         fresh = self.claim.model_copy(update={"renewal": self.claim.renewal + 1})
         try:
-            self._revision = await self._bucket.update(fresh, revision=self._revision, role=ROLE)
+            self._revision = await self._bucket.update(fresh, revision=self._revision, role=self._role)
         except Conflict:
             entry = await self._read()
             if entry is None:

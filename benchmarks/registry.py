@@ -1,0 +1,420 @@
+"""What the registry costs with thousands of instances: a process of its own, a real server, raw nats-py.
+
+    python benchmarks/registry.py [--rounds 5] [--instances 10000] [--seconds 12] [--json]
+
+Each round measures both sides one after the other, in alternating order, and takes their ratio; the median
+and the range are printed. Everything runs on loopback.
+
+* registrations: sent one behind the other until each is answered, which means written to the bucket; against
+  nats-py's pipelined JetStream publishing (`publish_async`) of as many records of the same size into a stream
+  like the bucket's. With each write synced (as in `dmsc up`), and without.
+* snapshot: a new watcher until it has all records, `RegistryFollower` against a watch of nats-py's key-value
+* change: from the moment that a state change is sent until a follower's callback, while every instance beats
+* heartbeats: processor time of the registry's process ÷ wall time at one beat per instance and second
+* memory: growth of the registry's resident memory ÷ instances
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+import psutil
+
+from bus import codec, subjects
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from bus.jetstream import call
+from entities.registry_view import RegistryFollower
+from schemas.envelope import EntityKind, Sender
+from schemas.errors import DmscError
+from schemas.registry import (
+    Capability,
+    Endpoint,
+    Heartbeat,
+    InstanceState,
+    ReleaseJob,
+    Resolve,
+    ServiceRecord,
+    StateChange,
+    TensorSchema,
+)
+from schemas.signals import Registration, RegistrationLease
+
+STAGES, CLUSTERS = 8, 4
+KEPT = (
+    *("storage", "retention", "discard", "max_msgs_per_subject", "allow_direct", "allow_rollup_hdrs"),
+    *("deny_delete", "allow_msg_ttl", "subject_delete_marker_ttl", "duplicate_window", "num_replicas"),
+)
+"""Settings of the bucket's stream that the raw side's stream has, too."""
+BOUNDARY = (TensorSchema(shape=(1024, 2048), dtype="bfloat16"),)
+TOKEN = "bench:bench"
+SMALL = 1_000
+BARS = {
+    "registrations": "≥ 0.7",
+    "registrations, synced": "≥ 0.7",
+    "snapshot": "≤ 1.5",
+    "beats": "≤ 0.5 cores",
+    "memory": "≤ 4096 B",
+    f"change at {SMALL}": "p99 ≤ 20 ms",
+    "change at all": "p99 ≤ 100 ms",
+}
+
+
+def record(job: str, number: int) -> ServiceRecord:
+    """An instance as workers register them."""
+    stage = number % STAGES
+    cluster = f"c{number // STAGES % CLUSTERS}"
+    return ServiceRecord(
+        sid=f"{job}-s{stage}-r{number}",
+        prefix=f"train/{job}/stage/{stage}",
+        kind=EntityKind.INSTANCE,
+        incarnation=f"i{number:06d}",
+        state=InstanceState.PENDING,
+        endpoint=Endpoint(cluster=cluster, node=f"{cluster}-n{number % 97}", pid=number, address="127.0.0.1"),
+        capability=Capability(memory_bytes=16 << 30, flops_per_s=1e12),
+        input_schema=BOUNDARY,
+        output_schema=BOUNDARY,
+        tags=(f"stage:{stage}", f"job:{job}"),
+        job=job,
+        stage=stage,
+        version="1",
+    )
+
+
+@contextlib.asynccontextmanager
+async def mesh(folder: Path, sync: bool) -> AsyncIterator[tuple[EmbeddedServer, Bus, psutil.Process]]:
+    """A server, a client's connection, and the registry's process, ready."""
+    async with (
+        EmbeddedServer(folder, token=TOKEN, sync_always=sync) as server,
+        Bus.connect(server.url, name="bench", kind=EntityKind.CLIENT, token=TOKEN) as bus,
+    ):
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dmsc", "run", "service-registry", "--log-level", "warning"),
+            env={**os.environ, "DMSC_BUS": server.url, "DMSC_BUS_TOKEN": TOKEN},
+        )
+        try:
+            while True:
+                with contextlib.suppress(DmscError):
+                    await bus.request(subjects.RESOLVE, Resolve(sid="nobody"), timeout_s=1.0)
+                    break
+                await asyncio.sleep(0.1)
+            yield server, bus, psutil.Process(child.pid)
+        finally:
+            child.terminate()
+            await child.wait()
+
+
+async def register(bus: Bus, records: list[ServiceRecord]) -> float:
+    """All at once, each asked once; seconds until the last one is answered."""
+    asked = [
+        (
+            subjects.REGISTRATION(sid=one.sid),
+            codec.encode(Registration(record=one), bus.sender_map, bus.next_id()),
+        )
+        for one in records
+    ]
+    with contextlib.ExitStack() as stack:
+        questions = []
+        began = time.perf_counter()
+        for subject, payload in asked:
+            inbox, question = stack.enter_context(bus.link.question(subject))
+            questions.append(question)
+            await bus.link.send(subject, payload, reply=inbox)
+        for question in questions:
+            answer = codec.decode_answer((await question.answer).data)
+            assert isinstance(answer, RegistrationLease), answer
+        return time.perf_counter() - began
+
+
+async def storm(bus: Bus, records: list[ServiceRecord]) -> float:
+    """As instances do it, each repeating what is not answered; seconds until the last one is answered."""
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for one in records:
+            group.create_task(
+                bus.command(subjects.REGISTRATION, Registration(record=one), deadline_s=120, sid=one.sid)
+            )
+    return time.perf_counter() - began
+
+
+async def release(bus: Bus, job: str) -> None:
+    await bus.command(subjects.RELEASE_JOB, ReleaseJob(job=job), deadline_s=120)
+
+
+async def raw_publish(url: str, bus: Bus, records: list[ServiceRecord]) -> float:
+    """As many messages of the same size into a stream with the bucket's settings."""
+    name = "RAW"
+    config = (await call(bus.link, "STREAM.INFO.KV_registry"))["config"]
+    made = {key: config[key] for key in KEPT if key in config} | {"name": name, "subjects": ["raw.>"]}
+    await call(bus.link, f"STREAM.CREATE.{name}", made)
+    payloads = [(f"raw.{one.sid}", codec.encode(one, bus.sender_map, bus.next_id())) for one in records]
+    user, _, password = TOKEN.partition(":")
+    client = await nats.connect(url, user=user, password=password)
+    try:
+        jetstream = client.jetstream(publish_async_max_pending=len(records))
+        began = time.perf_counter()
+        acks = [await jetstream.publish_async(subject, payload) for subject, payload in payloads]
+        await asyncio.gather(*acks)
+        return time.perf_counter() - began
+    finally:
+        await client.close()
+        await call(bus.link, f"STREAM.DELETE.{name}")
+
+
+async def in_turns(rounds: int, ours: Callable[[int], Any], raw: Callable[[int], Any]) -> dict[str, Any]:
+    """Seconds of both sides per round, and the ratio ours ÷ raw of each round."""
+    times: dict[str, list[float]] = {"ours_s": [], "raw_s": []}
+    for number in range(rounds):
+        sides = [("ours_s", ours), ("raw_s", raw)]
+        for key, side in sides if number % 2 == 0 else reversed(sides):
+            times[key].append(await side(number))
+    ratios = [ours_s / raw_s for ours_s, raw_s in zip(times["ours_s"], times["raw_s"], strict=True)]
+    return {**times, "ratios": ratios}
+
+
+async def registrations(instances: int, rounds: int, sync: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with mesh(Path(folder), sync) as (server, bus, _):
+
+            async def ours(number: int) -> float:
+                job = f"round{number}"
+                took_s = await register(bus, [record(job, each) for each in range(instances)])
+                await release(bus, job)
+                return took_s
+
+            async def raw(number: int) -> float:
+                return await raw_publish(server.url, bus, [record("raw", each) for each in range(instances)])
+
+            await register(bus, [record("warm", each) for each in range(100)])
+            await release(bus, "warm")
+            found = await in_turns(rounds, ours, raw)
+            storm_s = await storm(bus, [record("storm", each) for each in range(instances)])
+    rates = {
+        "storm_s": storm_s,
+        "ours_per_s": [instances / took_s for took_s in found["ours_s"]],
+        "raw_per_s": [instances / took_s for took_s in found["raw_s"]],
+    }
+    return {**rates, "ratios": [1 / ratio for ratio in found["ratios"]]}
+
+
+@contextlib.asynccontextmanager
+async def beating(url: str, job: str, instances: int) -> AsyncIterator[None]:
+    """Every instance beats once a second, from another process."""
+    child = await asyncio.create_subprocess_exec(sys.executable, __file__, "--beat", url, job, str(instances))
+    try:
+        yield
+    finally:
+        child.terminate()
+        await child.wait()
+
+
+async def beat(url: str, job: str, instances: int) -> None:
+    """What `beating` starts: as many instances' heartbeats, spread over each second."""
+    user, _, password = TOKEN.partition(":")
+    client = await nats.connect(url, user=user, password=password)
+    beats = []
+    for number in range(instances):
+        one = record(job, number)
+        sender = codec.sender_map(Sender(name=one.sid, kind=one.kind, incarnation=one.incarnation))
+        said = Heartbeat(sid=one.sid, incarnation=one.incarnation, state=one.state, digest="0011aabb")
+        beats.append((subjects.HEARTBEAT(sid=one.sid), codec.encode(said, sender, f"{number}")))
+    turn_s, sent, began = 0.01, 0, time.perf_counter()
+    while True:
+        due = int((time.perf_counter() - began) * instances)
+        while sent < due:
+            subject, payload = beats[sent % instances]
+            await client.publish(subject, payload)
+            sent += 1
+        await asyncio.sleep(turn_s)
+
+
+async def snapshots(url: str, instances: int, rounds: int) -> dict[str, Any]:
+    user, _, password = TOKEN.partition(":")
+
+    async def ours(number: int) -> float:
+        async with Bus.connect(url, name="watcher", kind=EntityKind.ROUTER, token=TOKEN) as bus:
+            follower = RegistryFollower(bus)
+            began = time.perf_counter()
+            task = asyncio.create_task(follower.follow())
+            await follower.current.wait()
+            took_s = time.perf_counter() - began
+            assert len(follower.view.records) > instances
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return took_s
+
+    async def raw(number: int) -> float:
+        client = await nats.connect(url, user=user, password=password)
+        try:
+            bucket = await client.jetstream().key_value("registry")
+            began = time.perf_counter()
+            watch = await bucket.watchall()
+            seen = 0
+            async for entry in watch:
+                if entry is None:
+                    break
+                seen += 1
+            took_s = time.perf_counter() - began
+            assert seen > instances
+            await watch.stop()  # type: ignore[no-untyped-call]
+            return took_s
+        finally:
+            await client.close()
+
+    return await in_turns(rounds, ours, raw)
+
+
+async def changes(url: str, job: str, instances: int, seconds: float) -> list[float]:
+    """Milliseconds from sending a state change to the callback of a follower in another connection."""
+    seen: dict[str, asyncio.Future[float]] = {}
+
+    def heard(sids: frozenset[str]) -> None:
+        for sid in sids & seen.keys():
+            if not seen[sid].done():
+                seen[sid].set_result(time.perf_counter())
+
+    found = []
+    chosen = random.Random(1)
+    async with (
+        Bus.connect(url, name="agent", kind=EntityKind.CLUSTER, token=TOKEN) as agent,
+        Bus.connect(url, name="watcher", kind=EntityKind.ROUTER, token=TOKEN) as bus,
+    ):
+        follower = RegistryFollower(bus, heard)
+        task = asyncio.create_task(follower.follow())
+        await follower.current.wait()
+        began = time.perf_counter()
+        count = 0
+        while time.perf_counter() - began < seconds:
+            one = record(job, chosen.randrange(instances))
+            count += 1
+            moved = StateChange(
+                sid=one.sid, incarnation=one.incarnation, state=one.state, reason=f"change {count}"
+            )
+            seen = {one.sid: asyncio.get_running_loop().create_future()}
+            sent = time.perf_counter()
+            await agent.command(subjects.STATE_CHANGE, moved, deadline_s=30, sid=one.sid)
+            async with asyncio.timeout(30):
+                found.append((await seen[one.sid] - sent) * 1e3)
+            await asyncio.sleep(chosen.uniform(0.01, 0.04))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return sorted(found)
+
+
+async def processor_share(registry: psutil.Process, seconds: float) -> float:
+    def used() -> float:
+        times = registry.cpu_times()
+        return float(times.user + times.system)
+
+    before, began = used(), time.perf_counter()
+    await asyncio.sleep(seconds)
+    return (used() - before) / (time.perf_counter() - began)
+
+
+async def standing(instances: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """All that needs a registry full of living instances."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        async with mesh(Path(folder), True) as (server, bus, registry):
+            async with beating(server.url, "warm", SMALL):
+                await register(bus, [record("warm", each) for each in range(SMALL)])
+                found[f"change at {SMALL}"] = await changes(server.url, "warm", SMALL, seconds)
+            await release(bus, "warm")
+            before = registry.memory_info().rss
+            async with beating(server.url, "j", instances):
+                for start in range(0, instances, SMALL):
+                    await register(bus, [record("j", each) for each in range(start, start + SMALL)])
+                found["memory"] = (registry.memory_info().rss - before) / instances
+                found["beats"] = await processor_share(registry, seconds)
+                found["change at all"] = await changes(server.url, "j", instances, seconds)
+                found["snapshot"] = await snapshots(server.url, instances, rounds)
+            answer = await bus.request(
+                subjects.RESOLVE, Resolve(job="j", state=InstanceState.FAULTED), timeout_s=10
+            )
+            found["faulted"] = len(answer.records)
+    return found
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def report(found: dict[str, Any], instances: int) -> None:
+    for key in ("registrations", "registrations, synced"):
+        if key in found:
+            one = found[key]
+            print(
+                f"{key:24} {spread(one['ratios'])}× raw   ours {spread(one['ours_per_s'], 0)}/s, "
+                f"raw {spread(one['raw_per_s'], 0)}/s   bar {BARS[key]}"
+            )
+            print(
+                f"{'':24} as {instances} commands at once: {one['storm_s']:.1f} s until the last is answered"
+            )
+    if "snapshot" in found:
+        one = found["snapshot"]
+        print(
+            f"{'snapshot':24} {spread(one['ratios'])}× raw   ours {spread(one['ours_s'], 3)} s, "
+            f"raw {spread(one['raw_s'], 3)} s   bar {BARS['snapshot']}"
+        )
+        for key in (f"change at {SMALL}", "change at all"):
+            ordered = found[key]
+            print(
+                f"{key.replace('all', str(instances)):24} p50 {percentile(ordered, 0.5):.1f} ms, "
+                f"p99 {percentile(ordered, 0.99):.1f} ms, longest {ordered[-1]:.1f} ms "
+                f"of {len(ordered)}   bar {BARS[key]}"
+            )
+        print(f"{'heartbeats':24} {found['beats']:.2f} cores at {instances}/s   bar {BARS['beats']}")
+        print(f"{'memory':24} {found['memory']:.0f} B per instance   bar {BARS['memory']}")
+        print(f"{'taken for dead':24} {found['faulted']} of {instances}")
+
+
+async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    wanted = arguments.only
+    if wanted in (None, "registrations"):
+        for key, sync in (("registrations, synced", True), ("registrations", False)):
+            found[key] = await registrations(arguments.instances, arguments.rounds, sync)
+    if wanted in (None, "standing"):
+        found |= await standing(arguments.instances, arguments.rounds, arguments.seconds)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--instances", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--only", choices=("registrations", "standing"))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--beat", nargs=3, metavar=("URL", "JOB", "INSTANCES"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.beat:
+        url, job, instances = arguments.beat
+        asyncio.run(beat(url, job, int(instances)))
+        return
+    found = asyncio.run(measure(arguments))
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        report(found, arguments.instances)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What the registry's records are found by (draft §1, "content-semantic addressing"), without I/O.
+
+Records of the same content (all but their name, incarnation and measured capability) form a group; each
+value that can be asked for leads to its groups. A query takes the shortest of these lists, looks at its
+groups, and then only at members of those that match: the replicas of a stage are one group per cluster
+and state, so that ten thousand records are a few hundred groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+from schemas.envelope import EntityKind
+from schemas.registry import InstanceState, Resolve, ServiceRecord, TensorSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What records of one group have in common."""
+
+    prefix: str
+    kind: EntityKind
+    job: str | None
+    stage: int | None
+    cluster: str
+    state: InstanceState
+    tags: tuple[str, ...]
+    input_schema: tuple[TensorSchema, ...]
+    output_schema: tuple[TensorSchema, ...]
+    device: str
+
+    @classmethod
+    def of(cls, record: ServiceRecord) -> Content:
+        return cls(
+            prefix=record.prefix,
+            kind=record.kind,
+            job=record.job,
+            stage=record.stage,
+            cluster=record.endpoint.cluster,
+            state=record.state,
+            tags=record.tags,
+            input_schema=record.input_schema,
+            output_schema=record.output_schema,
+            device=record.capability.device,
+        )
+
+    def keys(self) -> Iterator[tuple[str, Hashable]]:
+        """All that leads here."""
+        path = self.prefix
+        while path:
+            yield "prefix", path
+            path = path.rpartition("/")[0]
+        yield "kind", self.kind
+        yield "cluster", self.cluster
+        yield "state", self.state
+        yield "device", self.device
+        if self.job is not None:
+            yield "job", self.job
+        if self.stage is not None:
+            yield "stage", self.stage
+        for tag in self.tags:
+            yield "tag", tag
+        if self.input_schema:
+            yield "input", self.input_schema
+        if self.output_schema:
+            yield "output", self.output_schema
+
+    def matches(self, query: Resolve) -> bool:
+        """Whether a record of this content has all that the query asks of it."""
+        if query.prefix is not None:
+            prefix = query.prefix.rstrip("/")
+            if self.prefix != prefix and not self.prefix.startswith(prefix + "/"):
+                return False
+        return (
+            (query.kind is None or self.kind is query.kind)
+            and (query.job is None or self.job == query.job)
+            and (query.stage is None or self.stage == query.stage)
+            and (query.cluster is None or self.cluster == query.cluster)
+            and (query.state is None or self.state is query.state)
+            and (query.device is None or self.device == query.device)
+            and set(query.tags) <= set(self.tags)
+            and (query.input_schema is None or self.input_schema == query.input_schema)
+            and (query.output_schema is None or self.output_schema == query.output_schema)
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The SIDs of one content."""
+
+    content: Content
+    sids: set[str] = field(default_factory=set)
+
+
+class RegistryIndex:
+    """Groups by content, and by each value that leads to them."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Content, Group] = {}
+        self._leading: dict[tuple[str, Hashable], dict[Group, None]] = {}
+        self.examined = 0
+        """Groups and members that the last query looked at."""
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, sid: str, record: ServiceRecord) -> Group:
+        """Files a record that is not there yet."""
+        content = Content.of(record)
+        group = self._groups.get(content)
+        if group is None:
+            group = self._groups[content] = Group(content)
+            for key in content.keys():  # noqa: SIM118  # not a mapping
+                self._leading.setdefault(key, {})[group] = None
+        group.sids.add(sid)
+        return group
+
+    def remove(self, sid: str, group: Group) -> None:
+        """Takes a record away; a group without members goes with all that leads to it."""
+        group.sids.discard(sid)
+        if group.sids:
+            return
+        del self._groups[group.content]
+        for key in group.content.keys():  # noqa: SIM118
+            groups = self._leading.get(key)
+            if groups is None:
+                continue  # a tag may stand there twice
+            groups.pop(group, None)
+            if not groups:
+                del self._leading[key]
+
+    def find(self, query: Resolve) -> Iterator[str]:
+        """SIDs whose content matches, in no order."""
+        self.examined = 0
+        for group in list(self._shortest(query)):
+            self.examined += 1
+            if group.content.matches(query):
+                self.examined += len(group.sids)
+                yield from group.sids
+
+    def _shortest(self, query: Resolve) -> dict[Group, None] | list[Group]:
+        wanted: list[tuple[str, Hashable]] = [("tag", tag) for tag in query.tags]
+        for name, value in (
+            ("kind", query.kind),
+            ("job", query.job),
+            ("stage", query.stage),
+            ("cluster", query.cluster),
+            ("state", query.state),
+            ("device", query.device),
+            ("input", query.input_schema or None),
+            ("output", query.output_schema or None),
+        ):
+            if value is not None:
+                wanted.append((name, value))
+        if query.prefix is not None:
+            wanted.append(("prefix", query.prefix.rstrip("/")))
+        if not wanted:
+            return list(self._groups.values())
+        return min((self._leading.get(key, {}) for key in wanted), key=len)

@@ -1,0 +1,247 @@
+"""The registry that leads: it alone answers, writes and advertises (draft §4.3 Types 1 and 2, §4.4(1), (6)).
+
+Each change is in the bucket before it is answered and advertised. Every answer waits until the lead is
+surely ours, so that one that was frozen tells nothing that another one knows better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from bus import subjects
+from bus.connection import Bus
+from bus.departures import connection_name, departures
+from bus.feed import Feed
+from bus.logs import get_logger
+from bus.packed import Packed, assemble
+from bus.services import Subscription
+from entities.lease import LeaseConfig as LeadConfig
+from entities.registry_advertiser import AdvertiseConfig, RegistryAdvertiser
+from entities.registry_core import LeaseConfig, RegistryCore
+from entities.registry_writer import RegistryWriter
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, BadMessage, Refused
+from schemas.registry import (
+    Endpoint,
+    Heartbeat,
+    InstanceState,
+    ReleaseJob,
+    Resolve,
+    Resolved,
+    ServiceRecord,
+    StateChange,
+)
+from schemas.signals import Registration, RegistrationLease, TerminationReport
+
+log = get_logger("service-registry")
+
+FEW = 8
+"""Up to so many changes of one lot are told one by one in the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceRegistryConfig:
+    """Settings of the registry."""
+
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    advertise: AdvertiseConfig = field(default_factory=AdvertiseConfig)
+    lead: LeadConfig = field(default_factory=LeadConfig)
+    node: str = "mesh"
+    page_records: int = 512  # records per answer: what a reader decodes in one go, some 10 ms
+    page_bytes: int = 512 << 10  # and their size, below any server's largest message
+    registering: int = 2048  # registrations in work at a time; each waits for the bucket, so they go together
+    lot: int = 1000  # records written in one go: what the server takes as one batch
+    write_retry_s: float = 0.2  # pause before a write that the bucket did not take is repeated
+    replicas: int = 1  # of streams and buckets: 1 on an embedded server, 3 on a cluster
+    remembered_terminations: int = 1024  # jobs whose termination reports are kept for the release's answer
+
+
+class RegistryLeader:
+    """One term of a registry. `serve` ends by cancellation only."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        config: ServiceRegistryConfig,
+        confirmed: Callable[[], Awaitable[None]],
+        incarnation: str,
+    ) -> None:
+        self.config = config
+        self.core = RegistryCore(config.lease)
+        self._bus = bus
+        self._confirmed = confirmed
+        self._incarnation = incarnation
+        self._holder = connection_name(bus.sender)
+        self.drain = True
+        """Whether what was asked is still answered at the end: not once somebody else leads."""
+        self._terminated: dict[str, set[str]] = {}
+        self._writer = RegistryWriter(
+            bus.bucket(subjects.REGISTRY_RECORD), self.core.packed, confirmed, self._written,
+            lot=config.lot, retry_s=config.write_retry_s,
+        )  # fmt: skip
+        self.advertiser = RegistryAdvertiser(bus, self.core, config.advertise, confirmed, 0)
+
+    async def serve(self, began: Callable[[], None]) -> None:
+        """Take over what the bucket holds, then serve until cancelled; `began` is called in between."""
+        moved = await self._reload()
+        forget = self._bus.on_reconnect(self._reconnected)
+        subscriptions: list[Subscription] = []
+        feed = await self._listen_for_departures()
+        bus, many = self._bus, self.config.registering
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._writer.run(), name="write")
+                subscriptions += [
+                    await bus.serve(subjects.REGISTRATION, self._register, concurrency=many),
+                    await bus.serve(subjects.STATE_CHANGE, self._change, concurrency=many),
+                    await bus.serve(subjects.RESOLVE, self._resolve),
+                    await bus.serve(subjects.RELEASE_JOB, self._release),
+                    await bus.subscribe(subjects.HEARTBEAT, self._heartbeat),
+                    await bus.subscribe(subjects.TERMINATION, self._termination),
+                ]
+                self._writer.soon(moved)
+                tasks.create_task(self.advertiser.deltas(), name="advertise")
+                tasks.create_task(self.advertiser.full(), name="advertise-full")
+                log.info("registry ready", records=len(self.core), revision=self.advertiser.revision)
+                began()
+                try:
+                    await self._watch_silence()
+                finally:
+                    stops = [subscription.stop(drain=self.drain) for subscription in subscriptions]
+                    await asyncio.gather(*stops, return_exceptions=True)
+        finally:
+            forget()
+            if feed is not None:
+                await self._bus.link.unsubscribe(feed)
+
+    # --- Type 1 and discovery ------------------------------------------------------------------------
+    async def _register(self, message: Registration, envelope: Envelope) -> RegistrationLease:
+        record = message.record
+        if record.sid == self._bus.sender.name:
+            raise BadMessage(f"sid {record.sid} is the registry's own; choose another", sid=record.sid)
+        await self._confirmed()
+        touched = self.core.register(record, time.monotonic(), connection_name(envelope.sender))
+        if touched:
+            await self._writer.write(touched)
+        else:
+            await self._writer.settled(record.sid)
+        return RegistrationLease(
+            sid=record.sid,
+            route_id=self.core.route_id(record.sid),
+            heartbeat_s=self.config.lease.heartbeat_s,
+            expiry_s=self.config.lease.expiry_s,
+            revision=self.advertiser.revision,
+        )
+
+    async def _heartbeat(self, message: Heartbeat, envelope: Envelope) -> None:
+        touched = self.core.heartbeat(message, time.monotonic(), connection_name(envelope.sender))
+        if touched:
+            self._writer.soon(touched)
+
+    async def _change(self, message: StateChange, envelope: Envelope) -> Ack:
+        await self._confirmed()
+        touched = self.core.change(message, time.monotonic())
+        await self._writer.write(touched)
+        return Ack()
+
+    async def _resolve(self, message: Resolve, envelope: Envelope) -> Packed[Resolved]:
+        await self._confirmed()
+        await self.advertiser.flush()  # else the next delta would not build on this answer's revision
+        page, after = self.core.page(message, self.config.page_bytes, self.config.page_records)
+        told = {"revision": self.advertiser.advertised, "next_after": after}
+        return assemble(Resolved, told, {"records": page})
+
+    async def _release(self, message: ReleaseJob, envelope: Envelope) -> Ack:
+        await self._confirmed()
+        touched = self.core.release(message.job)
+        await self._writer.write(touched)
+        reporters = sorted(self._terminated.pop(message.job, set()))
+        note = f"released {len(touched)} records; communication ended at {', '.join(reporters) or 'nobody'}"
+        log.info("job released", job=message.job, records=len(touched), ended_at=reporters)
+        return Ack(note=note)
+
+    async def _termination(self, message: TerminationReport, envelope: Envelope) -> None:
+        self._terminated.setdefault(message.job, set()).add(message.sid)
+        while len(self._terminated) > self.config.remembered_terminations:
+            self._terminated.pop(next(iter(self._terminated)))
+        log.info("communication ended", job=message.job, at=message.sid, microbatches=message.microbatches)
+
+    # --- the bucket is the truth ---------------------------------------------------------------------
+    async def _reload(self) -> frozenset[str]:
+        """Read the bucket, then write our own record, whose revision is above all earlier ones.
+
+        Returns the SIDs whose records had to be changed.
+        """
+        name = self._bus.sender.name
+        bucket = self._bus.bucket(subjects.REGISTRY_RECORD)
+        loaded = []
+        for entry in await bucket.entries():
+            if isinstance(entry.message, ServiceRecord):
+                loaded.append(entry.message)
+                self._writer.knows(entry.message.sid, entry.revision)
+        me = ServiceRecord(
+            sid=name,
+            prefix="entity/service-registry",
+            kind=EntityKind.SERVICE_REGISTRY,
+            incarnation=self._incarnation,
+            state=InstanceState.ACTIVE,
+            endpoint=Endpoint(cluster="mesh", node=self.config.node),
+        )
+        now = time.monotonic()
+        moved = self.core.load(loaded, now) | self.core.register(me, now)
+        await self._confirmed()
+        mine = self.core.packed(name)
+        assert mine is not None
+        revision = await bucket.put(mine, sid=name)
+        self._writer.knows(name, revision)
+        self.advertiser.revision = self.advertiser.advertised = revision
+        return moved - {name}
+
+    def _written(self, sids: Collection[str]) -> None:
+        self.advertiser.written(sids)
+        if len(sids) > FEW:
+            log.info("records changed", count=len(sids), records=len(self.core))
+            return
+        for sid in sids:
+            record = self.core.record(sid)
+            if record is None:
+                log.info("record removed", sid=sid)
+            else:
+                told: dict[str, Any] = {"state": record.state, "incarnation": record.incarnation}
+                log.info("record changed", sid=sid, reason=record.reason, **told)
+
+    # --- time -----------------------------------------------------------------------------------------
+    async def _watch_silence(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.lease.tick_s)
+            if not self._bus.connected:
+                continue  # we hear nobody: silence means nothing
+            now = time.monotonic()
+            mine = Heartbeat(
+                sid=self._bus.sender.name, incarnation=self._incarnation, state=InstanceState.ACTIVE
+            )
+            self.core.heartbeat(mine, now)
+            touched = self.core.tick(now)
+            if touched:
+                log.warning("leases expired", count=len(touched), sids=sorted(touched)[:FEW])
+                self._writer.soon(touched)
+
+    async def _listen_for_departures(self) -> Feed | None:
+        try:
+            return await departures(self._bus, self._departed)
+        except Refused as error:
+            log.info("closed connections are noticed by silence only", reason=error.text)
+            return None
+
+    def _departed(self, holder: str, why: str) -> None:
+        if holder != self._holder and self.core.departed(holder, why, time.monotonic()):
+            log.info("connection closed", holder=holder, reason=why)
+
+    async def _reconnected(self) -> None:
+        """Nobody could be heard while we were cut off: everyone gets a lease again, and the full state."""
+        self.core.forgive(self.config.lease.expiry_s, time.monotonic())
+        self.advertiser.full_soon()
