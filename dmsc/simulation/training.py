@@ -1,0 +1,575 @@
+"""One simulated job: the real step machine, and a shell that carries its effects out in virtual time.
+
+It does what `entities.orchestrator.step_loop` and the gateway do, without their waiting, and without messages
+that get lost (`tests/sim` has those): an order takes `overheads.control_ms`, and one that a dead instance would
+have to answer is left to the `Lost` that follows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dmsc.simulation.instances import DataInstance, Instance, StageInstance
+from dmsc.simulation.kernel import Kernel
+from dmsc.simulation.messages import Claim, Notice, Vote, as_claim, as_vote
+from dmsc.simulation.network import Network
+from dmsc.simulation.routing import JobRoutes
+from dmsc.simulation.scenario import Job, Overheads, Stage
+from dmsc.simulation.service_times import Draw, draws
+from entities.gateway.dispatch import choose_entries
+from entities.orchestrator import step_events as ev
+from entities.orchestrator.step_ledger import StepLedger
+from entities.orchestrator.step_machine import StepMachine
+from entities.registry_core import RegistryCore
+from schemas.data_plane import RouteTable
+from schemas.envelope import EntityKind
+from schemas.registry import READY, Endpoint, InstanceState, ServiceRecord, StateChange
+from schemas.step import Member, MicrobatchDispatch, StepDecision, StepFenced
+from schemas.telemetry import InstanceSample
+from workers.data_machine import Send
+from workers.microbatch import Hop
+
+EPOCH = 1
+STATE_COPIES = 3
+"""A newcomer gets the weights and AdamW's two moments."""
+RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One committed step. `shares`: microbatches per SID."""
+
+    step: int
+    began_s: float
+    ended_s: float
+    shares: dict[str, int]
+
+
+@dataclass
+class Progress:
+    """What happened to a job."""
+
+    steps: list[StepDone] = field(default_factory=list)
+    began_s: float = 0.0
+    measured_from_s: float = 0.0
+    busy_then_s: dict[str, float] = field(default_factory=dict)
+    replayed: int = 0
+    restarts: int = 0
+    lost: int = 0
+    joined: int = 0
+    done: bool = False
+
+
+class SimulatedJob:
+    """Runs a job's steps. `place(stage, replica)` → (cluster, node)."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: Job,
+        *,
+        kernel: Kernel,
+        network: Network,
+        registry: RegistryCore,
+        routes: JobRoutes,
+        overheads: Overheads,
+        clusters: Sequence[str],
+        place: Callable[[str], str],
+        seed: str,
+        folder: Path,
+        windows: Sequence[int],
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.stages = spec.all_stages()
+        self.kernel = kernel
+        self.network = network
+        self.registry = registry
+        self.routes = routes
+        self.progress = Progress()
+        self.instances: dict[Member, Instance] = {}
+        self.by_sid: dict[str, Instance] = {}
+        self.windows = windows
+        self._overheads = overheads
+        self._clusters = tuple(clusters)
+        self._place = place
+        self._draws: list[tuple[Draw, Draw]] = [
+            (
+                draws(stage.forward_ms, f"{seed}/{name}/{number}/forward", folder),
+                draws(stage.backward_ms, f"{seed}/{name}/{number}/backward", folder),
+            )
+            for number, stage in enumerate(self.stages)
+        ]
+        self._incarnations: Counter[str] = Counter()
+        self._replicas: Counter[int] = Counter()
+        self._lost: set[Member] = set()
+        self._step_began: dict[int, float] = {}
+        self._machine: StepMachine | None = None
+
+    # --- beginning ----------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Places and registers all instances, writes the first tables, opens the first step."""
+        stages = []
+        for number, stage in enumerate(self.stages):
+            members = [self._newest_replica(number, stage) for _ in range(stage.replicas)]
+            stages.append(members)
+        count = self.spec.data_instances or min(len(self._clusters), self.stages[0].replicas)
+        data = []
+        for replica in range(count):
+            instance = self._spawn(
+                f"{self.name}-data-r{replica}", -1, self._clusters[replica % len(self._clusters)]
+            )
+            data.append(instance.member)
+        for members in (*stages, data):
+            for member in members:
+                self._register(self.instances[member], InstanceState.ACTIVE)
+        self._machine = StepMachine(
+            job=self.name,
+            epoch=EPOCH,
+            microbatches=self.spec.microbatches,
+            clip_norm=None,
+            stages=stages,
+            data=data,
+            pauses=lambda step: step >= self.spec.steps,
+        )
+        self.progress.began_s = self.kernel.now
+        for number in range(len(self.stages)):
+            self.reroute(number, at_once=True)
+        self._step_began[0] = self.kernel.now
+        self.event(ev.Opened(0, 0))
+
+    @property
+    def machine(self) -> StepMachine:
+        assert self._machine is not None
+        return self._machine
+
+    def event(self, event: ev.Event) -> None:
+        for effect in self.machine.decide(event, self.kernel.now):
+            self._execute(effect)
+
+    def _newest_replica(
+        self, number: int, stage: Stage, cluster: str | None = None, speed: float | None = None
+    ) -> Member:
+        replica = self._replicas[number]
+        self._replicas[number] += 1
+        clusters = stage.clusters or self._clusters
+        instance = self._spawn(
+            f"{self.name}-s{number}-r{replica}", number, cluster or clusters[replica % len(clusters)]
+        )
+        assert isinstance(instance, StageInstance)
+        if speed is not None:
+            instance.speed = speed
+        elif stage.speeds:
+            instance.speed = stage.speeds[replica % len(stage.speeds)]
+        return instance.member
+
+    def _spawn(self, sid: str, stage: int, cluster: str, node: str | None = None) -> Instance:
+        self._incarnations[sid] += 1
+        member = Member(sid=sid, incarnation=f"i{self._incarnations[sid]}")
+        node = node or self._place(cluster)
+        instance: Instance
+        if stage < 0:
+            instance = DataInstance(
+                self, member, cluster=cluster, node=node, epoch=EPOCH, make_s=self._overheads.data_ms / 1e3
+            )
+        else:
+            forward, backward = self._draws[stage]
+            instance = StageInstance(
+                self, member, stage=stage, last=stage == len(self.stages) - 1, cluster=cluster, node=node,
+                epoch=EPOCH, forward=forward, backward=backward, compute_s=self._overheads.compute_ms / 1e3,
+                speed=1.0,
+            )  # fmt: skip
+        self.instances[member] = self.by_sid[sid] = instance
+        return instance
+
+    # --- registry and routes ------------------------------------------------------------------------------
+    def _register(self, instance: Instance, state: InstanceState) -> None:
+        role = "data" if instance.stage < 0 else f"stage/{instance.stage}"
+        record = ServiceRecord(
+            sid=instance.member.sid,
+            prefix=f"train/{self.name}/{role}",
+            kind=EntityKind.INSTANCE,
+            incarnation=instance.member.incarnation,
+            state=state,
+            endpoint=Endpoint(cluster=instance.cluster, node=instance.node),
+            job=self.name,
+            stage=instance.stage,
+            reason=READY if state is InstanceState.PENDING else "",
+        )
+        self.registry.register(record, self.kernel.now)
+
+    def _admit(self, members: Iterable[Member]) -> None:
+        """The group stands: newcomers take work."""
+        for member in members:
+            record = self.registry.record(member.sid)
+            if record is not None and record.state is InstanceState.PENDING:
+                self.registry.change(
+                    StateChange(sid=member.sid, incarnation=member.incarnation, state=InstanceState.ACTIVE),
+                    self.kernel.now,
+                )
+                self.progress.joined += 1
+                self.reroute(self.instances[member].stage)
+
+    def reroute(self, stage: int, *, at_once: bool = False) -> None:
+        """The router looks at a stage again; tables that changed reach the senders."""
+        if stage < 0:
+            return
+        records = [
+            record
+            for record in (self.registry.record(sid) for sid in self._sids(stage))
+            if record is not None
+        ]
+        for table in self.routes.decide(stage, records, self._clusters):
+            for instance in self._senders(stage, table.cluster):
+                if at_once:
+                    instance.routed(table)
+                else:
+                    self.kernel.after(self._overheads.control_ms / 1e3, self._routed, instance, table)
+
+    def _sids(self, stage: int) -> list[str]:
+        return [f"{self.name}-s{stage}-r{replica}" for replica in range(self._replicas[stage])]
+
+    def _senders(self, stage: int, cluster: str) -> list[Instance]:
+        return [
+            instance
+            for instance in self.by_sid.values()
+            if instance.stage == stage - 1 and instance.cluster == cluster
+        ]
+
+    def _routed(self, instance: Instance, table: RouteTable) -> None:
+        if instance.alive:
+            instance.routed(table)
+
+    def samples(self) -> list[InstanceSample]:
+        """What the living stage instances tell of their load."""
+        return [
+            InstanceSample(
+                job=self.name,
+                sid=instance.member.sid,
+                incarnation=instance.member.incarnation,
+                cluster=instance.cluster,
+                node=instance.node,
+                stage=instance.stage,
+                step=instance.machine.version,
+                queue=instance.queue,
+                in_flight=instance.binder.open,
+                microbatches=instance.computed,
+                service_ms=1e3 * instance.service_s,
+                forward_ms=1e3 * instance.forward_s,
+                backward_ms=1e3 * instance.backward_s,
+            )
+            for instance in self.by_sid.values()
+            if isinstance(instance, StageInstance) and instance.alive
+        ]
+
+    # --- hops and claims ----------------------------------------------------------------------------------
+    def offer(self, sender: StageInstance, hop: Hop, to: Member, direction: str) -> None:
+        forward = direction == "forward"
+        boundary = sender.stage if forward else sender.stage - 1
+        size = self.stages[boundary].output_bytes if boundary >= 0 else 0.0
+        notice = Notice(
+            EPOCH,
+            hop.step,
+            hop.attempt,
+            hop.microbatch,
+            "forward" if forward else "backward",
+            sender.member,
+            to,
+        )
+        self._send(sender, notice, size)
+
+    def offer_data(self, sender: DataInstance, send: Send) -> None:
+        step, attempt, number, _ = send.work
+        self._send(
+            sender,
+            Notice(EPOCH, step, attempt, number, "forward", sender.member, send.to),
+            self.spec.input_bytes,
+        )
+
+    def _send(self, sender: Instance, notice: Notice, size: float) -> None:
+        target = self.instances[notice.receiver]
+        took_s = self.network.transfer_s(sender.cluster, target.cluster, size)
+        self.kernel.after(self._overheads.hop_ms / 1e3 + took_s, self._arrived, sender, target, notice)
+
+    def _arrived(self, sender: Instance, target: Instance, notice: Notice) -> None:
+        if sender.alive and target.alive:
+            target.arrived(notice)
+
+    def claim(self, instance: StageInstance, hop: Hop) -> None:
+        claim = Claim(
+            EPOCH, hop.step, hop.attempt, hop.microbatch, instance.stage, instance.member, hop.upstream.sid
+        )
+        self.event(ev.Claimed(as_claim(claim)))
+
+    # --- effects ------------------------------------------------------------------------------------------
+    def _execute(self, effect: ev.Effect) -> None:
+        over, after = self._overheads, self.kernel.after
+        match effect:
+            case ev.Begin(step, attempt):
+                after(over.begin_ms / 1e3, self._begin, step, attempt)
+            case ev.Prepare():
+                after(self._prepare_s(effect), self._prepared, effect)
+            case ev.Record(decision):
+                after(over.decide_ms / 1e3, self.event, ev.Recorded(decision))
+            case ev.Commit(decision, ledger):
+                self._note(decision, ledger)
+                after(over.commit_ms / 1e3, self._commit, decision)
+            case ev.FormGroup():
+                # at the start there is nothing to wait for: the job's first group is built before its first step
+                after(
+                    over.form_ms / 1e3 if self.progress.steps or effect.fenced else 0.0, self._formed, effect
+                )
+            case ev.Fence():
+                after(over.control_ms / 1e3, self._fence, effect)
+            case ev.Assign():
+                after(over.control_ms / 1e3, self._assign, effect)
+            case ev.SendState():
+                after(self._state_s(effect), self._sent_state, effect)
+            case ev.StageLost(stage, version):
+                after(over.start_s, self._bring_back, stage, version)
+            case ev.Condemn(member):
+                self.kill(member)
+            case ev.Restart():
+                self.progress.restarts += 1
+                after(over.control_ms / 1e3, self._restart, effect)
+            case ev.Replay():
+                self.progress.replayed += len(effect.replayed)
+            case ev.Boundary():
+                self.progress.done = True
+                self.registry.release(self.name)
+            case ev.Withdraw():
+                pass  # a transfer to the dead ends by itself here
+
+    def _begin(self, step: int, attempt: int) -> None:
+        """The entry gateway shares the step's microbatches out over the data instances."""
+        machine = self.machine
+        if (step, attempt) != (machine.step, machine.attempt):
+            return
+        candidates = [
+            record
+            for record in (self.registry.record(member.sid) for member in machine.data)
+            if record is not None
+        ]
+        choice = choose_entries(candidates, {}, self.name, range(self.spec.microbatches))
+        if not choice.shares:
+            self.kernel.after(RETRY_S, self._begin, step, attempt)
+            return
+        for sid, numbers in choice.shares.items():
+            instance = self.by_sid[sid]
+            order = MicrobatchDispatch(
+                job=self.name, epoch=EPOCH, step=step, attempt=attempt, microbatches=numbers
+            )
+            if instance.alive and isinstance(instance, DataInstance):
+                instance.dispatch(order)
+        self.event(ev.Begun(step, attempt))
+
+    def _prepare_s(self, effect: ev.Prepare) -> float:
+        clusters = {self.instances[member].cluster for member in effect.members}
+        size = self.stages[effect.stage].parameter_bytes
+        return self._overheads.prepare_ms / 1e3 + self.network.reduce_s(clusters, len(effect.members), size)
+
+    def _prepared(self, effect: ev.Prepare) -> None:
+        members = [self._stage_instance(member) for member in effect.members]
+        if not all(instance.alive for instance in members):
+            self.event(ev.GroupFailed(effect.stage, effect.generation))
+            return
+        for instance in members:
+            vote = Vote(
+                instance.member, effect.step, effect.attempt, effect.generation, tuple(instance.summed)
+            )
+            self.event(ev.Voted(effect.stage, as_vote(vote)))
+
+    def _note(self, decision: StepDecision, ledger: StepLedger) -> None:
+        """The step is decided: what it was like."""
+        now = self.kernel.now
+        self.progress.steps.append(
+            StepDone(decision.step, self._step_began.pop(decision.step, now), now, ledger.shares())
+        )
+        self._step_began[decision.step + 1] = now
+        if decision.step + 1 == self.spec.warmup_steps:
+            self.progress.measured_from_s = now
+            self.progress.busy_then_s = {
+                sid: instance.busy_s
+                for sid, instance in self.by_sid.items()
+                if isinstance(instance, StageInstance)
+            }
+
+    def _commit(self, decision: StepDecision) -> None:
+        members = [member for stage in decision.membership for member in stage]
+        for member in members:
+            instance = self._stage_instance(member)
+            if instance.alive and instance.machine.version == decision.step:
+                instance.applied(decision.step + 1)
+        self._committed(decision.step, members)
+
+    def _committed(self, step: int, members: Sequence[Member]) -> None:
+        """Everyone has answered, or is known to be lost."""
+        silent = tuple(member for member in members if not self.instances[member].alive)
+        if any(member not in self._lost for member in silent):
+            self.kernel.after(RETRY_S, self._committed, step, members)
+            return
+        self.event(ev.Committed(step, silent))
+
+    def _formed(self, effect: ev.FormGroup) -> None:
+        members = [self._stage_instance(member) for member in effect.members]
+        if not all(instance.alive for instance in members):
+            return
+        for instance in members:
+            instance.machine.fence(effect.fenced)
+            if effect.attempt > instance.machine.attempt:
+                instance.restarted(effect.attempt)
+            instance.generation = effect.generation
+        self._admit(effect.members)
+        self.event(ev.GroupFormed(effect.stage, effect.generation))
+
+    def _fence(self, effect: ev.Fence) -> None:
+        targets = [self.instances[member] for member in effect.targets]
+        if not all(instance.alive for instance in targets):
+            return
+        order = (EPOCH, effect.attempt, effect.round)
+        answers = []
+        for instance in targets:
+            if isinstance(instance, StageInstance):
+                machine = instance.machine
+                if (machine.version, machine.attempt) != (effect.step, effect.attempt):
+                    self.kernel.after(RETRY_S, self._fence, effect)  # it is still to hear of the step
+                    return
+                machine.fence(effect.fenced, order)
+                held, version = machine.held(), machine.version
+            else:
+                assert isinstance(instance, DataInstance)
+                instance.run(instance.machine.fence(effect.fenced, order))
+                held, version = instance.machine.held(effect.step, effect.attempt), effect.step
+            answers.append(StepFenced(member=instance.member, version=version, round=effect.round, held=held))
+        self.event(ev.Fenced(effect.round, tuple(answers)))
+
+    def _assign(self, effect: ev.Assign) -> None:
+        instances = [(self.instances[member], paths) for member, paths in effect.paths.items()]
+        if not all(instance.alive for instance, _ in instances):
+            return
+        order = (EPOCH, effect.attempt, effect.round)
+        for instance, paths in instances:
+            if isinstance(instance, DataInstance):
+                if instance.machine.attempt <= effect.attempt:
+                    instance.run(instance.machine.assign(order, effect.step, paths))
+            elif isinstance(instance, StageInstance):
+                machine = instance.machine
+                if (machine.version, machine.attempt) == (effect.step, effect.attempt):
+                    instance.run(machine.assign(order, paths))
+                    instance.reconsider()
+        self.event(ev.Assigned(effect.round))
+
+    def _restart(self, effect: ev.Restart) -> None:
+        for member in effect.targets:
+            instance = self.instances[member]
+            if not instance.alive:
+                continue
+            if isinstance(instance, DataInstance):
+                instance.run(instance.machine.fence(effect.fenced))
+                if effect.attempt > instance.machine.attempt:
+                    instance.machine.restarted(effect.attempt)
+            elif isinstance(instance, StageInstance):
+                instance.machine.fence(effect.fenced)
+                if effect.attempt > instance.machine.attempt:
+                    instance.restarted(effect.attempt)
+        self.event(ev.Restarted(effect.attempt))
+
+    def _stage_instance(self, member: Member) -> StageInstance:
+        instance = self.instances[member]
+        assert isinstance(instance, StageInstance)
+        return instance
+
+    # --- losses and newcomers -----------------------------------------------------------------------------
+    def kill(self, member: Member, *, replace: bool = True) -> None:
+        """The instance dies; the orchestrator hears of it after `detect_ms`."""
+        instance = self.instances[member]
+        if not instance.alive or self.progress.done:
+            return
+        instance.alive = False
+        self.kernel.after(self._overheads.detect_ms / 1e3, self._noticed, instance, replace)
+
+    def _noticed(self, instance: Instance, replace: bool) -> None:
+        member = instance.member
+        if member in self._lost or self.progress.done:
+            return
+        self._lost.add(member)
+        self.progress.lost += 1
+        self.registry.change(
+            StateChange(
+                sid=member.sid, incarnation=member.incarnation, state=InstanceState.FAULTED, reason="killed"
+            ),
+            self.kernel.now,
+        )
+        self.reroute(instance.stage)
+        self.event(ev.Lost(member))
+        if replace:
+            self.kernel.after(self._overheads.start_s, self._replace, instance)
+
+    def _replace(self, lost: Instance) -> None:
+        sid = lost.member.sid
+        if self.progress.done or self.by_sid[sid] is not lost:
+            return
+        if lost.stage >= 0 and not self.machine.stages[lost.stage]:
+            self.kernel.after(RETRY_S, self._replace, lost)  # the stage is being brought back first
+            return
+        newcomer = self._spawn(sid, lost.stage, lost.cluster, lost.node)
+        if isinstance(newcomer, StageInstance) and isinstance(lost, StageInstance):
+            newcomer.busy_s = lost.busy_s  # figures are those of the name
+        self._arrive(newcomer, lost.speed if isinstance(lost, StageInstance) else None)
+
+    def join(self, stage: int, cluster: str | None, speed: float) -> None:
+        """One more replica."""
+        if self.progress.done:
+            return
+        member = self._newest_replica(stage, self.stages[stage], cluster, speed)
+        self._arrive(self.instances[member], speed)
+
+    def _arrive(self, instance: Instance, speed: float | None) -> None:
+        instance.machine.attempt = self.machine.attempt
+        instance.machine.fence(tuple(self._lost))
+        if isinstance(instance, StageInstance):
+            instance.speed = speed or 1.0
+        for table in self.routes.tables.values():
+            if table.stage == instance.stage + 1 and table.cluster == instance.cluster:
+                instance.routed(table)
+        self._register(instance, InstanceState.PENDING if instance.stage >= 0 else InstanceState.ACTIVE)
+        self.event(ev.Arrived(instance.member, instance.stage))
+
+    def _state_s(self, effect: ev.SendState) -> float:
+        source, target = self.instances[effect.source], self.instances[effect.to]
+        size = STATE_COPIES * self.stages[source.stage].parameter_bytes
+        return self._overheads.control_ms / 1e3 + self.network.transfer_s(
+            source.cluster, target.cluster, size
+        )
+
+    def _sent_state(self, effect: ev.SendState) -> None:
+        target = self._stage_instance(effect.to)
+        if not target.alive or not self.instances[effect.source].alive:
+            self.event(ev.JoinFailed(effect.to))
+            return
+        target.machine.version = effect.version
+        self.event(ev.Joined(effect.to, effect.version))
+
+    def _bring_back(self, stage: int, version: int) -> None:
+        """A stage that lost everyone comes back from a copy, at the open step's version."""
+        if self.machine.stages[stage] or self.progress.done:
+            return
+        waiting = [one for one in self.machine.newcomers if self.instances[one].stage == stage]
+        if waiting:
+            member = waiting[0]
+        else:
+            lost = self.by_sid[f"{self.name}-s{stage}-r0"]
+            instance = self._spawn(lost.member.sid, stage, lost.cluster, lost.node)
+            instance.machine.fence(tuple(self._lost))
+            for table in self.routes.tables.values():
+                if table.stage == stage + 1 and table.cluster == instance.cluster:
+                    instance.routed(table)
+            self._register(instance, InstanceState.PENDING)
+            member = instance.member
+        restored = self._stage_instance(member)
+        restored.machine.version = version
+        restored.machine.attempt = self.machine.attempt
+        self.event(ev.Restored(stage, (member,)))
