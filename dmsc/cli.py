@@ -22,6 +22,7 @@ from dmsc.commands import (
     nodes,
     policy,
     run,
+    simulate,
     store,
     tap,
     train,
@@ -70,6 +71,7 @@ app.command(rich_help_panel=_jobs)(jobs.jobs)
 app.command(rich_help_panel=_jobs)(jobs.cancel)
 app.command(rich_help_panel=_jobs)(jobs.scale)
 app.command(rich_help_panel=_jobs)(chaos.chaos)
+app.command(rich_help_panel=_jobs)(simulate.simulate)
 app.command(rich_help_panel=_watch)(jobs.status)
 app.command(rich_help_panel=_watch)(nodes.nodes)
 app.command(rich_help_panel=_watch)(faults.faults)

@@ -38,6 +38,7 @@ class JobReport:
     job: str
     done: bool
     steps: int
+    microbatches: int
     seconds: float
     microbatches_per_s: float | None
     tokens_per_s: float | None
@@ -122,6 +123,7 @@ def _job(job: SimulatedJob, now: float) -> JobReport:
         job=job.name,
         done=progress.done,
         steps=len(progress.steps),
+        microbatches=spec.microbatches,
         seconds=ended_s - progress.began_s,
         microbatches_per_s=rate,
         tokens_per_s=None if rate is None else rate * spec.microbatch_tokens,

@@ -77,7 +77,7 @@ class LinkTrace(Part):
     """
 
     file: Path
-    places: dict[Token, str] = Field(min_length=1)
+    places: dict[Token, str]
     shared: bool = False
 
 
@@ -119,7 +119,7 @@ class Job(Part):
     warmup_steps: int = Field(1, ge=0, description="first steps that no figure counts")
     microbatches: int = Field(8, ge=1, le=1_000_000)
     microbatch_tokens: int = Field(1, ge=1)
-    stages: tuple[Stage, ...] = Field(min_length=1)
+    stages: tuple[Stage, ...]
     data_instances: int | None = Field(None, ge=1, le=MAX_INSTANCES)
     input_bytes: float = Field(0.0, ge=0)
     clusters: tuple[Token, ...] = ()
@@ -127,6 +127,8 @@ class Job(Part):
 
     @model_validator(mode="after")
     def _something_left(self) -> Job:
+        if not self.stages:
+            raise ValueError("stages: give at least one")
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} leaves nothing of {self.steps} steps")
         return self
@@ -211,7 +213,7 @@ class Routing(Part):
 
 
 class Overheads(Part):
-    """What the mesh itself takes, as `benchmarks/simulation.py` measures it. Milliseconds, but for `start_s`."""
+    """What the mesh itself takes, as `benchmarks/simulation.py` measures it."""
 
     hop_ms: float = Field(
         1.0, ge=0, description="offer, answer and transfer of a microbatch, beside the link"
@@ -236,7 +238,7 @@ class Scenario(Part):
     clusters: tuple[Cluster, ...] = (Cluster(name="a"),)
     links: tuple[Link, ...] = ()
     link_trace: LinkTrace | None = None
-    jobs: tuple[Job, ...] = Field(min_length=1)
+    jobs: tuple[Job, ...]
     events: tuple[Annotated[Event, Field(discriminator="kind")], ...] = ()
     routing: Routing = Routing()
     overheads: Overheads = Overheads()
@@ -245,8 +247,8 @@ class Scenario(Part):
     @model_validator(mode="after")
     def _names_fit(self) -> Scenario:
         clusters = {cluster.name for cluster in self.clusters}
-        if not clusters:
-            raise ValueError("clusters: name at least one")
+        if not clusters or not self.jobs:
+            raise ValueError("give at least one cluster and one job")
         if len(clusters) != len(self.clusters):
             raise ValueError("clusters: each needs a name of its own")
         jobs = [name for job in self.jobs for name in names(job)]
@@ -283,7 +285,8 @@ class Scenario(Part):
             )
         if event.stage >= stages[event.job]:
             raise ValueError(
-                f"events[{index}].stage: {event.job} has stages 0 to {stages[event.job] - 1}, not {event.stage}"
+                f"events[{index}].stage: {event.stage} is none of {event.job}'s; "
+                f"they are 0 to {stages[event.job] - 1}"
             )
 
 

@@ -1,8 +1,8 @@
 """One simulated job: the real step machine, and a shell that carries its effects out in virtual time.
 
 It does what `entities.orchestrator.step_loop` and the gateway do, without their waiting, and without messages
-that get lost (`tests/sim` has those): an order takes `overheads.control_ms`, and one that a dead instance would
-have to answer is left to the `Lost` that follows.
+that get lost (`tests/sim` has those): an order takes `overheads.control_ms`, and one that a dead instance
+would have to answer is left to the `Lost` that follows.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ class SimulatedJob:
                 self._note(decision, ledger)
                 after(over.commit_ms / 1e3, self._commit, decision)
             case ev.FormGroup():
-                # at the start there is nothing to wait for: the job's first group is built before its first step
+                # a job's first groups are built before its first step
                 after(
                     over.form_ms / 1e3 if self.progress.steps or effect.fenced else 0.0, self._formed, effect
                 )

@@ -170,7 +170,8 @@ class World:
                 one, other = event.between
                 self._log(
                     "link",
-                    f"{one} – {other}: latency × {event.latency_factor:g}, bandwidth × {event.bandwidth_factor:g}",
+                    f"{one} – {other}: latency × {event.latency_factor:g}, "
+                    f"bandwidth × {event.bandwidth_factor:g}",
                 )
                 self.network.degrade(event)
                 if event.for_s is not None:

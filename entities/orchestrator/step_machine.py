@@ -483,7 +483,7 @@ class StepMachine:
             joining = any(self._arrived.get(member) == stage for member in self._transfer)
             if group.preparing or not group.formed or joining or not group.members:
                 continue
-            if set(group.members) & self.dead or not self.ledger.complete(stage):
+            if not self.ledger.complete(stage) or set(group.members) & self.dead:
                 continue
             group.preparing = True
             effects.append(Prepare(stage, self.step, self.attempt, group.generation, group.members))
