@@ -59,7 +59,7 @@ class Member(Part):
     sid: Token
     incarnation: Token
 
-    # Compared and hashed for every microbatch: pydantic's own comparison of all fields takes ten times as long.
+    # Compared and hashed for every microbatch; pydantic's own comparison takes several times as long.
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True

@@ -19,7 +19,8 @@ MOST_JOBS = 20
 def heading(report: Report) -> str:
     return (
         f"{report.name}, seed {report.seed}: {report.instances} instances, "
-        f"{report.simulated_s:.2f} virtual s, {report.microbatches_per_s:.4g} microbatches/s; {report.algorithm}, policy {report.policy}"
+        f"{report.simulated_s:.2f} virtual s, {report.microbatches_per_s:.4g} microbatches/s; "
+        f"{report.algorithm}, policy {report.policy}"
     )
 
 

@@ -8,7 +8,7 @@ would have to answer is left to the `Lost` that follows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,6 +109,19 @@ class SimulatedJob:
         self._step_began: dict[int, float] = {}
         self._machine: StepMachine | None = None
 
+    @property
+    def _data_instances(self) -> int:
+        return self.spec.data_instances or min(len(self._clusters), self.stages[0].replicas)
+
+    def planned(self, joins: Mapping[int, int]) -> set[str]:
+        """The SIDs that there will be; `joins`: how many come to each stage."""
+        stages = {
+            f"{self.name}-s{number}-r{replica}"
+            for number, stage in enumerate(self.stages)
+            for replica in range(stage.replicas + joins.get(number, 0))
+        }
+        return stages | {f"{self.name}-data-r{replica}" for replica in range(self._data_instances)}
+
     # --- beginning ----------------------------------------------------------------------------------------
     def start(self) -> None:
         """Places and registers all instances, writes the first tables, opens the first step."""
@@ -116,9 +129,8 @@ class SimulatedJob:
         for number, stage in enumerate(self.stages):
             members = [self._newest_replica(number, stage) for _ in range(stage.replicas)]
             stages.append(members)
-        count = self.spec.data_instances or min(len(self._clusters), self.stages[0].replicas)
         data = []
-        for replica in range(count):
+        for replica in range(self._data_instances):
             instance = self._spawn(
                 f"{self.name}-data-r{replica}", -1, self._clusters[replica % len(self._clusters)]
             )

@@ -134,13 +134,19 @@ class World:
             known = cluster in self._nodes and node in {f"node-{n}" for n in range(self._nodes[cluster])}
         else:
             known = cluster in self._nodes or any(
-                event.target == sid for job in self.jobs.values() for sid in _planned(job)
+                event.target in job.planned(self._joins(job.name)) for job in self.jobs.values()
             )
         if not known:
             raise BadInput(
                 f"events[{index}].target: {event.target!r} is no instance (such as "
                 f"{next(iter(self.jobs))}-s0-r0), no CLUSTER/node-N, and no cluster"
             )
+
+    def _joins(self, job: str) -> Counter[int]:
+        """Replicas that are to join a job, by stage."""
+        return Counter(
+            event.stage for event in self.scenario.events if isinstance(event, Join) and event.job == job
+        )
 
     def _targets(self, target: str) -> list[tuple[SimulatedJob, Member]]:
         cluster, _, node = target.partition("/")
@@ -190,12 +196,3 @@ class World:
 
     def _log(self, kind: str, text: str) -> None:
         self.happened.append(Happened(self.kernel.now, kind, text))
-
-
-def _planned(job: SimulatedJob) -> list[str]:
-    """The SIDs that a job begins with."""
-    return [
-        f"{job.name}-s{number}-r{replica}"
-        for number, stage in enumerate(job.stages)
-        for replica in range(stage.replicas)
-    ]
