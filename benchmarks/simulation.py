@@ -4,9 +4,9 @@
 
 What the simulator is told was measured beforehand, on three other jobs, by the mesh's own telemetry: compute
 per block from the claims (`forward_ms`, `backward_ms`), and constants: what a microbatch takes beside that
-(`compute_ms`), a hop (`hop_ms`), and a step around its computing (`begin_ms`, `prepare_ms`). They are printed as
-a scenario's `overheads`; nothing is fitted to the five. Compute is padded (`workers/models/padded.py`): devices
-are independent of the cores that they share here. Nothing is asserted: an error above 5 % is marked.
+(`compute_ms`), a hop (`hop_ms`), a step around its computing (`begin_ms`, `prepare_ms`). They are printed as
+a scenario's `overheads`; nothing is fitted to the five. Compute is padded (`workers/models/padded.py`).
+Nothing is asserted: an error above 5 % is marked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from bus.connection import Bus
 from bus.subjects import STEP_CLAIM
@@ -52,7 +51,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One job on the mesh. Milliseconds are means over its claims, by stage; blocks by stage as it was cut."""
+    """One job on the mesh. Milliseconds are means over its claims, by stage; blocks as it was cut."""
 
     step_s: float
     steps: tuple[float, ...]
@@ -244,9 +243,7 @@ async def compare(steps: int, pad_ms: float) -> tuple[Calibration, list[Comparis
                             spread=(microbatches / max(measured.steps), microbatches / min(measured.steps)),
                         )
                     )
-                    say(
-                        f"{title}: measured {found[-1].measured:.2f}, predicted {predicted:.2f} microbatches/s"
-                    )
+                    say(f"{title}: measured {found[-1].measured:.2f}, predicted {predicted:.2f} a second")
                 return calibration, found
 
 

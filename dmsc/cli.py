@@ -13,6 +13,7 @@ import typer
 
 from dmsc import __version__
 from dmsc.commands import (
+    board,
     chaos,
     demo,
     doctor,
@@ -73,6 +74,8 @@ app.command(rich_help_panel=_jobs)(jobs.scale)
 app.command(rich_help_panel=_jobs)(chaos.chaos)
 app.command(rich_help_panel=_jobs)(simulate.simulate)
 app.command(rich_help_panel=_watch)(jobs.status)
+app.command(rich_help_panel=_watch)(board.top)
+app.command(rich_help_panel=_watch)(board.routes)
 app.command(rich_help_panel=_watch)(nodes.nodes)
 app.command(rich_help_panel=_watch)(faults.faults)
 app.command(rich_help_panel=_watch)(logs.logs)

@@ -150,18 +150,20 @@ class StageInstance(Instance):
         self.reconsider()
 
     def _submit(self, priority: int, hop: Hop) -> None:
-        self._queued += 1
-        heapq.heappush(self._queue, (priority, self._queued, hop))
-        if not self._computing:
-            self._next()
+        if self._computing:
+            self._queued += 1
+            heapq.heappush(self._queue, (priority, self._queued, hop))
+        else:
+            self._compute(priority, hop)
 
     def _next(self) -> None:
         while self._queue:
             priority, _, hop = heapq.heappop(self._queue)
             if self.machine.current(hop):
-                break
-        else:
-            return
+                self._compute(priority, hop)
+                return
+
+    def _compute(self, priority: int, hop: Hop) -> None:
         forward_s = backward_s = 0.0
         if priority == FORWARD:
             forward_s = self._forward() / self.speed + self._compute_s

@@ -38,3 +38,12 @@ class Kernel:
         self.events += 1
         work(*arguments)
         return True
+
+    def run(self, until: Callable[[], bool], limit_s: float) -> None:
+        """Lets things happen until `until()` holds, nothing waits, or `limit_s` is passed."""
+        heap, pop, events = self._heap, heapq.heappop, 0
+        while heap and self.now <= limit_s and not until():
+            self.now, _, work, arguments = pop(heap)
+            events += 1
+            work(*arguments)
+        self.events += events

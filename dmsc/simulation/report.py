@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -143,9 +142,7 @@ def _job(job: SimulatedJob, now: float) -> JobReport:
 
 
 def _shares(job: SimulatedJob, measured: list[StepDone], seconds: float) -> tuple[Share, ...]:
-    counts: Counter[str] = Counter()
-    for step in measured:
-        counts.update(step.shares)
+    counts = job.progress.shares
     entries = {entry.sid: entry for _, table in sorted(job.routes.tables.items()) for entry in table.entries}
     total = max(1, job.spec.microbatches * len(measured))
     found = []

@@ -40,12 +40,11 @@ RETRY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One committed step. `shares`: microbatches per SID."""
+    """One committed step."""
 
     step: int
     began_s: float
     ended_s: float
-    shares: dict[str, int]
 
 
 @dataclass
@@ -56,6 +55,8 @@ class Progress:
     began_s: float = 0.0
     measured_from_s: float = 0.0
     busy_then_s: dict[str, float] = field(default_factory=dict)
+    shares: Counter[str] = field(default_factory=Counter)
+    """Microbatches per SID in the measured steps."""
     replayed: int = 0
     restarts: int = 0
     lost: int = 0
@@ -397,9 +398,9 @@ class SimulatedJob:
     def _note(self, decision: StepDecision, ledger: StepLedger) -> None:
         """The step is decided: what it was like."""
         now = self.kernel.now
-        self.progress.steps.append(
-            StepDone(decision.step, self._step_began.pop(decision.step, now), now, ledger.shares())
-        )
+        self.progress.steps.append(StepDone(decision.step, self._step_began.pop(decision.step, now), now))
+        if decision.step >= self.spec.warmup_steps:
+            self.progress.shares.update(ledger.shares())
         self._step_began[decision.step + 1] = now
         if decision.step + 1 == self.spec.warmup_steps:
             self.progress.measured_from_s = now

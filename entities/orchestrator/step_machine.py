@@ -175,8 +175,8 @@ class StepMachine:
                     return self._start_round() if self._again and self._still else []
                 return []
             case Claimed(claim):
-                self.ledger.claim(claim)
-                return self._prepare_ready()
+                news = self.ledger.claim(claim)
+                return self._prepare_ready() if news and self.ledger.complete(claim.stage) else []
             case Lost(member):
                 return self._lost([member])
             case Fenced(number, answers):
