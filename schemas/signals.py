@@ -8,6 +8,7 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Token
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.routing import DEFAULT_ALGORITHM, Algorithm
 
 
 # Type 1: Service Instance Registration (MI, MG, SR, MIC, module → SRD) ------------------------------
@@ -135,7 +136,7 @@ class CommunicationPolicy(Message, wire="signal.qos.policy"):
     entry_gateway: Token
     clusters: tuple[Token, ...]
     stages: tuple[StagePolicy, ...]
-    algorithm: str = "weighted-least-outstanding"
+    algorithm: Algorithm = DEFAULT_ALGORITHM
     reason: str
     ended: bool = False
 

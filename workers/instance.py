@@ -197,6 +197,8 @@ class Instance:
             decide=runtime.decide,
             received=runtime.received,
             broken=lambda peer, error: self._link_broke(runtime, peer, error),
+            load=runtime.load_told,
+            heard=runtime.binder.heard,
             address=self.given.address,
             ports=self.given.ports,
             device=device,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bus.subjects import STEP_CLAIM
-from schemas.data_plane import MicrobatchNotice
+from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.step import MicrobatchClaim, MicrobatchState
 from workers.blame import blaming
 from workers.compute import ComputeThread, Priority
@@ -97,6 +97,9 @@ class StageFlow(HopRuntime):
             self._track(self.state.redo(notice.step, tensors))
         else:
             self._run(self.machine.arrived(notice, tensors))
+
+    def load_told(self) -> HopLoad | None:
+        return HopLoad(open=self.machine.open, service_ms=self.load.forward_ms + self.load.backward_ms)
 
     def routes_changed(self) -> None:
         self._run(self.machine.bind())

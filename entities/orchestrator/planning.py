@@ -116,7 +116,9 @@ def plan(
     )
 
 
-def first_policy(job: str, graph: TaskGraph, entry_gateway: str, revision: int) -> CommunicationPolicy:
+def first_policy(
+    job: str, spec: JobSpec, graph: TaskGraph, entry_gateway: str, revision: int
+) -> CommunicationPolicy:
     """Equal weights, and windows that keep a pipeline full without hiding load (see `window`)."""
     stages = sorted({unit.stage for unit in graph.units if unit.kind is UnitKind.STAGE})
     return CommunicationPolicy(
@@ -132,6 +134,7 @@ def first_policy(job: str, graph: TaskGraph, entry_gateway: str, revision: int) 
             )
             for stage in stages
         ),
+        algorithm=spec.routing.algorithm,
         reason="initial: equal weights",
     )
 
