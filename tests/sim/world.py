@@ -127,9 +127,7 @@ class StageNode(Node):
         self.stage = stage
         last = stage == world.plan.stages - 1
         place = int(member.sid.rsplit("r", 1)[1])
-        self.binder = Binder(
-            "a", place=place, microbatches=world.plan.microbatches, clock=lambda: world.now
-        )
+        self.binder = Binder("a", place=place, microbatches=world.plan.microbatches, clock=lambda: world.now)
         self.machine = StageMachine(member, epoch=epoch, stage=stage, last=last, binder=self.binder)
         self.weights = mix(stage, 1)
         self.sum: dict[int, int] = {}
