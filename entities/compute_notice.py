@@ -15,7 +15,7 @@ from schemas.signals import CommunicationPolicy, ComputeEntry, StageLoad
 from schemas.step import Member
 
 QUEUE_CHANGE = 2
-"""Microbatches by which a queue must have changed, and by as many as it was long: one more or less is noise."""
+"""Microbatches by which a queue must have changed, and by as many as it was long: less is noise."""
 
 LATENCY_CHANGE_MS = 5.0
 
@@ -56,7 +56,7 @@ def compute_entries(
 def stage_loads(
     entries: Iterable[ComputeEntry], policies: Mapping[str, CommunicationPolicy]
 ) -> tuple[StageLoad, ...]:
-    """The same per stage of a job: how much it can do, how unequal its instances are, how long transfers take."""
+    """The same per stage of a job: what it can do, how unequal its instances are, how long transfers take."""
     stages: dict[tuple[str, int], list[ComputeEntry]] = {}
     for entry in entries:
         if entry.state is InstanceState.ACTIVE and entry.weight > 0:

@@ -1,4 +1,4 @@
-"""Outlier ejection with slow return, as Envoy does it: an instance that keeps failing gets no work for a while.
+"""Outlier ejection with slow return, as Envoy does it: who keeps failing gets no work for a while.
 
 Links to it that break, or transfers that take many times what they take to its peers, count against an
 instance; when enough have come together it is ejected: weight 0. It comes back by itself, first with part of

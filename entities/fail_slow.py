@@ -1,9 +1,9 @@
 """Fail-slow: an instance that became slower than it was, while the others did not (Gunawi et al., FAST 2018).
 
-Each instance is judged by itself: its service time against its own baseline, and that against how the job's
-other instances stand to theirs, so that neither a slow device, nor a machine that is busy for everybody, nor a
-harder phase of the data is blamed. A verdict needs several samples in a row, each with new work in it; so does
-its end. Pure: no clock, no I/O.
+Each instance is judged by itself: its service time against its own baseline, and that against how the
+job's other instances stand to theirs, so that neither a slow device, nor a machine that is busy for
+everybody, nor a harder phase of the data is blamed. A verdict needs several samples in a row, each with new
+work in it; so does its end. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ class FailSlow:
         return max(median(ratios), 0.1) if ratios else 1.0
 
     def _evidence(self, sid: str, held: _Instance, others: float) -> str:
-        now = f"{held.present_ms:.1f} ms per microbatch, {held.ratio:.1f}× its baseline {held.baseline_ms:.1f} ms"
+        now = (
+            f"{held.present_ms:.1f} ms per microbatch, {held.ratio:.1f}× its usual {held.baseline_ms:.1f} ms"
+        )
         beside = f"the job's others stand at {others:.1f}× theirs; {self._config.confirm} samples in a row"
         return f"{sid} {'has become slow' if held.slow else 'is well again'}: {now}; {beside}"

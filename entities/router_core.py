@@ -1,9 +1,9 @@
 """The router's decisions, without I/O and without a clock (draft §4.3 Types 2 and 4, §5.4).
 
-`decide_table` turns what the registry advertises, what the orchestrator's policy wishes, what was measured and
-who is healthy into the next hops of one stage; `worth_writing` says whether senders would choose otherwise by
-it. Instances pick the hop of each microbatch themselves, by the job's algorithm; no tensor passes through a
-router. Type 4 is in `compute_notice`.
+`decide_table` turns what the registry advertises, what the orchestrator's policy wishes, what was measured
+and who is healthy into the next hops of one stage; `worth_writing` says whether senders would choose
+otherwise by it. Instances pick the hop of each microbatch themselves, by the job's algorithm; no tensor passes
+through a router. Type 4 is in `compute_notice`.
 """
 
 from __future__ import annotations

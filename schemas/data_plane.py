@@ -55,7 +55,7 @@ class MicrobatchNotice(Message, wire="data.notice", version=(1, 1)):
 
 
 class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 1)):
-    """Receiver → sender. `held`: I have it already; `stale`: older than my step or attempt; `load`: how I am."""
+    """Receiver → sender. `held`: I have it already; `stale`: older than my step or attempt. `load`: mine."""
 
     job: Token
     step: int

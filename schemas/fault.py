@@ -47,9 +47,9 @@ class DeviceErrors(Part):
 class FaultReport(Message, wire="fault.report", version=(1, 2)):
     """MG or SR → SMO. `evidence` says what was seen; `device` where the instance's device tells of errors.
 
-    `link`: one broke, which a new one may mend; `unreachable`: new ones were tried in vain; `slow`: it takes a
-    multiple of what it took, as `evidence` says, and lives: it gets less work. `witness` is the
-    instance that saw it: what one says that is fenced itself counts for nothing.
+    `link`: one broke, which a new one may mend; `unreachable`: new ones were tried in vain; `slow`: it takes
+    a multiple of what it took, as `evidence` says, and lives: it gets less work. `witness` is the instance
+    that saw it: what one says that is fenced itself counts for nothing.
     """
 
     reporter: Token

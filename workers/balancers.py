@@ -4,13 +4,13 @@ A `Balancer` orders the candidates of one stage for one sender. It keeps no time
 (`next_hop`) tells it what changed, and asks. No choice costs more than O(log candidates), since a sender may
 have thousands of them (DESIGN §8); only a new table does.
 
-| name | chooses | draws on |
+| name | chooses | after |
 |---|---|---|
-| `expected-completion` | who is free first, unless the step would end sooner without it | `expected_completion.py` |
-| `weighted-service-time` | shares in proportion to measured speed | stride scheduling (Waldspurger 1995) |
+| `expected-completion` | who is free first, unless the step would end sooner without it | its own module |
+| `weighted-service-time` | shares in proportion to measured speed | Waldspurger 1995, stride scheduling |
 | `power-of-two` | the less loaded of two drawn at random | Mitzenmacher 2001 |
 | `least-outstanding` | who owes this sender least | the weighted least request of Envoy |
-| `round-robin` | all in turn, equal counts, waiting for whose turn it is | the static split to compare with |
+| `round-robin` | all in turn, equal counts, waiting for whose turn it is | a static split |
 
 Another one is named `module:factory` in the job; the factory takes a seed and returns a `Balancer`.
 """
@@ -37,8 +37,8 @@ UNKNOWN_MS = 1.0
 class Candidate:
     """One possible next hop, as one sender sees it.
 
-    `outstanding` are this sender's open microbatches there, `elsewhere` the other senders', by the receiver's
-    last word. `free_at` (seconds on the sender's clock) is when all of them should be done. `used` is the turn
+    `outstanding` are this sender's open microbatches there, `elsewhere` the others' by the receiver's last
+    word. `free_at` (seconds on the sender's clock) is when all of them should be done. `used` is the turn
     of the last choice, so that equals are taken in turn. `version` rises with each change.
     """
 
@@ -101,7 +101,7 @@ class Balancer(Protocol):
 
 
 class LazyHeap:
-    """Candidates by a key. A changed one is pushed anew; what lies deeper of it is skipped when it surfaces."""
+    """Candidates by a key. A changed one is pushed anew; what is left of it is skipped when it surfaces."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Any, int, int, Candidate]] = []
