@@ -2,8 +2,8 @@
 
 `decide_table` turns what the registry advertises, what the orchestrator's policy wishes, what was measured
 and who is healthy into the next hops of one stage; `worth_writing` says whether senders would choose
-otherwise by it. Instances pick the hop of each microbatch themselves, by the job's algorithm; no tensor passes
-through a router. Type 4 is in `compute_notice`.
+otherwise by it. Instances pick the hop of each microbatch themselves, by the job's algorithm; no tensor
+passes through a router. Type 4 is in `compute_notice`.
 """
 
 from __future__ import annotations
