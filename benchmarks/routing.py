@@ -14,8 +14,8 @@ process while the job runs, so that four devices of any speed fit on two cores. 
 
 An instance's speed is 1 / the median of what its claims say a microbatch took (forward plus backward), so
 what its device does beside waiting is part of its speed; the transaction, the hops, and idle instances are
-what is lost. A step ends with whole microbatches: with M of them over four equal replicas, one that is out of step
-costs 4/M. M is 128, so that this is some 3 % at worst, and not the result.
+what is lost. A step ends with whole microbatches: with M of them over four equal replicas, one that is too
+many costs 4/M. M is 128, so that this is some 3 % at worst, and not the result.
 """
 
 from __future__ import annotations
