@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from entities.load_statistics import LoadStatistics, relative
-from entities.router_core import ALIKE, member_of, policy_weight
+from entities.router_core import ALIKE, CHANGE, member_of, policy_weight
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, ComputeEntry, StageLoad
 from schemas.step import Member
@@ -91,9 +91,11 @@ def is_news(before: tuple[ComputeEntry, ...] | None, after: tuple[ComputeEntry, 
     for old, new in zip(before, after, strict=True):
         if abs(new.queue - old.queue) >= max(QUEUE_CHANGE, old.queue):
             return True
-        if abs(now[new.sid] / then[new.sid] - 1.0) > ALIKE or (old.service_ms == 0) != (new.service_ms == 0):
+        if not 1 - CHANGE < now[new.sid] / then[new.sid] < 1 + CHANGE or (old.service_ms == 0) != (
+            new.service_ms == 0
+        ):
             return True
-        if old.service_ms and abs(new.service_ms / old.service_ms - 1.0) > 2 * ALIKE:
+        if old.service_ms and abs(new.service_ms / old.service_ms - 1.0) > CHANGE:
             return True  # all of a cluster may have become slower, beside another one
         if abs(new.latency_ms - old.latency_ms) > max(LATENCY_CHANGE_MS, old.latency_ms / 2):
             return True

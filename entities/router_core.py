@@ -20,8 +20,11 @@ from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
 
 ALIKE = 0.15
-"""Service times within this part of the stage's median are equal, and a table is written anew for them only
-when one has changed by more than this part: senders hear the present ones from the instances themselves."""
+"""Service times within this part of the stage's median are equal."""
+
+CHANGE = 0.35
+"""A table is written anew only when a service time has changed by more than this part, beside the median: the
+tables tell senders of instances that they do not talk to, and those that they do tell them themselves."""
 
 LINK_PART = 0.25
 """A transfer time is news when it changed by more than this part of the stage's usual service time."""
@@ -108,7 +111,7 @@ def worth_writing(before: TableDecision | None, after: TableDecision) -> Literal
         return "now"
     then = relative({entry.sid: entry.service_ms for entry in before.entries}, ALIKE)
     now = relative({entry.sid: entry.service_ms for entry in after.entries}, ALIKE)
-    if any(abs(now[sid] / then[sid] - 1.0) > ALIKE for sid in now):
+    if any(not 1 - CHANGE < now[sid] / then[sid] < 1 + CHANGE for sid in now):
         return "measured"
     span = LINK_PART * usual(entry.service_ms for entry in after.entries)
     links = zip(before.entries, after.entries, strict=True)
