@@ -91,12 +91,10 @@ def is_news(before: tuple[ComputeEntry, ...] | None, after: tuple[ComputeEntry, 
     for old, new in zip(before, after, strict=True):
         if abs(new.queue - old.queue) >= max(QUEUE_CHANGE, old.queue):
             return True
-        if not 1 - CHANGE < now[new.sid] / then[new.sid] < 1 + CHANGE or (old.service_ms == 0) != (
-            new.service_ms == 0
-        ):
+        if not 1 - CHANGE < now[new.sid] / then[new.sid] < 1 + CHANGE:
             return True
-        if old.service_ms and abs(new.service_ms / old.service_ms - 1.0) > CHANGE:
-            return True  # all of a cluster may have become slower, beside another one
+        if abs(new.service_ms - old.service_ms) > CHANGE * old.service_ms:
+            return True  # measured for the first time; or all of a cluster are slower, beside another one
         if abs(new.latency_ms - old.latency_ms) > max(LATENCY_CHANGE_MS, old.latency_ms / 2):
             return True
     return False

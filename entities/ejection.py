@@ -54,6 +54,7 @@ class _Instance:
     faults: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=16))
     until: float = -math.inf
     times: int = 0
+    why: str = ""
 
     def recent(self, now: float, window_s: float) -> list[str]:
         return [why for at, why in self.faults if now - at <= window_s]
@@ -89,6 +90,8 @@ class Ejection:
                 continue
             held.times = 1 if now - held.until > config.forgiven_s else held.times + 1
             held.until = now + min(config.base_s * held.times, config.most_s)
+            held.why = held.faults[-1][1]
+            held.faults.clear()
             out += 1
         return {member: self._of(member, now) for member in members}
 
@@ -107,9 +110,8 @@ class Ejection:
         if held is None or math.isinf(held.until):
             return WELL
         if held.until > now:
-            why = held.faults[-1][1] if held.faults else ""
-            return Health(0.0, f"ejected for {held.until - now:.0f} s more ({held.times}.): {why}")
-        held.faults = deque((fault for fault in held.faults if fault[0] > held.until), maxlen=16)
+            held.faults.clear()  # what comes in still is of the same cause
+            return Health(0.0, f"ejected for {held.until - now:.0f} s more ({held.times}.): {held.why}")
         step = int((now - held.until) / config.ramp_s * config.steps) if config.ramp_s > 0 else config.steps
         if step >= config.steps:
             return WELL

@@ -310,7 +310,7 @@ class Instance:
                         "step": runtime.version,
                         "queue": runtime.compute.waiting,
                         "microbatches": load.microbatches,
-                        "service_ms": load.forward_ms + load.backward_ms,
+                        "service_ms": load.service_ms,
                         "forward_ms": load.forward_ms,
                         "backward_ms": load.backward_ms,
                         "busy": min(1.0, (runtime.compute.busy_s - busy_before) / elapsed),

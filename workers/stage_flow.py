@@ -19,38 +19,11 @@ from workers.blame import blaming
 from workers.compute import ComputeThread, Priority
 from workers.hop_runtime import HopRuntime
 from workers.links import COPIES
+from workers.load import Load
 from workers.microbatch import Hop
 from workers.stage_compute import StageCompute
 from workers.stage_machine import Backward, Claim, Effect, Forward, Offer, StageMachine
 from workers.stage_state import StageState
-
-CLIP = 3.0
-"""A microbatch that takes longer than this many times the average counts as that: a pause of the machine is
-no news, while an instance that became slower shows after a few."""
-
-
-@dataclass(slots=True)
-class Load:
-    """Moving figures for telemetry and routing; milliseconds per microbatch.
-
-    The first ones count little, for they warm up; a single outlier moves an average by no more than `CLIP`
-    times what it is.
-    """
-
-    forward_ms: float = 0.0
-    backward_ms: float = 0.0
-    reduce_ms: float = 0.0
-    microbatches: int = 0
-    tokens: int = 0
-
-    def measured(self, forward_ms: float, backward_ms: float) -> None:
-        keep = 0.0 if self.microbatches < 2 else 0.5 if self.microbatches < 6 else 0.8
-        if keep:
-            forward_ms = min(forward_ms, CLIP * self.forward_ms)
-            backward_ms = min(backward_ms, CLIP * self.backward_ms)
-        self.forward_ms = keep * self.forward_ms + (1 - keep) * forward_ms
-        self.backward_ms = keep * self.backward_ms + (1 - keep) * backward_ms
-        self.microbatches += 1
 
 
 @dataclass(kw_only=True)
@@ -110,7 +83,7 @@ class StageFlow(HopRuntime):
             self._run(self.machine.arrived(notice, tensors))
 
     def load_told(self) -> HopLoad | None:
-        return HopLoad(open=self.machine.open, service_ms=self.load.forward_ms + self.load.backward_ms)
+        return HopLoad(open=self.machine.open, service_ms=self.load.service_ms)
 
     def routes_changed(self) -> None:
         self._run(self.machine.bind())
