@@ -13,8 +13,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 
-from entities.load_statistics import usual
 from schemas.step import Member
 
 
@@ -72,12 +72,15 @@ class Ejection:
         self._instances.setdefault(member, _Instance()).faults.append((now, why))
 
     def measured(self, latency_ms: dict[Member, float], now: float) -> None:
-        """Latencies of all, once per sample of one: far outliers fail."""
+        """Latencies of all (0: not known), once a while: far outliers fail. O(members)."""
         config = self._config
+        known = [ms for ms in latency_ms.values() if ms > 0]
+        if len(known) < 2:
+            return
+        peers = median_low(known)
         for member, ms in latency_ms.items():
-            others = usual(other for one, other in latency_ms.items() if one != member)
-            if others > 0 and ms > config.latency_factor * others and ms > others + config.latency_ms:
-                self.failed(member, f"transfers take {ms:.0f} ms, {ms / others:.0f}× its peers'", now)
+            if ms > config.latency_factor * peers and ms > peers + config.latency_ms:
+                self.failed(member, f"transfers take {ms:.0f} ms, {ms / peers:.0f}× its peers'", now)
 
     def health(self, members: Sequence[Member], now: float) -> dict[Member, Health]:
         """How all of a stage are now; ejects who has failed often enough. Forgets who is not named."""

@@ -248,22 +248,35 @@ class Router:
         """Looks at all tables again as time passes: what was measured, and who comes back."""
         while True:
             await asyncio.sleep(self.config.measured_s)
+            for policy in self.book.active.values():
+                self._judge_latency(policy)
             if self.book.active:
                 self._dirty_jobs.update(self.book.active)
                 self._dirty.set()
 
+    def _judge_latency(self, policy: CommunicationPolicy) -> None:
+        """Far outliers of each stage count as failing, by what the instances of all clusters say."""
+        stages: dict[int, dict[Member, float]] = {stage.stage: {} for stage in policy.stages}
+        for record in self.follower.view.instances(job=policy.job):
+            figures = self._measured.of(record.sid, record.incarnation)
+            if figures is not None and record.stage in stages and record.state is InstanceState.ACTIVE:
+                stages[record.stage][member_of(record)] = figures.latency_ms
+        now = asyncio.get_running_loop().time()
+        for stage, latencies in stages.items():
+            self._ejection(policy.job, stage).measured(latencies, now)
+
+    def _ejection(self, job: str, stage: int) -> Ejection:
+        return self._ejections.setdefault((job, stage), Ejection(self.config.ejection))
+
     def _health(
         self, job: str, stage: int, instances: Iterable[ServiceRecord], now: float
     ) -> dict[Member, Health]:
-        ejection = self._ejections.get((job, stage))
-        if ejection is None:  # nobody of it has ever failed
-            return {}
         active = [
             member_of(record)
             for record in instances
             if record.stage == stage and record.state is InstanceState.ACTIVE
         ]
-        return ejection.health(active, now)
+        return self._ejection(job, stage).health(active, now)
 
     # --- samples → Types 4 and 5 up ------------------------------------------------------------------------
     async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
@@ -385,9 +398,8 @@ class Router:
             return
         if record.stage is None or record.stage < 0:
             return
-        ejection = self._ejections.setdefault((message.job, record.stage), Ejection(self.config.ejection))
-        why = f"{message.reporter} {told}"
-        ejection.failed(member_of(record), why, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self._ejection(message.job, record.stage).failed(member_of(record), f"{message.reporter} {told}", now)
         self._dirty_jobs.add(message.job)
         self._dirty.set()
 
