@@ -36,6 +36,7 @@ class ExpectedCompletion:
         self._counted: dict[str, tuple[float, int]] = {}
         self._rate = 0.0  # microbatches per millisecond, all together
         self._load = 0
+        self._changes = 0
 
     def reset(self, candidates: Sequence[Candidate]) -> None:
         for heap in (self._idle, self._busy, self._full):
@@ -55,48 +56,48 @@ class ExpectedCompletion:
         if candidate.full:
             self._full.push(candidate, candidate.free_at + candidate.takes_ms / 1e3)
         else:
-            self._busy.push(candidate, (candidate.free_at + candidate.far_ms / 1e3, candidate.used))
-        most = 4 * len(self._counted) + 64
-        for heap in (self._idle, self._busy, self._full):
-            heap.compact(most)
+            self._put(candidate, -math.inf)
+        self._changes += 1
+        if self._changes % 64 == 0:
+            for heap in (self._idle, self._busy, self._full):
+                heap.compact(4 * len(self._counted) + 64)
 
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
         passed: list[Candidate] = []
         chosen: Candidate | None = None
-        while chosen is None and len(passed) < TRIES:
-            candidate = self._first(now)
+        while len(passed) < TRIES:
+            heap = self._first(now)
+            candidate = heap.top()
             if candidate is None:
                 break
             if remaining is None or _completion_ms(candidate, now) <= self._without_ms(candidate, remaining):
                 chosen = candidate
-            else:
-                passed.append(candidate)
+                break
+            passed.append(candidate)
+            heap.pop()
         if chosen is None and passed:
             best = min(passed, key=lambda one: _completion_ms(one, now))
             awaited = self._full.top()
             if awaited is None or _awaited_ms(awaited, now) >= _completion_ms(best, now):
                 chosen = best
         for candidate in passed:
-            self._push_idle_or_busy(candidate, now)
-        if chosen is not None and chosen not in passed:
-            self._push_idle_or_busy(chosen, now)
+            self._put(candidate, now)
         return chosen
 
-    def _first(self, now: float) -> Candidate | None:
-        """Takes out who can begin first; among idle ones the fastest, then in turn."""
+    def _first(self, now: float) -> LazyHeap:
+        """On top of it is who can begin first; among idle ones the fastest, then in turn."""
         while (candidate := self._busy.top()) is not None and candidate.free_at <= now:
             self._busy.pop()
-            self._idle.push(candidate, _idle_key(candidate))
+            self._put(candidate, now)
         idle, busy = self._idle.top(), self._busy.top()
-        if idle is None:
-            return self._busy.pop()
-        if busy is None or now + idle.far_ms / 1e3 <= busy.free_at + busy.far_ms / 1e3:
-            return self._idle.pop()
-        return self._busy.pop()
+        if idle is None or busy is None:
+            return self._busy if idle is None else self._idle
+        sooner = now + idle.far_ms / 1e3 <= busy.free_at + busy.far_ms / 1e3
+        return self._idle if sooner else self._busy
 
-    def _push_idle_or_busy(self, candidate: Candidate, now: float) -> None:
+    def _put(self, candidate: Candidate, now: float) -> None:
         if candidate.free_at <= now:
-            self._idle.push(candidate, _idle_key(candidate))
+            self._idle.push(candidate, (candidate.takes_ms + candidate.far_ms, candidate.used))
         else:
             self._busy.push(candidate, (candidate.free_at + candidate.far_ms / 1e3, candidate.used))
 
@@ -107,10 +108,6 @@ class ExpectedCompletion:
         if others <= 1e-12:
             return math.inf
         return (remaining + self._load - load) / others
-
-
-def _idle_key(candidate: Candidate) -> tuple[float, int]:
-    return (candidate.takes_ms + candidate.far_ms, candidate.used)
 
 
 def _awaited_ms(candidate: Candidate, now: float) -> float:

@@ -77,7 +77,7 @@ def test_a_change_in_mid_run_and_back() -> None:
 
 @pytest.mark.parametrize("microbatches", [8, 16, 32])
 def test_the_bubble_is_that_of_1f1b(microbatches: int) -> None:
-    """Windows keep the depth of 1F1B, with hops of 4 % of a microbatch: at most 3 points above (p-1)/(m+p-1)."""
+    """Windows keep the depth of 1F1B: at most 3 points above (p-1)/(m+p-1)."""
     stages = 4
     flow = Flow([[FAST]] * stages, microbatches=microbatches, hop_s=0.002)
     step = [flow.step(number) for number in range(3)][-1]
