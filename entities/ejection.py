@@ -85,7 +85,8 @@ class Ejection:
     def health(self, members: Sequence[Member], now: float) -> dict[Member, Health]:
         """How all of a stage are now; ejects who has failed often enough. Forgets who is not named."""
         config = self._config
-        self._instances = {one: held for one, held in self._instances.items() if one in set(members)}
+        named = frozenset(members)
+        self._instances = {one: held for one, held in self._instances.items() if one in named}
         out = sum(held.until > now for held in self._instances.values())
         most = min(int(len(members) * config.most_part), len(members) - 1)
         for held in self._instances.values():
@@ -97,16 +98,6 @@ class Ejection:
             held.faults.clear()
             out += 1
         return {member: self._of(member, now) for member in members}
-
-    def turns_at(self, now: float) -> float | None:
-        """When somebody's health changes next by time alone; None: never."""
-        config = self._config
-        times = [
-            held.until + step * config.ramp_s / config.steps
-            for held in self._instances.values()
-            for step in range(config.steps + 1)
-        ]
-        return min((at for at in times if at > now), default=None)
 
     def _of(self, member: Member, now: float) -> Health:
         config, held = self._config, self._instances.get(member)

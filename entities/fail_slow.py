@@ -94,10 +94,6 @@ class FailSlow:
             sid=sid, incarnation=incarnation, slow=held.slow, evidence=self._evidence(sid, held, others)
         )
 
-    def is_slow(self, sid: str, incarnation: str) -> bool:
-        held = self._instances.get(sid)
-        return held is not None and held.incarnation == incarnation and held.slow
-
     def forget(self, sid: str) -> None:
         self._instances.pop(sid, None)
 

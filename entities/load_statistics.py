@@ -92,11 +92,6 @@ class LoadStatistics:
         held = self._figures.get(sid)
         return held if held is not None and held.incarnation == incarnation else None
 
-    def keep(self, sids: Iterable[str]) -> None:
-        """Forgets all others."""
-        wanted = set(sids)
-        self._figures = {sid: held for sid, held in self._figures.items() if sid in wanted}
-
     def forget(self, sid: str) -> None:
         self._figures.pop(sid, None)
 

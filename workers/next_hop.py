@@ -42,8 +42,8 @@ class _Stage:
         self.algorithm = algorithm
         self.balancer: Balancer = balancer(algorithm, seed)
         self.candidates: dict[str, Candidate] = {}
-        self.told: dict[str, float] = {}  # SID → service time in the table it came from
-        self.reported: dict[str, float] = {}  # SID → latest service time, from wherever
+        self.reported: dict[str, float] = {}  # SID → latest service time, by itself or the router
+        self.heard: set[str] = set()  # who said so itself since the last table, which is older then
         self.usual_ms = UNKNOWN_MS
         self.news = 0
 
@@ -119,16 +119,16 @@ class Binder:
             if held is None or held.incarnation != entry.incarnation:
                 held = Candidate(entry.sid, entry.incarnation, entry.window)
                 stage.reported.pop(entry.sid, None)
-                stage.told.pop(entry.sid, None)
+                stage.heard.discard(entry.sid)
             held.window, held.weight, held.link_ms = entry.window, entry.weight, entry.link_ms
             held.remote = entry.cluster != self._cluster
             held.outstanding = self._outstanding[entry.sid]
-            if _believable(entry.service_ms) and stage.told.get(entry.sid) != entry.service_ms:
-                stage.told[entry.sid] = stage.reported[entry.sid] = entry.service_ms
+            if _believable(entry.service_ms) and entry.sid not in stage.heard:
+                stage.reported[entry.sid] = entry.service_ms
             stage.candidates[entry.sid] = held
-        for known in (stage.told, stage.reported):
-            for sid in known.keys() - stage.candidates.keys():
-                del known[sid]
+        for sid in stage.reported.keys() - stage.candidates.keys():
+            del stage.reported[sid]
+        stage.heard.clear()
         self._turns(stage, [held for held in stage.candidates.values() if held.sid not in before])
         stage.settle()
         return stage
@@ -140,7 +140,7 @@ class Binder:
             log.error("routing algorithm not taken", algorithm=algorithm, error=error.text)
             return before or _Stage("expected-completion", self._place)
         if before is not None:
-            stage.candidates, stage.told, stage.reported = before.candidates, before.told, before.reported
+            stage.candidates, stage.reported = before.candidates, before.reported
         return stage
 
     def _turns(self, stage: _Stage, new: list[Candidate]) -> None:
@@ -213,6 +213,8 @@ class Binder:
 
     def _measured(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
         held = stage.reported.get(candidate.sid)
+        if _believable(service_ms):
+            stage.heard.add(candidate.sid)
         if not _believable(service_ms) or (held is not None and abs(service_ms / held - 1.0) <= ALIKE / 2):
             return
         stage.reported[candidate.sid] = service_ms

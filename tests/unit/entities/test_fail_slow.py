@@ -72,10 +72,11 @@ def test_a_warm_up_is_no_baseline_and_idle_samples_say_nothing() -> None:
     for _ in range(10):
         assert judge.observe("x", "i1", 500.0, 4) is None, "nothing was done since"
     found = [judge.observe("x", "i1", 200.0, 10 + number) for number in range(3)]
-    assert found[-1] is not None
-    assert judge.is_slow("x", "i1")
-    assert judge.observe("x", "i2", 900.0, 0) is None
-    assert not judge.is_slow("x", "i2"), "another incarnation is another process"
+    assert found[:2] == [None, None]
+    assert found[2] is not None
+    assert found[2].slow
+    again = [judge.observe("x", "i2", 900.0, number) for number in range(10)]
+    assert again == [None] * 10, "another incarnation is another process"
 
 
 def test_thresholds_that_cross_are_refused() -> None:
