@@ -154,7 +154,7 @@ class Flow:
                         entries=tuple(
                             RouteEntry(
                                 sid=one.member.sid, incarnation="i", cluster="a", weight=1.0,
-                                window=window(len(services), stage, senders),
+                                window=window(len(services), stage, senders, len(members)),
                             )
                             for one in members
                         ),

@@ -100,4 +100,4 @@ def test_a_full_instance_pushes_back_to_the_source() -> None:
 
     flow.offer = watched  # type: ignore[method-assign]
     flow.step(0)
-    assert deepest == 2 * 4, "two replicas of the first of two stages, four microbatches each"
+    assert deepest == 2 * 6, "two replicas of the first of two stages, six microbatches each"
