@@ -74,6 +74,10 @@ bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside th
 		|| echo 'torchft can not be installed here: the comparison with it is skipped'
 	@$(VENV)/python benchmarks/faults.py $(ARGS)
 
+.PHONY: bench-routing
+bench-routing: setup ## routing by load on unequal and changing devices, beside its bound and the static split
+	@$(VENV)/python benchmarks/routing.py $(ARGS)
+
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service
 	docker compose up --build --detach --wait

@@ -364,7 +364,8 @@ class JobRun:
             entry = self._gateway if self._gateway in gateways else gateways[0]
             assert self.instances.graph is not None
             revision = int(time.time() * 1e3)  # above any revision of an earlier start of this job
-            await self.communication.issue(first_policy(self.job, self.instances.graph, entry, revision))
+            policy = first_policy(self.job, self.spec, self.instances.graph, entry, revision)
+            await self.communication.issue(policy)
         else:
             others = [sid for sid in gateways if sid != present]
             entry = others[0] if others else present

@@ -127,7 +127,8 @@ class StageNode(Node):
         super().__init__(world, member)
         self.stage = stage
         last = stage == world.plan.stages - 1
-        self.binder = Binder("a")
+        place = int(member.sid.rsplit("r", 1)[1])
+        self.binder = Binder("a", place=place, microbatches=world.plan.microbatches, clock=lambda: world.now)
         self.machine = StageMachine(member, epoch=epoch, stage=stage, last=last, binder=self.binder)
         self.weights = mix(stage, 1)
         self.sum: dict[int, int] = {}
@@ -307,7 +308,7 @@ class DataNode(Node):
 
     def __init__(self, world: World, member: Member, epoch: int) -> None:
         super().__init__(world, member)
-        self.binder = Binder("a")
+        self.binder = Binder("a", microbatches=world.plan.microbatches, clock=lambda: world.now)
         self.machine = DataMachine(member, epoch=epoch, binder=self.binder)
 
     def run(self, effects: Sequence[Send]) -> None:
