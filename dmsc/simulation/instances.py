@@ -7,20 +7,20 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.messages import Notice, as_notice
+from dmsc.simulation.messages import Load, Notice, as_notice
 from dmsc.simulation.service_times import Draw
 from schemas.data_plane import RouteTable
 from schemas.step import Member, MicrobatchDispatch
+from schemas.telemetry import LinkSample
 from workers import data_machine, stage_machine
 from workers.data_machine import DataMachine
+from workers.load import Load as Measured
 from workers.microbatch import Hop
 from workers.next_hop import Binder
 from workers.stage_machine import Backward, Claim, Forward, Offer, StageMachine
 
 BACKWARD, FORWARD = 1, 2
 """Priorities as in `workers.compute.Priority`: backward first, which is what makes 1F1B come out."""
-SMOOTHING = 0.2
-"""Weight of the newest microbatch in the service times that instances tell (as `stage_flow.Load`)."""
 
 
 class Surroundings(Protocol):
@@ -38,14 +38,26 @@ class Instance:
 
     machine: StageMachine | DataMachine
 
-    def __init__(self, job: Surroundings, member: Member, stage: int, cluster: str, node: str) -> None:
+    def __init__(
+        self, job: Surroundings, member: Member, stage: int, cluster: str, node: str, binder: Binder
+    ) -> None:
         self.job = job
         self.member = member
         self.stage = stage
         self.cluster = cluster
         self.node = node
         self.alive = True
-        self.binder = Binder(cluster)
+        self.binder = binder
+        self.transfers = 0
+        self.transfer_s = 0.0
+
+    def take_links(self) -> tuple[LinkSample, ...]:
+        """Transfers to it since it was last asked, as one link."""
+        if not self.transfers:
+            return ()
+        sample = LinkSample(peer="any", transfers=self.transfers, transfer_ms=1e3 * self.transfer_s)
+        self.transfers, self.transfer_s = 0, 0.0
+        return (sample,)
 
     def routed(self, table: RouteTable) -> None:
         """A new table is in use; a way may be open for what waits."""
@@ -69,12 +81,13 @@ class StageInstance(Instance):
         cluster: str,
         node: str,
         epoch: int,
+        binder: Binder,
         forward: Draw,
         backward: Draw,
         compute_s: float,
         speed: float,
     ) -> None:
-        super().__init__(job, member, stage, cluster, node)
+        super().__init__(job, member, stage, cluster, node, binder)
         self.machine: StageMachine = StageMachine(
             member, epoch=epoch, stage=stage, last=last, binder=self.binder
         )
@@ -83,9 +96,7 @@ class StageInstance(Instance):
         self.summed: list[int] = []
         self.generation = -1
         self.busy_s = 0.0
-        self.computed = 0
-        self.forward_s = 0.0
-        self.backward_s = 0.0
+        self.measured = Measured()
         self._forward = forward
         self._backward = backward
         self._compute_s = compute_s
@@ -99,10 +110,9 @@ class StageInstance(Instance):
         """Microbatches that wait for the compute thread."""
         return len(self._queue)
 
-    @property
-    def service_s(self) -> float:
-        """Moving average of a microbatch's compute, forward plus backward; 0 while not measured."""
-        return self.forward_s + self.backward_s
+    def load(self) -> Load:
+        """What it says of itself in passing."""
+        return Load(self.machine.open, self.measured.service_ms)
 
     def routed(self, table: RouteTable) -> None:
         self.binder.update(table)
@@ -177,15 +187,13 @@ class StageInstance(Instance):
         if not self.alive:
             return
         self.busy_s += forward_s + backward_s
-        if forward_s:
-            self.forward_s += (forward_s - self.forward_s) * (SMOOTHING if self.forward_s else 1.0)
-        if backward_s:
-            self.backward_s += (backward_s - self.backward_s) * (SMOOTHING if self.backward_s else 1.0)
         machine = self.machine
         if machine.current(hop):
+            if forward_s:
+                hop.forward_ms = 1e3 * forward_s
             if priority == BACKWARD or self.last:
                 self.summed.append(hop.microbatch)
-                self.computed += 1
+                self.measured.measured(hop.forward_ms, 1e3 * backward_s)
             self.run(machine.forwarded(hop) if priority == FORWARD else machine.accumulated(hop))
         if not self._computing:
             self._next()
@@ -195,9 +203,17 @@ class DataInstance(Instance):
     """Makes microbatches one after the other, `make_s` each."""
 
     def __init__(
-        self, job: Surroundings, member: Member, *, cluster: str, node: str, epoch: int, make_s: float
+        self,
+        job: Surroundings,
+        member: Member,
+        *,
+        cluster: str,
+        node: str,
+        epoch: int,
+        binder: Binder,
+        make_s: float,
     ) -> None:
-        super().__init__(job, member, -1, cluster, node)
+        super().__init__(job, member, -1, cluster, node, binder)
         self.machine: DataMachine = DataMachine(member, epoch=epoch, binder=self.binder)
         self._make_s = make_s
         self._free_at = 0.0

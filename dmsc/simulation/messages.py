@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, cast
 
-from schemas.data_plane import MicrobatchNotice
+from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.step import Member, MicrobatchClaim, StepVote
+
+
+class Load(NamedTuple):
+    """What a receiver says of itself in passing; see `schemas.data_plane.HopLoad`."""
+
+    open: int
+    service_ms: float
 
 
 class Notice(NamedTuple):
@@ -22,6 +29,7 @@ class Notice(NamedTuple):
     direction: Literal["forward", "backward"]
     sender: Member
     receiver: Member
+    load: Load | None = None
     evaluate: bool = False
 
 
@@ -48,6 +56,10 @@ class Vote(NamedTuple):
     microbatches: tuple[int, ...]
     checksum: str = "0"
     squared_norms: tuple[float, ...] = ()
+
+
+def as_load(load: Load) -> HopLoad:
+    return cast(HopLoad, load)
 
 
 def as_notice(notice: Notice) -> MicrobatchNotice:

@@ -158,7 +158,7 @@ def _shares(job: SimulatedJob, measured: list[StepDone], seconds: float) -> tupl
                 node=instance.node,
                 share=counts[sid] / total,
                 busy=(instance.busy_s - job.progress.busy_then_s.get(sid, 0.0)) / seconds if seconds else 0.0,
-                service_ms=1e3 * instance.service_s,
+                service_ms=instance.measured.service_ms,
                 weight=None if entry is None else entry.weight,
                 reason="" if entry is None else entry.reason,
             )

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from dmsc.simulation.instances import DataInstance, Instance, StageInstance
 from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.messages import Claim, Notice, Vote, as_claim, as_vote
+from dmsc.simulation.messages import Claim, Notice, Vote, as_claim, as_load, as_vote
 from dmsc.simulation.network import Network
-from dmsc.simulation.routing import JobRoutes
+from dmsc.simulation.routing import JobRoutes, new_binder
 from dmsc.simulation.scenario import Job, Overheads, Stage
 from dmsc.simulation.service_times import Draw, draws
 from entities.gateway.dispatch import choose_entries
@@ -81,7 +81,6 @@ class SimulatedJob:
         place: Callable[[str], str],
         seed: str,
         folder: Path,
-        windows: Sequence[int],
     ) -> None:
         self.name = name
         self.spec = spec
@@ -93,7 +92,6 @@ class SimulatedJob:
         self.progress = Progress()
         self.instances: dict[Member, Instance] = {}
         self.by_sid: dict[str, Instance] = {}
-        self.windows = windows
         self._overheads = overheads
         self._clusters = tuple(clusters)
         self._place = place
@@ -155,6 +153,10 @@ class SimulatedJob:
         self.event(ev.Opened(0, 0))
 
     @property
+    def running(self) -> bool:
+        return self._machine is not None and not self.progress.done
+
+    @property
     def machine(self) -> StepMachine:
         assert self._machine is not None
         return self._machine
@@ -183,17 +185,20 @@ class SimulatedJob:
         self._incarnations[sid] += 1
         member = Member(sid=sid, incarnation=f"i{self._incarnations[sid]}")
         node = node or self._place(cluster)
+        number = int(sid.rpartition("r")[2])
+        binder = new_binder(cluster, number, self.spec.microbatches, lambda: self.kernel.now)
         instance: Instance
         if stage < 0:
             instance = DataInstance(
-                self, member, cluster=cluster, node=node, epoch=EPOCH, make_s=self._overheads.data_ms / 1e3
-            )
+                self, member, cluster=cluster, node=node, epoch=EPOCH, binder=binder,
+                make_s=self._overheads.data_ms / 1e3,
+            )  # fmt: skip
         else:
             forward, backward = self._draws[stage]
             instance = StageInstance(
                 self, member, stage=stage, last=stage == len(self.stages) - 1, cluster=cluster, node=node,
-                epoch=EPOCH, forward=forward, backward=backward, compute_s=self._overheads.compute_ms / 1e3,
-                speed=1.0,
+                epoch=EPOCH, binder=binder, forward=forward, backward=backward,
+                compute_s=self._overheads.compute_ms / 1e3, speed=1.0,
             )  # fmt: skip
         self.instances[member] = self.by_sid[sid] = instance
         return instance
@@ -230,20 +235,16 @@ class SimulatedJob:
         """The router looks at a stage again; tables that changed reach the senders."""
         if stage < 0:
             return
-        records = [
-            record
-            for record in (self.registry.record(sid) for sid in self._sids(stage))
-            if record is not None
-        ]
-        for table in self.routes.decide(stage, records, self._clusters):
+        for table in self.routes.decide(stage, self._records(stage), self._clusters):
             for instance in self._senders(stage, table.cluster):
                 if at_once:
                     instance.routed(table)
                 else:
                     self.kernel.after(self._overheads.control_ms / 1e3, self._routed, instance, table)
 
-    def _sids(self, stage: int) -> list[str]:
-        return [f"{self.name}-s{stage}-r{replica}" for replica in range(self._replicas[stage])]
+    def _records(self, stage: int) -> list[ServiceRecord]:
+        sids = [f"{self.name}-s{stage}-r{replica}" for replica in range(self._replicas[stage])]
+        return [record for record in map(self.registry.record, sids) if record is not None]
 
     def _senders(self, stage: int, cluster: str) -> list[Instance]:
         return [
@@ -256,7 +257,13 @@ class SimulatedJob:
         if instance.alive:
             instance.routed(table)
 
-    def samples(self) -> list[InstanceSample]:
+    def sample(self) -> None:
+        """The routers hear of everybody's load, and look at all stages again."""
+        self.routes.sampled(self._samples(), self._records(0), self.kernel.now)
+        for stage in range(len(self.stages)):
+            self.reroute(stage)
+
+    def _samples(self) -> list[InstanceSample]:
         """What the living stage instances tell of their load."""
         return [
             InstanceSample(
@@ -269,10 +276,11 @@ class SimulatedJob:
                 step=instance.machine.version,
                 queue=instance.queue,
                 in_flight=instance.binder.open,
-                microbatches=instance.computed,
-                service_ms=1e3 * instance.service_s,
-                forward_ms=1e3 * instance.forward_s,
-                backward_ms=1e3 * instance.backward_s,
+                microbatches=instance.measured.microbatches,
+                service_ms=instance.measured.service_ms,
+                forward_ms=instance.measured.forward_ms,
+                backward_ms=instance.measured.backward_ms,
+                links=instance.take_links(),
             )
             for instance in self.by_sid.values()
             if isinstance(instance, StageInstance) and instance.alive
@@ -291,6 +299,7 @@ class SimulatedJob:
             "forward" if forward else "backward",
             sender.member,
             to,
+            None if forward else sender.load(),
         )
         self._send(sender, notice, size)
 
@@ -305,11 +314,16 @@ class SimulatedJob:
     def _send(self, sender: Instance, notice: Notice, size: float) -> None:
         target = self.instances[notice.receiver]
         took_s = self.network.transfer_s(sender.cluster, target.cluster, size)
+        target.transfers += 1
+        target.transfer_s += took_s
         self.kernel.after(self._overheads.hop_ms / 1e3 + took_s, self._arrived, sender, target, notice)
 
     def _arrived(self, sender: Instance, target: Instance, notice: Notice) -> None:
-        if sender.alive and target.alive:
-            target.arrived(notice)
+        if not sender.alive or not target.alive:
+            return
+        target.arrived(notice)
+        if notice.direction == "forward" and isinstance(target, StageInstance):
+            sender.binder.heard(notice.receiver, as_load(target.load()))  # with its answer
 
     def claim(self, instance: StageInstance, hop: Hop) -> None:
         claim = Claim(
@@ -366,7 +380,7 @@ class SimulatedJob:
             for record in (self.registry.record(member.sid) for member in machine.data)
             if record is not None
         ]
-        choice = choose_entries(candidates, {}, self.name, range(self.spec.microbatches))
+        choice = choose_entries(candidates, self.routes.compute, self.name, range(self.spec.microbatches))
         if not choice.shares:
             self.kernel.after(RETRY_S, self._begin, step, attempt)
             return

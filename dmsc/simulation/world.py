@@ -10,11 +10,10 @@ from pathlib import Path
 from dmsc.simulation.instances import StageInstance
 from dmsc.simulation.kernel import Kernel
 from dmsc.simulation.network import Network
-from dmsc.simulation.routing import JobRoutes
+from dmsc.simulation.routing import JobRoutes, windows
 from dmsc.simulation.scenario import Degrade, Event, Job, Join, Kill, Scenario, Slow, names
 from dmsc.simulation.traces import Traced, read_trace
 from dmsc.simulation.training import SimulatedJob
-from entities.orchestrator.planning import window
 from entities.registry_core import LeaseConfig, RegistryCore
 from schemas.errors import BadInput
 from schemas.signals import CommunicationPolicy, StagePolicy
@@ -67,8 +66,7 @@ class World:
             self.kernel.after(event.at_s, self._happen, event)
         if any(isinstance(event, Kill | Join) for event in scenario.events):
             self.kernel.after(TICK_S, self._tick)
-        if any(job.routes.wants_samples for job in self.jobs.values()):
-            self.kernel.after(scenario.routing.every_s, self._sample)
+        self.kernel.after(scenario.routing.every_s, self._sample)
 
     def run(self) -> None:
         """Lets everything happen."""
@@ -96,23 +94,21 @@ class World:
 
     def _job(self, name: str, spec: Job, folder: Path) -> SimulatedJob:
         clusters = spec.clusters or tuple(cluster.name for cluster in self.scenario.clusters)
-        stages = spec.all_stages()
-        senders = [spec.data_instances or min(len(clusters), stages[0].replicas)]
-        senders += [stage.replicas for stage in stages[:-1]]
-        windows = [window(len(stages), number, senders[number]) for number in range(len(stages))]
+        replicas = [stage.replicas for stage in spec.all_stages()]
+        sizes = windows(replicas, spec.data_instances or min(len(clusters), replicas[0]))
         policy = CommunicationPolicy(
             job=name,
             revision=1,
             entry_gateway=f"gateway-{clusters[0]}",
             clusters=clusters,
-            stages=tuple(StagePolicy(stage=number, window=size) for number, size in enumerate(windows)),
+            stages=tuple(StagePolicy(stage=number, window=size) for number, size in enumerate(sizes)),
             algorithm=self.scenario.routing.algorithm,
             reason="initial: equal weights",
         )
         return SimulatedJob(
             name, spec, kernel=self.kernel, network=self.network, registry=self.registry,
             routes=JobRoutes(name, policy, self.scenario.routing.policy), overheads=self.scenario.overheads,
-            clusters=clusters, place=self._place, seed=f"{self.seed}", folder=folder, windows=windows,
+            clusters=clusters, place=self._place, seed=f"{self.seed}", folder=folder,
         )  # fmt: skip
 
     def _place(self, cluster: str) -> str:
@@ -130,9 +126,8 @@ class World:
 
     def _sample(self) -> None:
         for job in self.jobs.values():
-            if not job.progress.done:
-                for stage in job.routes.sampled(job.samples(), self.kernel.now):
-                    job.reroute(stage)
+            if job.running:
+                job.sample()
         self.kernel.after(self.scenario.routing.every_s, self._sample)
 
     # --- events -------------------------------------------------------------------------------------------

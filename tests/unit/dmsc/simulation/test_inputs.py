@@ -35,7 +35,7 @@ from tests.unit.dmsc.simulation.scenarios import body, job, run, stage
         ({"jobs": [job(warmup_steps=6)]}, "warmup_steps 6 leaves nothing of 6 steps"),
         ({"events": [{"kind": "join", "at_s": 1, "job": "gpt", "stage": 2}]}, "2 is none of gpt's"),
         ({"events": [{"kind": "join", "at_s": 1, "job": "bert", "stage": 0}]}, "no job 'bert'"),
-        ({"routing": {"algorithm": "fastest"}}, "'fastest' is not one of"),
+        ({"routing": {"algorithm": "fastest"}}, "must be one of expected-completion"),
         ({"overheads": {"hop_ms": -1}}, "overheads.hop_ms: -1 does not fit"),
     ],
 )  # fmt: skip

@@ -99,7 +99,7 @@ def test_slow_replicas_get_less() -> None:
 
 def test_weights_follow_the_policy_and_are_told_with_their_reason() -> None:
     one = job(steps=40, microbatches=32, stages=[stage(replicas=4, speeds=[0.25, 1, 1, 1])])
-    routing = {"policy": "service-time-weights", "every_s": 0.5}
+    routing = {"algorithm": "least-outstanding", "policy": "service-time-weights", "every_s": 0.5}
     (found,) = run(body(jobs=[one], routing=routing)).jobs
     assert found.route_changes >= 1
     assert found.shares[0].weight is not None
