@@ -15,8 +15,8 @@ process while the job runs, so that four devices of any speed fit on two cores. 
 
 An instance's speed is 1 / the median of what its claims say a microbatch took (forward plus backward), so
 what its device does beside waiting is part of its speed; the transaction, the hops, and idle instances are
-what is what is lost. A step ends with whole microbatches: the slow one of four does 1 in 13, and half a microbatch of
-its own too many is 3 % of a step of 128. M is 256, so that this does not hide the result; a step then takes
+what is lost. A step ends with whole microbatches: the slow one of four does 1 in 13, and half a microbatch of
+its own too many is 5 % of a step of 128. M is 256, so that this does not hide the result; a step then takes
 three to four seconds.
 """
 
@@ -296,12 +296,12 @@ async def change(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
         say(f"{name}: {' '.join(f'{part:.2f}' for part in parts)} of the bound, step by step")
         share = [len(run.took_ms[step].get(f"{run.job}-s0-r3", [])) for step in steps]
         say(f"its microbatches: {share}")
-        late = [place for place, part in enumerate(parts) if part < 0.9]
-        settled = 1 + (late[-1] if late else -1)
-        found.append(
-            at_most("change", f"{name}: steps until ≥ 0.9 of the new bound", settled, 5,
-                    f"then {statistics.mean(parts[settled:]) if settled < len(parts) else 0:.3f}")
-        )  # fmt: skip
+        rest = [statistics.mean(parts[place:]) for place in range(len(parts))]
+        settled = next(
+            (place for place, part in enumerate(rest) if min(part, parts[place]) >= 0.9), len(parts)
+        )
+        note = f"then {rest[settled]:.3f} on average" if settled < len(parts) else "not reached"
+        found.append(at_most("change", f"{name}: steps until ≥ 0.9 of the new bound", settled, 5, note))
     faults = [fault for fault in await bench.client.faults(run.job) if fault.kind == "slow"]
     mine = [fault for fault in faults if fault.task.sid == f"{run.job}-s0-r3"]
     for fault in faults:
@@ -316,7 +316,7 @@ async def bubble(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
     """Four stages with one replica each."""
     stages, found = 4, []
     for microbatches in (8, 16, 32):
-        phases = [Phase(paces=(4.0,) * stages, skip=WARMUP, steps=4)]
+        phases = [Phase(paces=(8.0,) * stages, skip=WARMUP, steps=4)]
         run = await bench.run(phases, stages=stages, replicas=1, microbatches=microbatches)
         steps = run.measured(0)
         busy_s = sum(sum(map(sum, run.took_ms[step].values())) for step in steps) / 1e3
