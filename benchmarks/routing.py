@@ -49,7 +49,7 @@ from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM
 STATIC = "round-robin"
 BASE_MS = 24.0
 """What a device waits per microbatch at pace 1, forward plus backward."""
-WARMUP = 3
+WARMUP = 2
 PAD_MS = BASE_MS / 3
 """Per block: the wait forward, half of the one backward."""
 
@@ -218,7 +218,7 @@ def say(text: str) -> None:
 # --- sections ---------------------------------------------------------------------------------------------
 async def unequal(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
     """All algorithms, in turn: four equal replicas, then one of them 4× slower."""
-    phases = [Phase(paces=EQUAL, skip=WARMUP, steps=5), Phase(paces=ONE_SLOW, skip=2, steps=3)]
+    phases = [Phase(paces=EQUAL, skip=WARMUP, steps=4), Phase(paces=ONE_SLOW, skip=1, steps=3)]
     runs: dict[str, list[Run]] = {name: [] for name in ALGORITHMS}
     pair = (DEFAULT_ALGORITHM, STATIC)
     for number in range(arguments.rounds):
@@ -268,7 +268,7 @@ async def draws(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
     phases = []
     for seed in range(arguments.seeds):
         speeds = [random.Random(f"speeds {seed} {replica}").uniform(1, 8) for replica in range(4)]
-        phases.append(Phase(paces=tuple(8 / speed for speed in speeds), skip=2 if seed else WARMUP, steps=3))
+        phases.append(Phase(paces=tuple(8 / speed for speed in speeds), skip=1 if seed else WARMUP, steps=2))
     run = await bench.run(phases)
     parts = [run.efficiency(number) for number in range(len(phases))]
     for seed, part in enumerate(parts):
@@ -283,7 +283,7 @@ async def draws(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
 async def change(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
     """One of four becomes 4× slower in mid-run, then well again."""
     phases = [
-        Phase(paces=EQUAL, skip=WARMUP, steps=6),
+        Phase(paces=EQUAL, skip=WARMUP, steps=4),
         Phase(paces=ONE_SLOW, skip=0, steps=8),
         Phase(paces=EQUAL, skip=0, steps=8),
     ]
