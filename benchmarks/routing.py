@@ -45,6 +45,7 @@ from schemas.envelope import EntityKind
 from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState
 from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM
+from schemas.step import MicrobatchClaim
 
 STATIC = "round-robin"
 BASE_MS = 24.0
@@ -184,6 +185,7 @@ class Bench:
             sys.exit(f"{job} ended {record.state}: {record.reason}")
         async for recorded in self._bus.history(STEP_CLAIM, job=job):
             claim = recorded.message
+            assert isinstance(claim, MicrobatchClaim)
             at = run.took_ms.setdefault(claim.step, {}).setdefault(claim.owner.sid, [])
             at.append(claim.forward_ms + claim.backward_ms)
         return run
