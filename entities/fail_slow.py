@@ -20,8 +20,9 @@ class FailSlowConfig:
     factor: float = 2.0  # times its baseline, beside the others: below, windows and routes even it out
     over: float = 1.4  # back below this it is well again; the gap to `factor` is the hysteresis
     confirm: int = 3  # samples in a row, for either; one comes with each step
-    up: float = 0.02  # part by which a baseline follows slower samples: minutes, so that aging is not news
-    down: float = 0.3  # and faster ones: what was slow to begin with was no baseline
+    settles: int = 10  # samples until a baseline only creeps: before, what was slow at first is forgotten
+    creep: float = 0.02  # part by which it follows each sample then: the job's phases move all of them alike,
+    # which needs no following, and one that ages over an hour is not news
 
     def __post_init__(self) -> None:
         if not 1 < self.over < self.factor:
@@ -41,8 +42,8 @@ class SlowVerdict:
 @dataclass(slots=True)
 class _Instance:
     incarnation: str
-    baseline_ms: float = 0.0
     present_ms: float = 0.0
+    baseline_ms: float = 0.0
     samples: int = 0
     microbatches: int = -1
     strikes: int = 0
@@ -78,14 +79,14 @@ class FailSlow:
         held.present_ms = service_ms
         held.samples += 1
         if held.samples <= config.warmup:
-            held.baseline_ms = min(service_ms, held.baseline_ms or service_ms)
+            held.baseline_ms = service_ms
             return None
         others = self._others(sid)
         beside = held.ratio / others
         struck = beside < config.over if held.slow else beside >= config.factor
         held.strikes = held.strikes + 1 if struck else 0
         if not held.slow and beside < config.over:
-            rate = config.up if service_ms > held.baseline_ms else config.down
+            rate = 0.2 if held.samples <= config.settles else config.creep
             held.baseline_ms += rate * (service_ms - held.baseline_ms)
         if held.strikes < config.confirm:
             return None

@@ -39,7 +39,8 @@ class Candidate:
 
     `outstanding` are this sender's open microbatches there, `elsewhere` the others' by the receiver's last
     word. `free_at` (seconds on the sender's clock) is when all of them should be done. `used` is the turn
-    of the last choice, so that equals are taken in turn. `version` rises with each change.
+    of the last choice, so that equals are taken in turn, `used_at` its time. `version` rises with each
+    change.
     """
 
     sid: str
@@ -53,6 +54,7 @@ class Candidate:
     elsewhere: int = 0
     free_at: float = 0.0
     used: int = 0
+    used_at: float = 0.0
     version: int = 0
 
     @property

@@ -11,6 +11,9 @@ can begin first is taken if completion_i ≤ without_i: with much left that keep
 (list scheduling; Graham 1969), near the end it leaves out whoever would hold the step up. If that leaves
 nobody, the earliest completion is taken, or, where a full window promises an earlier one, waited for.
 
+Somebody who is left out for long is measured no more, and might have recovered: it is tried again when what
+that may cost the step is no more than `TRIAL_PART` of the time since it was last used.
+
 Times are sums over what is open, so they need no clock beside `now`: `free_at` is absolute, and a receiver's
 last word drains by itself as time goes by.
 """
@@ -24,6 +27,11 @@ from workers.balancers import Candidate, LazyHeap
 
 TRIES = 4
 """Candidates looked at near the end of a step before the best of them is taken: bounds a choice."""
+
+
+TRIAL_PART = 0.02
+"""What trying an instance that is left out may cost, as a part of the time between two trials. More finds a
+recovery sooner."""
 
 
 class ExpectedCompletion:
@@ -70,7 +78,7 @@ class ExpectedCompletion:
             candidate = heap.top()
             if candidate is None:
                 break
-            if remaining is None or _completion_ms(candidate, now) <= self._without_ms(candidate, remaining):
+            if remaining is None or self._late_ms(candidate, now, remaining) <= 0:
                 chosen = candidate
                 break
             passed.append(candidate)
@@ -101,13 +109,16 @@ class ExpectedCompletion:
         else:
             self._busy.push(candidate, (candidate.free_at + candidate.far_ms / 1e3, candidate.used))
 
-    def _without_ms(self, candidate: Candidate, remaining: int) -> float:
-        """Milliseconds until the others alone would be done with all that is left."""
+    def _late_ms(self, candidate: Candidate, now: float, remaining: int) -> float:
+        """By how much it would be done after the others alone had done all that is left, beyond what a trial
+        may cost."""
         rate, load = self._counted[candidate.sid]
         others = self._rate - rate
         if others <= 1e-12:
-            return math.inf
-        return (remaining + self._load - load) / others
+            return -math.inf
+        without_ms = (remaining + self._load - load) / others
+        trial_ms = TRIAL_PART * (now - candidate.used_at) * 1e3
+        return _completion_ms(candidate, now) - without_ms - trial_ms
 
 
 def _awaited_ms(candidate: Candidate, now: float) -> float:

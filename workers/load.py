@@ -13,6 +13,10 @@ instance that became slower shows after three microbatches."""
 KEEP = 0.6
 """Part of the moving average that stays with each microbatch."""
 
+RECOVERED = 0.2
+"""A microbatch that takes less than this part of the average begins it anew: nothing makes an instance faster
+than it is, and one that is left out for its slowness gets few to show that it has recovered."""
+
 
 @dataclass(slots=True)
 class Average:
@@ -22,6 +26,8 @@ class Average:
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def add(self, value: float) -> None:
+        if value < RECOVERED * self.value:
+            self._recent.clear()
         self._recent.append(value)
         middle = median(self._recent)
         self.value = middle if len(self._recent) < RECENT else KEEP * self.value + (1 - KEEP) * middle

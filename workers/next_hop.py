@@ -149,6 +149,7 @@ class Binder:
         begin = int(math.modf(self._place * GOLDEN)[0] * len(new))
         for index, candidate in enumerate(new):
             candidate.used = (index - begin) % len(new) - len(new)
+            candidate.used_at = self._clock()
 
     # --- what is bound, and comes back ------------------------------------------------------------------
     def bind(self, stage: int, microbatch: int | None = None, waiting: int = 1) -> Member | None:
@@ -176,7 +177,7 @@ class Binder:
             return None
         self._outstanding[chosen.sid] += 1
         self._turn += 1
-        chosen.used = self._turn
+        chosen.used, chosen.used_at = self._turn, now
         chosen.outstanding += 1
         chosen.free_at = max(now, chosen.free_at) + chosen.takes_ms / 1e3
         held.balancer.changed(chosen)

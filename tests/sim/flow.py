@@ -20,6 +20,7 @@ from entities.orchestrator.planning import window
 from schemas.data_plane import HopLoad, MicrobatchNotice, RouteEntry, RouteTable
 from schemas.step import Member, MicrobatchDispatch
 from workers.data_machine import DataMachine, Send
+from workers.load import Load
 from workers.next_hop import Binder
 from workers.stage_machine import Backward, Forward, Offer, StageMachine
 
@@ -47,8 +48,7 @@ class Stage:
     queue: list[tuple[int, int, Callable[[], None], float]] = field(default_factory=list)
     computing: bool = False
     busy_s: float = 0.0
-    measured_ms: float = 0.0
-    done: int = 0
+    load: Load = field(default_factory=Load)
 
     def __post_init__(self) -> None:
         flow = self.flow
@@ -58,8 +58,12 @@ class Stage:
             self.member, epoch=1, stage=self.stage, last=self.last, binder=self.binder
         )
 
-    def load(self) -> HopLoad:
-        return HopLoad(open=self.machine.open, service_ms=self.measured_ms)
+    @property
+    def done(self) -> int:
+        return self.load.microbatches
+
+    def told(self) -> HopLoad:
+        return HopLoad(open=self.machine.open, service_ms=self.load.service_ms)
 
     def run(self, effects: Sequence[Any]) -> None:
         for effect in effects:
@@ -82,9 +86,8 @@ class Stage:
         self.run(self.machine.accumulated(hop))
 
     def _count(self) -> None:
-        keep = 0.8 if self.measured_ms else 0.0
-        self.measured_ms = keep * self.measured_ms + (1 - keep) * self.service_s * 1e3 * self.flow.noise()
-        self.done += 1
+        took_ms = self.service_s * 1e3 * self.flow.noise()
+        self.load.measured(FORWARD_PART * took_ms, (1 - FORWARD_PART) * took_ms)
 
     def submit(self, priority: int, part: float, work: Callable[[], None]) -> None:
         heapq.heappush(self.queue, (priority, next(self.flow.order), work, part))
@@ -174,7 +177,7 @@ class Flow:
         """A hop: the answer comes back after half of it, the tensors are there after all of it."""
         source, target = self.nodes[sender.sid], self.nodes[to.sid]
         forward = direction == "forward"
-        load = None if forward else source.load()
+        load = None if forward else source.told()
         notice = MicrobatchNotice.model_construct(
             job="j", epoch=1, step=step, attempt=0, microbatch=microbatch, stage=0, direction=direction,
             sender=sender, receiver=to, link="l", tag=1, tensors=(), evaluate=False, load=load,
@@ -188,7 +191,7 @@ class Flow:
                 target.run(target.machine.arrived(notice, ()))
 
         if forward:
-            self.after(self.hop_s / 2, lambda: source.binder.heard(to, target.load()))
+            self.after(self.hop_s / 2, lambda: source.binder.heard(to, target.told()))
         self.after(self.hop_s * self.noise(), arrived)
 
     def _send(self, machine: DataMachine, effects: Sequence[Send]) -> None:

@@ -75,6 +75,24 @@ def test_a_change_in_mid_run_and_back() -> None:
     assert shares[1] == 16, "it has its work back"
 
 
+def test_who_is_left_out_is_tried_now_and_then_and_gets_its_work_back() -> None:
+    """It takes longer than a step with the others alone: each trial delays a step, so they are rare."""
+    flow = Flow([[FAST, FAST, FAST, 20 * FAST]], microbatches=9, noise=0.0)
+    for number in range(20):
+        flow.step(number)
+    steps = [flow.step(number) for number in range(20, 420)]
+    tried = sum(step.shares["s0-r3"] for step in steps)
+    alone = Flow([[FAST] * 3], microbatches=9, noise=0.0)
+    usual = 400 * [alone.step(number) for number in range(3)][-1].seconds
+    cost = sum(step.seconds for step in steps) / usual - 1
+    print(f"tried {tried} times in 400 steps, which cost {100 * cost:.1f} %")
+    assert 1 <= tried <= 6
+    assert cost <= 0.03
+    flow.stages[0][3].service_s = FAST
+    back = next(number for number in range(420, 900) if flow.step(number).shares["s0-r3"] >= 2)
+    assert back < 420 + 400
+
+
 @pytest.mark.parametrize("microbatches", [8, 16, 32])
 def test_the_bubble_is_that_of_1f1b(microbatches: int) -> None:
     """Windows keep the depth of 1F1B: at most 3 points above (p-1)/(m+p-1)."""
