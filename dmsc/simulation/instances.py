@@ -135,14 +135,13 @@ class StageInstance(Instance):
     def run(self, effects: Iterable[stage_machine.Effect]) -> None:
         """Carries out what the machine asks for."""
         for effect in effects:
-            kind = type(effect)
-            if kind is Forward:
-                self._submit(FORWARD, effect.hop)
-            elif kind is Backward:
-                self._submit(BACKWARD, effect.hop)
-            elif isinstance(effect, Offer):
+            if isinstance(effect, Offer):
                 self.job.offer(self, effect.hop, effect.to, effect.direction)
-            elif kind is Claim:
+            elif isinstance(effect, Forward):
+                self._submit(FORWARD, effect.hop)
+            elif isinstance(effect, Backward):
+                self._submit(BACKWARD, effect.hop)
+            elif isinstance(effect, Claim):
                 self.job.claim(self, effect.hop)
 
     def applied(self, version: int) -> None:

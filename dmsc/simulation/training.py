@@ -312,15 +312,15 @@ class SimulatedJob:
         )
 
     def _send(self, sender: Instance, notice: Notice, size: float) -> None:
-        target = self.instances[notice.receiver]
+        target = self.by_sid[notice.receiver.sid]
         took_s = self.network.transfer_s(sender.cluster, target.cluster, size)
         target.transfers += 1
         target.transfer_s += took_s
         self.kernel.after(self._overheads.hop_ms / 1e3 + took_s, self._arrived, sender, target, notice)
 
     def _arrived(self, sender: Instance, target: Instance, notice: Notice) -> None:
-        if not sender.alive or not target.alive:
-            return
+        if not sender.alive or not target.alive or target.member != notice.receiver:
+            return  # the receiver's name may have passed on to another incarnation
         target.arrived(notice)
         if notice.direction == "forward" and isinstance(target, StageInstance):
             sender.binder.heard(notice.receiver, as_load(target.load()))  # with its answer
@@ -505,7 +505,9 @@ class SimulatedJob:
         self.event(ev.Restarted(effect.attempt))
 
     def _stage_instance(self, member: Member) -> StageInstance:
-        instance = self.instances[member]
+        instance = self.by_sid[member.sid]  # quicker than by member, and mostly the one
+        if instance.member is not member:
+            instance = self.instances[member]
         assert isinstance(instance, StageInstance)
         return instance
 
