@@ -1,6 +1,6 @@
 """The simulator against the real mesh: five small padded jobs run both ways, predicted beside measured.
 
-    python benchmarks/simulation.py [--steps 8] [--pad-ms 15] [--json]
+    python benchmarks/simulation.py [--steps 5] [--pad-ms 40] [--json]
 
 What the simulator is told was measured beforehand, on three other jobs, by the mesh's own telemetry: compute
 per block from the claims (`forward_ms`, `backward_ms`), and constants: what a microbatch takes beside that
@@ -244,7 +244,17 @@ async def compare(steps: int, pad_ms: float) -> tuple[Calibration, list[Comparis
                         )
                     )
                     say(f"{title}: measured {found[-1].measured:.2f}, predicted {predicted:.2f} a second")
+                    say(f"  ms per block: {_per_block(measured)}")
                 return calibration, found
+
+
+def _per_block(measured: Measured) -> str:
+    """What the scenario's own claims say, for comparison with the calibration; not used."""
+    return ", ".join(
+        f"stage {stage} {measured.forward_ms[stage] / max(1, blocks):.1f} + "
+        f"{measured.backward_ms[stage] / max(1, blocks):.1f}"
+        for stage, blocks in enumerate(measured.blocks)
+    )
 
 
 def say(text: str) -> None:
@@ -254,8 +264,8 @@ def say(text: str) -> None:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--steps", type=int, default=8, help="measured steps per job")
-    parser.add_argument("--pad-ms", type=float, default=15.0, help="wait per block: emulates devices")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps per job")
+    parser.add_argument("--pad-ms", type=float, default=40.0, help="wait per block: emulates devices")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     calibration, found = asyncio.run(compare(arguments.steps, arguments.pad_ms))
