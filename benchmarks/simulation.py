@@ -39,7 +39,7 @@ BLOCKS = 4
 WARMUP = 2
 BAR = 0.05
 BYTES_PER_PARAMETER = 8  # what replicas all-reduce: int64 sums
-SCENARIOS = (
+SCENARIOS: tuple[tuple[str, int, int | tuple[int, ...], int], ...] = (
     # name, stages, replicas, microbatches
     ("1 stage × 2", 1, 2, 8),
     ("2 stages × 1", 2, 1, 8),

@@ -140,8 +140,10 @@ class Board:
         self._nodes[sample.cluster, sample.node] = (at, sample)
 
     def take_event(self, event: JobEvent) -> None:
-        steps = self._jobs[event.job].steps if event.result is not None else None
-        if steps is not None and (not steps or steps[-1] != event.result):  # from the stream and live
+        if event.result is None:
+            return
+        steps = self._jobs[event.job].steps
+        if not steps or steps[-1] != event.result:  # from the stream and live
             steps.append(event.result)
 
     def take_mesh(self, mesh: MeshStatus) -> None:

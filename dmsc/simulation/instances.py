@@ -97,6 +97,7 @@ class StageInstance(Instance):
         self.generation = -1
         self.busy_s = 0.0
         self.measured = Measured()
+        self._service_ms = 0.0
         self._forward = forward
         self._backward = backward
         self._compute_s = compute_s
@@ -112,7 +113,7 @@ class StageInstance(Instance):
 
     def load(self) -> Load:
         """What it says of itself in passing."""
-        return Load(self.machine.open, self.measured.service_ms)
+        return Load(self.machine.open, self._service_ms)
 
     def routed(self, table: RouteTable) -> None:
         self.binder.update(table)
@@ -193,6 +194,7 @@ class StageInstance(Instance):
             if priority == BACKWARD or self.last:
                 self.summed.append(hop.microbatch)
                 self.measured.measured(hop.forward_ms, 1e3 * backward_s)
+                self._service_ms = self.measured.service_ms
             self.run(machine.forwarded(hop) if priority == FORWARD else machine.accumulated(hop))
         if not self._computing:
             self._next()

@@ -12,7 +12,7 @@ from entities.router_core import TableDecision, decide_table, worth_writing
 from policies.service_time_weights import ServiceTimeWeights
 from policies.view import Observations
 from schemas.data_plane import RouteTable
-from schemas.policy import SetWeights
+from schemas.policy import PolicySuggestion, SetWeights
 from schemas.registry import ServiceRecord
 from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM, MEASURING
 from schemas.signals import CommunicationPolicy, ComputeEntry, StagePolicy
@@ -97,8 +97,9 @@ class JobRoutes:
 
     def _suggest(self, now: float) -> None:
         view = self._observations.jobs.get(self.job)
-        suggestions = self._module.decide(view, now) if view is not None else ()
-        for suggestion in suggestions or ():
+        found = self._module.decide(view, now) if view is not None else None
+        suggestions = [found] if isinstance(found, PolicySuggestion) else found or ()
+        for suggestion in suggestions:
             self._suggested += 1
             self._observations.take(suggestion, now, id=str(self._suggested))
             if isinstance(suggestion.action, SetWeights):
