@@ -92,6 +92,10 @@ bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside th
 bench-registry: setup ## the registry with 10,000 instances, beside raw nats-py
 	@$(VENV)/python benchmarks/registry.py $(ARGS)
 
+.PHONY: bench-routing
+bench-routing: setup ## routing by load on unequal and changing devices, beside its bound and the static split
+	@$(VENV)/python benchmarks/routing.py $(ARGS)
+
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service
 	docker compose up --build --detach --wait

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,7 +55,12 @@ class Workload:
 
     def model(self) -> nn.Sequential:
         torch.manual_seed(0)
-        sizes = {"layers": self.layers, "width": self.width, "heads": self.heads, "context": self.context}
+        sizes: dict[str, Any] = {
+            "layers": self.layers,
+            "width": self.width,
+            "heads": self.heads,
+            "context": self.context,
+        }
         return padded_gpt(pad_ms=self.pad_ms, **sizes) if self.pad_ms else byte_gpt(**sizes)
 
     def batch(self) -> tuple[Tensor, Tensor]:

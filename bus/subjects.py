@@ -163,7 +163,7 @@ ACCESS = _row(
     REQUEST, "Type 3: may this bearer do that?", reply=signals.AccessDecision,
 )  # fmt: skip
 COMPUTE = _row(
-    "compute", "signal.compute.{cluster}", signals.ComputeNotification, SR, MG + FM,
+    "compute", "signal.compute.{cluster}", signals.ComputeNotification, SR, MG + SR + FM,
     CORE, "Type 4: load, heterogeneity and latency of a cluster's instances", stream="SIGNALS",
 )  # fmt: skip
 QOS_REPORT = _row(

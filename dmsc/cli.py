@@ -13,6 +13,7 @@ import typer
 
 from dmsc import __version__
 from dmsc.commands import (
+    board,
     chaos,
     demo,
     doctor,
@@ -22,6 +23,7 @@ from dmsc.commands import (
     nodes,
     policy,
     run,
+    simulate,
     store,
     tap,
     train,
@@ -70,7 +72,10 @@ app.command(rich_help_panel=_jobs)(jobs.jobs)
 app.command(rich_help_panel=_jobs)(jobs.cancel)
 app.command(rich_help_panel=_jobs)(jobs.scale)
 app.command(rich_help_panel=_jobs)(chaos.chaos)
+app.command(rich_help_panel=_jobs)(simulate.simulate)
 app.command(rich_help_panel=_watch)(jobs.status)
+app.command(rich_help_panel=_watch)(board.top)
+app.command(rich_help_panel=_watch)(board.routes)
 app.command(rich_help_panel=_watch)(nodes.nodes)
 app.command(rich_help_panel=_watch)(faults.faults)
 app.command(rich_help_panel=_watch)(logs.logs)

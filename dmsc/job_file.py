@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
 
     from schemas.job import JobSpec
+
+M = TypeVar("M", bound="BaseModel")
 
 
 class _Loader(yaml.SafeLoader):
@@ -45,10 +47,20 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     Raises:
         BadJob: one line per problem, each with file and line.
     """
+    from schemas.job import JobSpec
+
+    return load_document(path, JobSpec, "a job is a mapping of keys (name:, model:, training: …)", overrides)
+
+
+def load_document(path: Path, model: type[M], what: str, overrides: Sequence[str] = ()) -> M:
+    """The same for any file that a person writes; `what` says what the document should be.
+
+    Raises:
+        BadJob: one line per problem, each with file and line.
+    """
     from pydantic import ValidationError
 
     from schemas.errors import BadJob
-    from schemas.job import JobSpec
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -66,17 +78,15 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     finally:
         loader.dispose()
     if not isinstance(body, dict):
-        raise BadJob(
-            f"{path}:1: a job is a mapping of keys (name:, model:, training: …), not {type(body).__name__}"
-        )
+        raise BadJob(f"{path}:1: {what}, not {type(body).__name__}")
     places: dict[tuple[str, ...], str] = {}
     for override in overrides:
         keys = _apply(body, override)
         places[keys] = f"--set {override}"
     try:
-        return JobSpec.model_validate(body)
+        return model.model_validate(body)
     except ValidationError as error:
-        raise BadJob("\n".join(_problems(error, path, root, places))) from error
+        raise BadJob("\n".join(_problems(error, model, path, root, places))) from error
 
 
 def _compose(path: Path, text: str) -> yaml.Node:
@@ -138,13 +148,16 @@ def _apply(body: dict[str, Any], override: str) -> tuple[str, ...]:
 
 
 def _problems(
-    error: ValidationError, path: Path, root: yaml.Node, places: dict[tuple[str, ...], str]
+    error: ValidationError,
+    model: type[BaseModel],
+    path: Path,
+    root: yaml.Node,
+    places: dict[tuple[str, ...], str],
 ) -> list[str]:
     from schemas.explain import explain
-    from schemas.job import JobSpec
 
     found = []
-    for line in explain(error, JobSpec):
+    for line in explain(error, model):
         named = _path.match(line)
         keys = tuple(re.findall(r"[^.\[\]]+", named.group(1))) if named else ()
         place = next((text for prefix, text in places.items() if keys[: len(prefix)] == prefix), None)

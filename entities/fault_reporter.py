@@ -1,8 +1,8 @@
 """MG and SR report what they saw break to the orchestrator (draft §4.4(5), §5.5), until it has heard.
 
 A report is a hint: the orchestrator alone decides. An incarnation's death is told once, as is each count of
-its device's errors; a broken link or a failed request may come again for the same incarnation, and is told
-again after a while.
+its device's errors; a broken link, a failed request or slowness may come again for the same incarnation,
+and is told again after a while.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 It follows the registry (Type 2), holds the orchestrator's policies (Type 5 down), and writes the
 weighted route tables that its cluster's instances watch. It hears its cluster's samples, tells the
-gateways about them (Type 4), aggregates them for the orchestrator (Type 5 up), and reports faults.
+gateways and the other routers about them (Type 4), aggregates them for the orchestrator (Type 5 up), and
+reports faults, slow instances among them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +19,19 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
+from entities.compute_notice import compute_entries, is_news, stage_loads
 from entities.device_health import device_errors
+from entities.ejection import Ejection, EjectionConfig, Health
+from entities.fail_slow import FailSlow, FailSlowConfig
 from entities.fault_reporter import FaultReporter, FaultReporterConfig, death_of
 from entities.instance_feed import InstanceFeed
+from entities.load_statistics import LoadStatistics
 from entities.mesh_registration import keep_registered
 from entities.policy_book import PolicyBook
 from entities.qos_reporter import QosReporter
 from entities.qos_window import QosWindow
 from entities.registry_view import FollowConfig, RegistryFollower
-from entities.router_core import TableDecision, compute_entries, decide_table
+from entities.router_core import TableDecision, decide_table, member_of, worth_writing
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError
@@ -43,6 +50,15 @@ from schemas.telemetry import InstanceSample
 log = get_logger("router")
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A table as it stands in the bucket: `decision` None: another router's, or an earlier one's of ours."""
+
+    revision: int
+    decision: TableDecision | None
+    at: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig:
     """Settings of one cluster's router."""
@@ -54,6 +70,9 @@ class RouterConfig:
     compute_every_s: float = 5.0  # Type 4 without a change, for gateways that started later
     report_every_s: float = 1.0  # Type 5 while a job runs
     retry_s: float = 0.2  # pause before a table that the bucket did not take is written again
+    measured_s: float = 1.0  # least pause between tables of a stage that only measurements have changed
+    fail_slow: FailSlowConfig = field(default_factory=FailSlowConfig)
+    ejection: EjectionConfig = field(default_factory=EjectionConfig)
     follow: FollowConfig = field(default_factory=FollowConfig)
     faults: FaultReporterConfig = field(default_factory=FaultReporterConfig)
 
@@ -76,11 +95,13 @@ class Router:
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self._bus = bus
         self._tables = bus.bucket(subjects.ROUTE_TABLE)
-        self._written: dict[tuple[str, int], tuple[int, TableDecision | None]] = {}
+        self._written: dict[tuple[str, int], _Written] = {}
         self._table_lock = asyncio.Lock()
         self._dirty_jobs: set[str] = set()
         self._dirty = asyncio.Event()
-        self._samples: dict[str, InstanceSample] = {}
+        self._measured = LoadStatistics()
+        self._slow: dict[str, FailSlow] = {}
+        self._ejections: dict[tuple[str, int], Ejection] = {}
         self._feed = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
         self._compute_news = asyncio.Event()
         self._qos = QosWindow()
@@ -99,11 +120,13 @@ class Router:
                 subscriptions += [
                     await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
                     await self._bus.subscribe(subjects.LINK_FAULT, self._link_fault, cluster=config.cluster),
+                    await self._bus.subscribe(subjects.COMPUTE, self._told),
                 ]
                 for work in (
                     self.follower.follow(),
                     self._faults.run(),
                     self._keep_tables(),
+                    self._remeasure(),
                     self._feed.run(lambda: self.follower.view.instances(cluster=config.cluster)),
                     self._notify_compute(),
                     self._reporter.run(),
@@ -138,6 +161,8 @@ class Router:
                 if isinstance(entry.message, RouteTable):
                     await self._tables.delete(job=job, cluster=self.config.cluster, stage=entry.message.stage)
             self._written = {key: value for key, value in self._written.items() if key[0] != job}
+            self._ejections = {key: value for key, value in self._ejections.items() if key[0] != job}
+            self._slow.pop(job, None)
         await self._reporter.end(job, "route tables removed")
 
     # --- Type 2 → route tables ---------------------------------------------------------------------------
@@ -146,7 +171,9 @@ class Router:
         for sid in sids:
             record = records.get(sid)
             if record is None:
-                self._samples.pop(sid, None)
+                self._measured.forget(sid)
+                for judge in self._slow.values():
+                    judge.forget(sid)
                 # Whose it was is known only to the tables that name it: look at all of them.
                 self._dirty_jobs.update(self.book.active)
                 continue
@@ -177,44 +204,84 @@ class Router:
             if policy is None:
                 return
             instances = self.follower.view.instances(job=job)
+            now = asyncio.get_running_loop().time()
             try:
                 for stage in policy.stages:
                     if stage.stage >= 0:
-                        await self._write_table(policy, stage, decide_table(policy, stage, instances))
+                        health = self._health(job, stage.stage, instances, now)
+                        decision = decide_table(policy, stage, instances, self._measured, health)
+                        await self._write_table(policy, stage, decision, now)
             except DmscError as error:
                 log.warning("route table not written yet", job=job, code=error.code, error=error.text)
                 self._dirty_jobs.add(job)
                 self._dirty.set()
 
     async def _write_table(
-        self, policy: CommunicationPolicy, stage: StagePolicy, decision: TableDecision
+        self, policy: CommunicationPolicy, stage: StagePolicy, decision: TableDecision, now: float
     ) -> None:
         key: dict[str, Any] = {"job": policy.job, "cluster": self.config.cluster, "stage": stage.stage}
         known = self._written.get((policy.job, stage.stage))
         if known is None:  # first sight since our start: go on from what stands there
             entry = await self._tables.get(**key)
-            known = (entry.message.revision if entry and isinstance(entry.message, RouteTable) else 0, None)
-        revision, before = known
-        if before is not None and before.choice == decision.choice:
+            held = entry.message if entry is not None else None
+            known = _Written(held.revision if isinstance(held, RouteTable) else 0, None, -math.inf)
+        worth = worth_writing(known.decision, decision)
+        if worth == "no" or (worth == "measured" and now - known.at < self.config.measured_s):
             return
         table = RouteTable(
             job=policy.job,
             cluster=self.config.cluster,
             stage=stage.stage,
-            revision=revision + 1,
+            revision=known.revision + 1,
             router=self.config.sid,
             entries=decision.entries,
+            algorithm=decision.algorithm,
             reason=f"{decision.reason}; {policy.reason}" if policy.reason else decision.reason,
         )
         await self._tables.put(table, **key)
-        self._written[policy.job, stage.stage] = (table.revision, decision)
+        self._written[policy.job, stage.stage] = _Written(table.revision, decision, now)
         log.info(
             "route table", job=policy.job, stage=stage.stage, revision=table.revision, reason=table.reason
         )
 
+    async def _remeasure(self) -> None:
+        """Looks at all tables again as time passes: what was measured, and who comes back."""
+        while True:
+            await asyncio.sleep(self.config.measured_s)
+            for policy in self.book.active.values():
+                self._judge_latency(policy)
+            if self.book.active:
+                self._dirty_jobs.update(self.book.active)
+                self._dirty.set()
+
+    def _judge_latency(self, policy: CommunicationPolicy) -> None:
+        """Far outliers of each stage count as failing, by what the instances of all clusters say."""
+        stages: dict[int, dict[Member, float]] = {stage.stage: {} for stage in policy.stages}
+        for record in self.follower.view.instances(job=policy.job):
+            figures = self._measured.of(record.sid, record.incarnation)
+            if figures is not None and record.stage in stages and record.state is InstanceState.ACTIVE:
+                stages[record.stage][member_of(record)] = figures.latency_ms
+        now = asyncio.get_running_loop().time()
+        for stage, latencies in stages.items():
+            self._ejection(policy.job, stage).measured(latencies, now)
+
+    def _ejection(self, job: str, stage: int) -> Ejection:
+        return self._ejections.setdefault((job, stage), Ejection(self.config.ejection))
+
+    def _health(
+        self, job: str, stage: int, instances: Iterable[ServiceRecord], now: float
+    ) -> dict[Member, Health]:
+        active = [
+            member_of(record)
+            for record in instances
+            if record.stage == stage and record.state is InstanceState.ACTIVE
+        ]
+        return self._ejection(job, stage).health(active, now)
+
     # --- samples → Types 4 and 5 up ------------------------------------------------------------------------
     async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
-        self._samples[message.sid] = message
+        if self._measured.add(message):
+            self._judge_speed(message)
         if (errors := device_errors(message.device)) is not None:
             self._faults.report(
                 FaultReport(
@@ -242,13 +309,15 @@ class Router:
             except TimeoutError:
                 due = True
             self._compute_news.clear()
-            entries = compute_entries(
-                self.follower.view.instances(cluster=self.config.cluster), self._samples, self.book.active
-            )
-            if due or entries != last:
+            entries = self._compute_entries()
+            if due or is_news(last, entries):
                 revision += 1
                 message = ComputeNotification(
-                    router=self.config.sid, cluster=self.config.cluster, revision=revision, entries=entries
+                    router=self.config.sid,
+                    cluster=self.config.cluster,
+                    revision=revision,
+                    entries=entries,
+                    stages=stage_loads(entries, self.book.active),
                 )
                 try:
                     await self._bus.publish(subjects.COMPUTE, message, cluster=self.config.cluster)
@@ -256,6 +325,43 @@ class Router:
                 except DmscError as error:
                     log.info("type 4 not sent", code=error.code, error=error.text)
             await asyncio.sleep(self.config.compute_gap_s)
+
+    def _compute_entries(self) -> tuple[ComputeEntry, ...]:
+        ours = self.follower.view.instances(cluster=self.config.cluster)
+        now = asyncio.get_running_loop().time()
+        weights: dict[Member, float] = {}
+        for job, stage in self._ejections:
+            everyone = self.follower.view.instances(job=job)
+            health = self._health(job, stage, everyone, now)
+            weights.update((member, state.factor) for member, state in health.items())
+        return compute_entries(ours, self._measured, self.book.active, weights)
+
+    async def _told(self, message: ComputeNotification, envelope: Envelope) -> None:
+        """What another cluster's router says of its instances (draft §3: routers are linked)."""
+        if message.cluster != self.config.cluster:
+            for entry in message.entries:
+                if entry.job in self.book.active:
+                    self._measured.add_told(entry)
+
+    def _judge_speed(self, sample: InstanceSample) -> None:
+        if sample.job not in self.book.active or sample.stage < 0 or sample.service_ms <= 0:
+            return
+        judge = self._slow.setdefault(sample.job, FailSlow(self.config.fail_slow))
+        verdict = judge.observe(sample.sid, sample.incarnation, sample.service_ms, sample.microbatches)
+        if verdict is None:
+            return
+        log.warning("instance speed", sid=sample.sid, slow=verdict.slow, evidence=verdict.evidence)
+        if verdict.slow:
+            self._faults.report(
+                FaultReport(
+                    reporter=self.config.sid,
+                    job=sample.job,
+                    sid=sample.sid,
+                    incarnation=sample.incarnation,
+                    kind="slow",
+                    evidence=verdict.evidence,
+                )
+            )
 
     # --- faults ------------------------------------------------------------------------------------------
     def _report_faulted(self, record: ServiceRecord) -> None:
@@ -265,6 +371,7 @@ class Router:
 
     async def _link_fault(self, message: LinkFault, envelope: Envelope) -> None:
         told = "does not reach it" if message.unreachable else "lost its link to it"
+        self._count_fault(message, told)
         witness = None
         if message.reporter_incarnation is not None:
             witness = Member(sid=message.reporter, incarnation=message.reporter_incarnation)
@@ -279,6 +386,22 @@ class Router:
                 witness=witness,
             )
         )
+
+    def _count_fault(self, message: LinkFault, told: str) -> None:
+        """Against the instance's health, for this cluster's senders; the orchestrator judges by itself."""
+        record = self.follower.view.records.get(message.peer)
+        if (
+            record is None
+            or record.incarnation != message.peer_incarnation
+            or message.job not in self.book.active
+        ):
+            return
+        if record.stage is None or record.stage < 0:
+            return
+        now = asyncio.get_running_loop().time()
+        self._ejection(message.job, record.stage).failed(member_of(record), f"{message.reporter} {told}", now)
+        self._dirty_jobs.add(message.job)
+        self._dirty.set()
 
     def _is_ours(self, record: ServiceRecord) -> bool:
         return record.kind is EntityKind.INSTANCE and record.endpoint.cluster == self.config.cluster

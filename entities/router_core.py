@@ -1,119 +1,154 @@
 """The router's decisions, without I/O and without a clock (draft §4.3 Types 2 and 4, §5.4).
 
-`decide_table` turns what the registry advertises and what the orchestrator's policy wishes into the
-weighted next hops of one stage. Instances pick the hop of each microbatch themselves from it, by
-weighted least outstanding; no tensor passes through a router.
+`decide_table` turns what the registry advertises, what the orchestrator's policy wishes, what was measured
+and who is healthy into the next hops of one stage; `worth_writing` says whether senders would choose
+otherwise by it. Instances pick the hop of each microbatch themselves, by the job's algorithm; no tensor
+passes through a router. Type 4 is in `compute_notice`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from entities.ejection import WELL, Health
+from entities.load_statistics import Figures, LoadStatistics, relative, usual
 from schemas.data_plane import RouteEntry
 from schemas.registry import InstanceState, ServiceRecord
-from schemas.signals import CommunicationPolicy, ComputeEntry, StagePolicy
-from schemas.telemetry import InstanceSample
+from schemas.signals import CommunicationPolicy, StagePolicy
+from schemas.step import Member
+
+ALIKE = 0.15
+"""Service times within this part of the stage's median are equal."""
+
+CHANGE = 0.35
+"""A table is written anew only when a service time has changed by more than this part, beside the median: the
+tables tell senders of instances that they do not talk to, and those that they do tell them themselves."""
+
+LINK_PART = 0.25
+"""A transfer time is news when it changed by more than this part of the stage's usual service time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableDecision:
-    """The entries of one stage's table, and why they are these."""
+    """The entries of one stage's table, by which algorithm senders choose, and why they are these."""
 
     entries: tuple[RouteEntry, ...]
+    algorithm: str
     reason: str
 
     @property
-    def choice(self) -> tuple[tuple[str, str, float, int], ...]:
-        """What decides about next hops: a table is rewritten only when this changes, not its words."""
-        return tuple((entry.sid, entry.incarnation, entry.weight, entry.window) for entry in self.entries)
+    def choice(self) -> tuple[object, ...]:
+        """What decides about next hops beside measurements: once it changes, the table is written at once."""
+        return (
+            self.algorithm,
+            *((entry.sid, entry.incarnation, entry.weight, entry.window) for entry in self.entries),
+        )
 
 
 def decide_table(
-    policy: CommunicationPolicy, stage: StagePolicy, instances: Iterable[ServiceRecord]
+    policy: CommunicationPolicy,
+    stage: StagePolicy,
+    instances: Iterable[ServiceRecord],
+    measured: LoadStatistics | None = None,
+    health: Mapping[Member, Health] | None = None,
 ) -> TableDecision:
     """The next hops of `stage` for the senders of one cluster.
 
     Active instances of all clusters take part with their weight in the policy (1 where it names none, 0
-    is a standby). Draining ones stay with weight 0, so that what is bound to them can still finish;
-    pending, faulted and gone ones are out.
+    is a standby) times their health. Draining ones stay with weight 0, so that what is bound to them can
+    still finish; pending, faulted and gone ones are out. If health would leave nobody, it counts for nothing.
     """
-    entries = []
+    measured, health = measured or LoadStatistics(), health or {}
+    takers: list[tuple[ServiceRecord, float, str]] = []
     left_out = []
     for record in sorted(instances, key=lambda record: record.sid):
         if record.stage != stage.stage or record.job != policy.job:
             continue
         if record.state is InstanceState.ACTIVE:
-            weight = max(0.0, stage.weights.get(record.sid, 1.0))
-            reason = f"policy {policy.revision}: weight {weight:g}" + ("" if weight else ", standby")
+            weight = _wish(stage, record.sid)
+            takers.append((record, weight, f"policy {policy.revision}: weight {weight:g}"))
         elif record.state is InstanceState.DRAINING:
-            weight, reason = 0.0, "draining: finishes what is bound to it"
+            takers.append((record, 0.0, "draining: finishes what is bound to it"))
         else:
             left_out.append(f"{record.sid} {record.state}")
-            continue
-        entries.append(
-            RouteEntry(
-                sid=record.sid,
-                incarnation=record.incarnation,
-                cluster=record.endpoint.cluster,
-                weight=weight,
-                window=stage.window,
-                reason=reason,
-            )
+    states = {record.sid: health.get(member_of(record), WELL) for record, _, _ in takers}
+    if not any(weight * states[record.sid].factor > 0 for record, weight, _ in takers):
+        states = dict.fromkeys(states, WELL)
+    figures = {record.sid: measured.of(record.sid, record.incarnation) for record, _, _ in takers}
+    times = relative({sid: held.service_ms for sid, held in figures.items() if held}, ALIKE)
+    entries = [
+        RouteEntry(
+            sid=record.sid,
+            incarnation=record.incarnation,
+            cluster=record.endpoint.cluster,
+            weight=weight * states[record.sid].factor,
+            window=stage.window,
+            service_ms=round(_of(figures[record.sid], "service_ms"), 3),
+            link_ms=round(_of(figures[record.sid], "latency_ms"), 3),
+            reason=_reason(wish, weight, states[record.sid], figures[record.sid], times.get(record.sid, 1.0)),
         )
+        for record, weight, wish in takers
+    ]
     open_entries = [entry for entry in entries if entry.weight > 0]
     told = f"policy {policy.revision}: {len(open_entries)} of {len(entries) + len(left_out)} take work"
+    unequal = [f"{sid} {part:.1f}×" for sid, part in times.items() if part != 1.0]
+    if unequal:
+        told += f"; service time beside the median: {', '.join(unequal[:8])}"
+    ejected = [sid for sid, state in states.items() if state.factor == 0]
+    if ejected:
+        told += f"; ejected: {', '.join(ejected)}"
     if left_out:
         told += f"; out: {', '.join(left_out)}"
-    return TableDecision(entries=tuple(entries), reason=told)
+    return TableDecision(entries=tuple(entries), algorithm=policy.algorithm, reason=told)
 
 
-def compute_entries(
-    instances: Iterable[ServiceRecord],
-    samples: Mapping[str, InstanceSample],
-    policies: Mapping[str, CommunicationPolicy],
-) -> tuple[ComputeEntry, ...]:
-    """Type 4 for these instances: state and device from the registry, load from their last sample.
-
-    `samples` by SID; one of another incarnation says nothing about the present one. `latency_ms` is the
-    mean time of a transfer over the instance's links in that sample.
-    """
-    entries = []
-    for record in sorted(instances, key=lambda record: record.sid):
-        if record.job is None or record.stage is None:
-            continue
-        sample = samples.get(record.sid)
-        if sample is not None and sample.incarnation != record.incarnation:
-            sample = None
-        entries.append(
-            ComputeEntry(
-                sid=record.sid,
-                incarnation=record.incarnation,
-                job=record.job,
-                stage=record.stage,
-                state=record.state,
-                queue=sample.queue if sample else 0,
-                service_ms=sample.service_ms if sample else 0.0,
-                latency_ms=mean_transfer_ms(sample) if sample else 0.0,
-                device=record.capability.device,
-                weight=_weight(policies.get(record.job), record),
-            )
-        )
-    return tuple(entries)
+def worth_writing(before: TableDecision | None, after: TableDecision) -> Literal["no", "measured", "now"]:
+    """Whether senders would choose otherwise by `after`: not, by what was measured (which may wait for its
+    turn), or for any other reason (which may not)."""
+    if before is None or before.choice != after.choice:
+        return "now"
+    then = relative({entry.sid: entry.service_ms for entry in before.entries}, ALIKE)
+    now = relative({entry.sid: entry.service_ms for entry in after.entries}, ALIKE)
+    if any(not 1 - CHANGE < now[sid] / then[sid] < 1 + CHANGE for sid in now):
+        return "measured"
+    span = LINK_PART * usual(entry.service_ms for entry in after.entries)
+    links = zip(before.entries, after.entries, strict=True)
+    if span > 0 and any(abs(new.link_ms - old.link_ms) > span for old, new in links):
+        return "measured"
+    return "no"
 
 
-def mean_transfer_ms(sample: InstanceSample) -> float:
-    """Milliseconds per transfer over all links since the last sample; 0 without transfers."""
-    transfers = sum(link.transfers for link in sample.links)
-    return sum(link.transfer_ms for link in sample.links) / transfers if transfers else 0.0
+def member_of(record: ServiceRecord) -> Member:
+    return Member(sid=record.sid, incarnation=record.incarnation)
 
 
-def _weight(policy: CommunicationPolicy | None, record: ServiceRecord) -> float:
+def policy_weight(policy: CommunicationPolicy | None, record: ServiceRecord) -> float:
+    """What the policy wishes for an instance: 0 where it can't work, 1 where nothing is said of it."""
     if record.state is not InstanceState.ACTIVE:
         return 0.0
-    if policy is None:
-        return 1.0
-    for stage in policy.stages:
-        if stage.stage == record.stage:
-            return max(0.0, stage.weights.get(record.sid, 1.0))
-    return 1.0
+    stages = policy.stages if policy is not None else ()
+    stage = next((one for one in stages if one.stage == record.stage), None)
+    return _wish(stage, record.sid) if stage is not None else 1.0
+
+
+def _wish(stage: StagePolicy, sid: str) -> float:
+    """NaN and infinities are no wishes."""
+    weight = stage.weights.get(sid, 1.0)
+    return max(0.0, weight) if abs(weight) < 1e9 else 1.0
+
+
+def _of(figures: Figures | None, name: Literal["service_ms", "latency_ms"]) -> float:
+    return getattr(figures, name) if figures is not None else 0.0
+
+
+def _reason(wish: str, weight: float, health: Health, figures: Figures | None, part: float) -> str:
+    told = [wish] if weight or wish.startswith("draining") else [f"{wish}, standby"]
+    if figures is not None and figures.service_ms > 0:
+        told.append(f"{figures.service_ms:.1f} ms per microbatch")
+        if part != 1.0:
+            told[-1] += f", {part:.1f}× the stage's median"
+    if health.reason:
+        told.append(health.reason)
+    return "; ".join(told)

@@ -1,8 +1,9 @@
 """Weights from measured service time: an instance that takes twice as long gets half the microbatches.
 
 With R instances of a stage and mean compute times t_i per microbatch, all finish together when instance i
-takes the share (1/t_i) / Σ(1/t_j). The router's weighted least-outstanding choice reacts to queues, that is
-afterwards; this policy tells it beforehand (draft §5.4, computationally aware routing).
+takes the share (1/t_i) / Σ(1/t_j). A choice by queues alone (`least-outstanding`) reacts afterwards; this
+policy tells it beforehand (draft §5.4, computationally aware routing). Where the job's routing algorithm
+measures service times itself, it keeps quiet: both together would count them twice (ADR-0016).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from bus.subjects import COMPUTE, Subject
 from policies.features import Floats, shares
 from policies.kit import Policy, Suggestions
 from policies.view import InstanceView, JobView
 from schemas.policy import PolicySuggestion, SetWeights
+from schemas.routing import MEASURING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,9 @@ class ServiceTimeWeights(Policy):
     def __init__(self, config: ServiceTimeWeightsConfig | None = None) -> None:
         self.config = config or ServiceTimeWeightsConfig()
 
+    def subscribes(self) -> tuple[Subject, ...]:
+        return (COMPUTE,)
+
     def decide(self, view: JobView, now: float) -> Suggestions:
         found = [self._stage(view, stage, now) for stage in view.stages]
         return [suggestion for suggestion in found if suggestion is not None]
@@ -54,7 +60,9 @@ class ServiceTimeWeights(Policy):
     def _stage(self, view: JobView, stage: int, now: float) -> PolicySuggestion | None:
         config = self.config
         instances = view.stage(stage, now)
-        if len(instances) < 2 or any(instance.samples < config.min_samples for instance in instances):
+        if view.algorithms.get(stage) in MEASURING or len(instances) < 2:
+            return None
+        if any(instance.samples < config.min_samples for instance in instances):
             return None
         sids = [instance.sid for instance in instances]
         times = view.mean("service_ms", sids, config.half_life_s)

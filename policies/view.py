@@ -89,6 +89,8 @@ class JobView:
         self.events: deque[JobEvent] = deque(maxlen=64)
         self.owners: dict[tuple[int, int], str] = {}
         self.panel = Panel(FIELDS, WINDOW)
+        self.algorithms: dict[int, str] = {}
+        """Stage → by which algorithm senders choose among its instances, as the routers say (Type 4)."""
 
     def __repr__(self) -> str:
         return f"JobView({self.job!r}, step={self.step}, instances={sorted(self.instances)})"
@@ -188,6 +190,9 @@ class Observations:
                     known = self.jobs.get(entry.job)
                     if known is not None and entry.sid in known.instances:
                         known.instances[entry.sid].state = entry.state
+                for load in message.stages:
+                    if load.job in self.jobs:
+                        self.jobs[load.job].algorithms[load.stage] = load.algorithm
             case NodeSample():
                 self.nodes[f"{message.cluster}-{message.node}"] = message
         return None

@@ -11,7 +11,9 @@ from schemas.base import Message, Part, Token
 from schemas.registry import Culprit
 from schemas.step import Member
 
-FaultKind = Literal["instance", "link", "unreachable", "request", "microbatch", "device", "node", "entity"]
+FaultKind = Literal[
+    "instance", "link", "unreachable", "request", "microbatch", "device", "node", "entity", "slow"
+]
 
 
 class LinkFault(Message, wire="fault.link"):
@@ -42,18 +44,19 @@ class DeviceErrors(Part):
         return f"{self.device}: {', '.join(parts) or 'no errors'}"
 
 
-class FaultReport(Message, wire="fault.report", version=(1, 1)):
+class FaultReport(Message, wire="fault.report", version=(1, 2)):
     """MG or SR → SMO. `evidence` says what was seen; `device` where the instance's device tells of errors.
 
-    `link`: one broke, which a new one may mend; `unreachable`: new ones were tried in vain. `witness` is the
-    instance that saw it: what one says that is fenced itself counts for nothing.
+    `link`: one broke, which a new one may mend; `unreachable`: new ones were tried in vain; `slow`: it takes
+    a multiple of what it took, as `evidence` says, and lives: it gets less work. `witness` is the instance
+    that saw it: what one says that is fenced itself counts for nothing.
     """
 
     reporter: Token
     job: Token | None
     sid: Token
     incarnation: Token
-    kind: Literal["instance", "link", "unreachable", "node", "request", "device"]
+    kind: Literal["instance", "link", "unreachable", "node", "request", "device", "slow"]
     evidence: str
     device: DeviceErrors | None = None
     witness: Member | None = None
@@ -112,7 +115,7 @@ class FaultTask(Part):
     device: str | None = None
 
 
-class FaultRecord(Message, wire="fault.record"):
+class FaultRecord(Message, wire="fault.record", version=(1, 1)):
     """One fault as it stands now; later records of the same `id` replace it. On the stream `FAULT_QUEUE`.
 
     `attempts` counts how often the task failed like this until now; after more than `limit` retries the

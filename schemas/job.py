@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from schemas.base import Message, Part, Token
+from schemas.routing import RoutingSpec
 from schemas.task_graph import TaskGraph
 
 Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -151,6 +152,7 @@ class JobSpec(Part):
     data: DataSpec = DataSpec()
     training: TrainingSpec
     parallel: ParallelSpec = ParallelSpec()
+    routing: RoutingSpec = RoutingSpec()
     initial_weights: str | None = Field(None, description="folder or URL of safetensors to start from")
     resume_from: str | None = Field(
         None,

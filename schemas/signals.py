@@ -8,6 +8,7 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Token
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.routing import DEFAULT_ALGORITHM, Algorithm
 
 
 # Type 1: Service Instance Registration (MI, MG, SR, MIC, module → SRD) ------------------------------
@@ -71,7 +72,7 @@ class AccessDecision(Message, wire="signal.access.decision"):
     valid_s: float = 0.0
 
 
-# Type 4: Compute-Aware Routing Notification (SR → MG) -----------------------------------------------
+# Type 4: Compute-Aware Routing Notification (SR → MG, SR) -----------------------------------------------
 class ComputeEntry(Part):
     """Load, heterogeneity and latency of one instance, as its router sees it."""
 
@@ -87,13 +88,33 @@ class ComputeEntry(Part):
     weight: float = 1.0
 
 
-class ComputeNotification(Message, wire="signal.compute"):
-    """Type 4. One cluster's instances, for the gateways to choose cluster and entry by."""
+class StageLoad(Part):
+    """One stage of a job in one cluster: load, heterogeneity and latency of its active instances.
+
+    `rate_per_s`: microbatches that they can do, as far as measured; `slowest`: the longest service time as a
+    multiple of the shortest; `algorithm`: by which senders choose among them.
+    """
+
+    job: Token
+    stage: int
+    algorithm: str = ""
+    instances: int
+    queue: int = 0
+    rate_per_s: float = 0.0
+    slowest: float = 1.0
+    latency_p50_ms: float = 0.0
+    latency_p95_ms: float = 0.0
+
+
+class ComputeNotification(Message, wire="signal.compute", version=(1, 1)):
+    """Type 4. One cluster's instances, for the gateways to choose cluster and entry by, and for the other
+    clusters' routers; when it would change a choice, and now and then for those that started later."""
 
     router: Token
     cluster: Token
     revision: int
     entries: tuple[ComputeEntry, ...]
+    stages: tuple[StageLoad, ...] = ()
 
 
 # Type 5: QoS Telemetry (MG, SR → SMO) and Policy Update (SMO → MG, SR) ------------------------------
@@ -135,7 +156,7 @@ class CommunicationPolicy(Message, wire="signal.qos.policy"):
     entry_gateway: Token
     clusters: tuple[Token, ...]
     stages: tuple[StagePolicy, ...]
-    algorithm: str = "weighted-least-outstanding"
+    algorithm: Algorithm = DEFAULT_ALGORITHM
     reason: str
     ended: bool = False
 

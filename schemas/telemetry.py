@@ -37,7 +37,7 @@ class LinkSample(Part):
 class InstanceSample(Message, wire="telemetry.instance"):
     """An instance's load and speed; once a second and after each step.
 
-    `service_ms` is a moving average of compute per microbatch, forward plus backward.
+    `service_ms` is a moving average of compute per microbatch, forward plus backward; pauses do not count.
     """
 
     job: Token

@@ -75,7 +75,8 @@ class DataMachine:
         """Binds what is queued, as far as the windows of the first stage allow."""
         effects = []
         while self._queue:
-            target = self.binder.bind(0)
+            _, _, microbatch, evaluate = self._queue[0]
+            target = self.binder.bind(0, None if evaluate else microbatch)
             if target is None:
                 break
             effects.append(self._send(self._queue.popleft(), target))
@@ -102,7 +103,7 @@ class DataMachine:
         if self._open.get(_work(notice)) != notice.sender:
             return []
         del self._open[_work(notice)]
-        self.binder.returned(notice.sender.sid)
+        self.binder.returned(notice.sender.sid, notice.load)
         return self.bind()
 
     def current(self, work: Work, to: Member) -> bool:

@@ -13,11 +13,12 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import LINK_FAULT
 from schemas.cluster import InstanceStart
-from schemas.data_plane import MicrobatchNotice
+from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
 from schemas.fault import LinkFault
 from schemas.peer_copy import CopyHeld, CopySend, CopyStatus
 from schemas.step import Member, StateReady
+from workers.balancers import balancer
 from workers.links import Direction, HopExchange, Outcome
 from workers.next_hop import Binder
 from workers.peer_copy import CopyShelf
@@ -51,7 +52,15 @@ class HopRuntime:
     def __post_init__(self) -> None:
         self.job = self.start.job
         self.epoch = self.start.epoch
-        self.binder = Binder(self.cluster)
+        spec = self.start.spec
+        balancer(spec.routing.algorithm)  # user code that fails, fails here, and not at the first microbatch
+        self.binder = Binder(
+            self.cluster, place=self.start.unit.replica, microbatches=spec.training.microbatches
+        )
+
+    def load_told(self) -> HopLoad | None:
+        """What this instance says of itself in passing, to whoever sends it microbatches."""
+        return None
 
     def routes_changed(self) -> None:
         """A new route table may open a way for what waits."""

@@ -21,7 +21,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.services import Subscription
 from bus.subjects import NOTICE, NOTICE_ANSWER
-from schemas.data_plane import MicrobatchNotice, NoticeAnswer
+from schemas.data_plane import HopLoad, MicrobatchNotice, NoticeAnswer
 from schemas.envelope import Envelope
 from schemas.errors import DmscError, PeerUnreachable, Unavailable
 from schemas.step import Member
@@ -97,6 +97,8 @@ class HopExchange:
         received: takes the tensors of an accepted offer, on the event loop.
         lost: told when an accepted offer will not arrive.
         broken: told when a link ends other than on purpose: a hint, perhaps the first sign of a death.
+        load: how this instance is; told with each answer, and with each microbatch that goes back.
+        heard: takes what a receiver said of itself with its answer.
         address, ports: where this process listens for links (`workers.gloo.open_device`).
         device: where received tensors are wanted.
         config: the rest; overrides address, ports and device.
@@ -113,6 +115,8 @@ class HopExchange:
         received: Callable[[MicrobatchNotice, Sequence[Tensor]], None],
         lost: Callable[[MicrobatchNotice, PeerUnreachable], None] | None = None,
         broken: Callable[[Member, PeerUnreachable], None] | None = None,
+        load: Callable[[], HopLoad | None] = lambda: None,
+        heard: Callable[[Member, HopLoad], None] = lambda member, load: None,
         address: str = "127.0.0.1",
         ports: tuple[int, int] | None = None,
         device: torch.device | str = "cpu",
@@ -125,6 +129,8 @@ class HopExchange:
         self._decide = decide
         self._received = received
         self._lost = lost
+        self._load = load
+        self._heard = heard
         self._config = config or LinkConfig(address=address, ports=ports, target=str(device))
         self._table = LinkTable(
             bus, me=member, job=job, config=self._config, broken=broken or (lambda peer, error: None)
@@ -306,6 +312,7 @@ class HopExchange:
             tensors=describe(tensors),
             evaluate=offer.evaluate,
             round=offer.round,
+            load=self._load() if offer.direction == "backward" else None,
         )
 
     async def _publish_notice(self, notice: MicrobatchNotice) -> None:
@@ -325,6 +332,8 @@ class HopExchange:
             slot.uses -= 1
 
     async def _on_answer(self, answer: NoticeAnswer, _: Envelope) -> None:
+        if answer.load is not None:
+            self._heard(answer.receiver, answer.load)
         offer = self._offers.get((answer.link, answer.tag))
         if offer is None:
             if answer.answer == "later":  # the peer's link is newer than ours
@@ -403,6 +412,7 @@ class HopExchange:
             link=link or notice.link,
             tag=notice.tag,
             answer=answer,
+            load=self._load() if notice.direction == "forward" else None,
         )
         try:
             await self._bus.publish(NOTICE_ANSWER, reply, job=self._job, sid=notice.sender.sid)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from schemas.errors import IllegalTransition
 from schemas.step import MICROBATCH_TRANSITIONS, Member, MicrobatchState
+
+if TYPE_CHECKING:
+    from torch import Tensor  # the simulator runs the machines without torch
 
 HopKey = tuple[int, int, bool]
 """(step, microbatch, evaluate)."""

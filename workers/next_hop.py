@@ -1,105 +1,262 @@
 """Late binding: which instance of the next stage gets this microbatch (DESIGN §2, §5 rule 1).
 
-The router hands out weights; the owner of a microbatch chooses when it is about to send, by what it
-knows best: how much of its own work is still open at each candidate.
+The router hands out weights and what it measured; the owner of a microbatch chooses when it is about to send,
+by what it knows best: how much of its own work is still open at each candidate, and what each said of itself
+when it last answered. The order among candidates is the algorithm's (`balancers`); windows, fences and
+weights are kept here, whatever the algorithm.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable
+from statistics import median
 
-from schemas.data_plane import RouteEntry, RouteTable
+from bus.logs import get_logger
+from schemas.data_plane import HopLoad, RouteTable
+from schemas.errors import DmscError
 from schemas.step import Member
+from workers.balancers import UNKNOWN_MS, Balancer, Candidate, balancer
+
+log = get_logger("routing")
+
+ALIKE = 0.15
+"""Instances whose service times differ by less than this part from the stage's median count as equal, so that
+noise does not tell them apart; and a new figure that differs less from the old one changes nothing."""
+
+SLOWEST_MS = 1e7
+"""Almost three hours per microbatch. A report beyond that, or not above 0, is not believed."""
+
+MOST_OPEN = 4096
+"""Microbatches that one instance can have open: the most that a step has."""
+
+GOLDEN = 0.6180339887498949
 
 
-def choose(
-    entries: Sequence[RouteEntry], outstanding: Mapping[str, int], sent: Mapping[str, int], cluster: str
-) -> RouteEntry | None:
-    """The entry with the least expected wait, (outstanding + 1) / weight, among those with a free window.
+class _Stage:
+    """The candidates of one stage, as its table and their own words have them."""
 
-    Args:
-        entries: the route table's candidates; weight 0 is a standby and never chosen.
-        outstanding: microbatches of this sender still open at each SID.
-        sent: microbatches sent to each SID in this step; settles ties, so that equals share equally.
-        cluster: the sender's own; preferred between equals.
+    def __init__(self, algorithm: str, seed: int) -> None:
+        self.algorithm = algorithm
+        self.balancer: Balancer = balancer(algorithm, seed)
+        self.candidates: dict[str, Candidate] = {}
+        self.reported: dict[str, float] = {}  # SID → latest service time, by itself or the router
+        self.heard: set[str] = set()  # who said so itself since the last table, which is older then
+        self.usual_ms = UNKNOWN_MS
+        self.news = 0
 
-    Returns:
-        The chosen entry, or None when every window is full: the microbatch waits here.
-    """
-    open_entries = [
-        entry for entry in entries if entry.weight > 0 and outstanding.get(entry.sid, 0) < entry.window
-    ]
-    if not open_entries:
-        return None
-    return min(
-        open_entries,
-        key=lambda entry: (
-            (outstanding.get(entry.sid, 0) + 1) / entry.weight,
-            (sent.get(entry.sid, 0) + 1) / entry.weight,
-            entry.cluster != cluster,
-            entry.sid,
-        ),
-    )
+    def effective_ms(self, sid: str) -> float:
+        """What a candidate counts with: those near the median, and unknown ones, with the median."""
+        found = self.reported.get(sid)
+        if found is None or abs(found / self.usual_ms - 1.0) <= ALIKE:
+            return self.usual_ms
+        return found
+
+    def settle(self) -> None:
+        """Takes the median anew, and everybody's place in the order. O(candidates)."""
+        self.news = 0
+        known = [ms for sid, ms in self.reported.items() if sid in self.candidates]
+        self.usual_ms = median(known) if known else UNKNOWN_MS
+        for candidate in self.candidates.values():
+            candidate.service_ms = self.effective_ms(candidate.sid)
+        self.balancer.reset(list(self.candidates.values()))
 
 
 class Binder:
-    """The present tables and this sender's open microbatches. All calls on the event loop."""
+    """The present tables and this sender's open microbatches. All calls on the event loop.
 
-    def __init__(self, cluster: str) -> None:
+    Args:
+        cluster: the sender's own; preferred between equals.
+        place: number of this sender among its like: each begins its turns elsewhere, so that they do not all
+            send to the same one first.
+        microbatches: of a step; 0: unknown, then nothing is held back at a step's end.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        *,
+        place: int = 0,
+        microbatches: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cluster = cluster
+        self._place = place
+        self._microbatches = microbatches
+        self._clock = clock
         self._tables: dict[int, RouteTable] = {}
+        self._stages: dict[int, _Stage] = {}
         self._outstanding: Counter[str] = Counter()
-        self._sent: Counter[str] = Counter()
         self._fenced: set[tuple[str, str]] = set()
+        self._turn = 0
+        self._highest = -1
 
+    # --- what the router says ---------------------------------------------------------------------------
     def update(self, table: RouteTable) -> None:
         """Takes a newer table of the same router; another router's replaces it whatever its number."""
         held = self._tables.get(table.stage)
         if held is None or held.router != table.router or table.revision >= held.revision:
             self._tables[table.stage] = table
+            if table.stage in self._stages:
+                self._take(table)
 
     def forget(self, stage: int) -> None:
         self._tables.pop(stage, None)
+        self._stages.pop(stage, None)
 
-    def bind(self, stage: int) -> Member | None:
-        """Chooses the next hop at `stage` and counts it as open; None: wait for a window or a table."""
-        table = self._tables.get(stage)
-        if table is None:
+    def _take(self, table: RouteTable) -> _Stage:
+        stage = self._stages.get(table.stage)
+        if stage is None or stage.algorithm != table.algorithm:
+            stage = self._stages[table.stage] = self._begin(table.algorithm, stage)
+        before, stage.candidates = stage.candidates, {}
+        for entry in table.entries:
+            if entry.weight <= 0 or (entry.sid, entry.incarnation) in self._fenced:
+                continue
+            held = before.get(entry.sid)
+            if held is None or held.incarnation != entry.incarnation:
+                held = Candidate(entry.sid, entry.incarnation, entry.window)
+                stage.reported.pop(entry.sid, None)
+                stage.heard.discard(entry.sid)
+            held.window, held.weight, held.link_ms = entry.window, entry.weight, entry.link_ms
+            held.remote = entry.cluster != self._cluster
+            held.outstanding = self._outstanding[entry.sid]
+            if _believable(entry.service_ms) and entry.sid not in stage.heard:
+                stage.reported[entry.sid] = entry.service_ms
+            stage.candidates[entry.sid] = held
+        for sid in stage.reported.keys() - stage.candidates.keys():
+            del stage.reported[sid]
+        stage.heard.clear()
+        self._turns(stage, [held for held in stage.candidates.values() if held.sid not in before])
+        stage.settle()
+        return stage
+
+    def _begin(self, algorithm: str, before: _Stage | None) -> _Stage:
+        try:
+            stage = _Stage(algorithm, self._place)
+        except DmscError as error:
+            log.error("routing algorithm not taken", algorithm=algorithm, error=error.text)
+            return before or _Stage("expected-completion", self._place)
+        if before is not None:
+            stage.candidates, stage.reported = before.candidates, before.reported
+        return stage
+
+    def _turns(self, stage: _Stage, new: list[Candidate]) -> None:
+        """Newcomers come first, in the order of their names, begun at this sender's own place."""
+        new.sort(key=lambda one: one.sid)
+        begin = int(math.modf(self._place * GOLDEN)[0] * len(new))
+        for index, candidate in enumerate(new):
+            candidate.used = (index - begin) % len(new) - len(new)
+            candidate.used_at = self._clock()
+
+    # --- what is bound, and comes back ------------------------------------------------------------------
+    def bind(self, stage: int, microbatch: int | None = None, waiting: int = 1) -> Member | None:
+        """Chooses the next hop at `stage` and counts it as open; None: wait for a window or a table.
+
+        Args:
+            stage: the next one.
+            microbatch: which one is to be bound: the numbers tell how far the step is. None, as for a
+                validation: the end of the step is no matter.
+            waiting: microbatches that this sender has and has not bound, this one included.
+        """
+        held = self._stages.get(stage)
+        if held is None:
+            table = self._tables.get(stage)
+            if table is None:
+                return None
+            held = self._take(table)
+        remaining: int | None = None
+        if microbatch is not None and self._microbatches:
+            self._highest = max(self._highest, microbatch)
+            remaining = max(waiting, self._microbatches - 1 - self._highest + waiting)
+        now = self._clock()
+        chosen = held.balancer.choose(now, remaining)
+        if chosen is None:
             return None
-        entries = [entry for entry in table.entries if (entry.sid, entry.incarnation) not in self._fenced]
-        entry = choose(entries, self._outstanding, self._sent, self._cluster)
-        if entry is None:
-            return None
-        self._outstanding[entry.sid] += 1
-        self._sent[entry.sid] += 1
-        return Member(sid=entry.sid, incarnation=entry.incarnation)
+        self._outstanding[chosen.sid] += 1
+        self._turn += 1
+        chosen.used, chosen.used_at = self._turn, now
+        chosen.outstanding += 1
+        chosen.free_at = max(now, chosen.free_at) + chosen.takes_ms / 1e3
+        held.balancer.changed(chosen)
+        return Member(sid=chosen.sid, incarnation=chosen.incarnation)
 
     def assigned(self, member: Member) -> None:
         """The orchestrator bound a microbatch to `member`; no window holds that back (DESIGN §6, Flow)."""
         self._outstanding[member.sid] += 1
-        self._sent[member.sid] += 1
+        self._touched(member.sid)
 
-    def returned(self, sid: str) -> None:
-        """A microbatch came back from `sid`: its window has room again."""
+    def returned(self, sid: str, load: HopLoad | None = None) -> None:
+        """A microbatch came back from `sid`: its window has room again. `load`: what it said with it."""
         if self._outstanding[sid] > 0:
             self._outstanding[sid] -= 1
+        self._touched(sid, load)
 
+    def heard(self, member: Member, load: HopLoad) -> None:
+        """`member` answered an offer, and told how it is."""
+        for _, candidate in self._known(member.sid):
+            if candidate.incarnation == member.incarnation:
+                self._touched(member.sid, load)
+
+    def _known(self, sid: str) -> Iterable[tuple[_Stage, Candidate]]:
+        return [(one, one.candidates[sid]) for one in self._stages.values() if sid in one.candidates]
+
+    def _touched(self, sid: str, load: HopLoad | None = None) -> None:
+        for stage, candidate in self._known(sid):
+            candidate.outstanding = self._outstanding[sid]
+            if load is not None:
+                candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - candidate.outstanding)
+                self._measured(stage, candidate, load.service_ms)
+            candidate.free_at = self._clock() + candidate.load * candidate.takes_ms / 1e3
+            stage.balancer.changed(candidate)
+
+    def _measured(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
+        held = stage.reported.get(candidate.sid)
+        if _believable(service_ms):
+            stage.heard.add(candidate.sid)
+        if not _believable(service_ms) or (held is not None and abs(service_ms / held - 1.0) <= ALIKE / 2):
+            return
+        stage.reported[candidate.sid] = service_ms
+        stage.news += 1
+        if len(stage.reported) == 1 or stage.news > len(stage.candidates):
+            stage.settle()
+        else:
+            candidate.service_ms = stage.effective_ms(candidate.sid)
+
+    # --- boundaries -----------------------------------------------------------------------------------------
     def next_step(self) -> None:
-        """A step ended: its tie-breaking counts go. Open counts are zero by then, or the step was aborted."""
-        self._sent.clear()
+        """A step ended: how far it was counts no more. Open counts are zero by then, or it was aborted."""
+        self._highest = -1
 
     def reset(self) -> None:
         """An abort: nothing of this sender is open anywhere any more."""
-        self._outstanding.clear()
-        self._sent.clear()
+        self._highest = -1
+        open_at, self._outstanding = [sid for sid, n in self._outstanding.items() if n], Counter()
+        for sid in open_at:
+            for _, candidate in self._known(sid):
+                candidate.elsewhere = 0
+            self._touched(sid)
 
     def fence(self, member: Member) -> None:
         """Never choose this incarnation again, even while an old table still names it."""
-        if (member.sid, member.incarnation) not in self._fenced:
-            self._fenced.add((member.sid, member.incarnation))
-            self._outstanding.pop(member.sid, None)  # its successor under the same name owes nothing
+        if (member.sid, member.incarnation) in self._fenced:
+            return
+        self._fenced.add((member.sid, member.incarnation))
+        self._outstanding.pop(member.sid, None)  # its successor under the same name owes nothing
+        for stage, candidate in self._known(member.sid):
+            if candidate.incarnation == member.incarnation:
+                del stage.candidates[member.sid]
+                stage.settle()
+            else:
+                self._touched(member.sid)
 
     @property
     def open(self) -> int:
         return self._outstanding.total()
+
+
+def _believable(service_ms: float) -> bool:
+    """Not NaN, not infinite, not negative, not absurd. 0 is what an instance says that measured nothing."""
+    return 0.0 < service_ms <= SLOWEST_MS

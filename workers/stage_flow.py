@@ -13,33 +13,17 @@ import torch
 from torch import Tensor
 
 from bus.subjects import STEP_CLAIM
-from schemas.data_plane import MicrobatchNotice
+from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.step import MicrobatchClaim, MicrobatchState
 from workers.blame import blaming
 from workers.compute import ComputeThread, Priority
 from workers.hop_runtime import HopRuntime
 from workers.links import COPIES
+from workers.load import Load
 from workers.microbatch import Hop
 from workers.stage_compute import StageCompute
 from workers.stage_machine import Backward, Claim, Effect, Forward, Offer, StageMachine
 from workers.stage_state import StageState
-
-
-@dataclass(slots=True)
-class Load:
-    """Moving figures for telemetry; milliseconds per microbatch."""
-
-    forward_ms: float = 0.0
-    backward_ms: float = 0.0
-    reduce_ms: float = 0.0
-    microbatches: int = 0
-    tokens: int = 0
-
-    def measured(self, forward_ms: float, backward_ms: float) -> None:
-        keep = 0.8 if self.microbatches else 0.0
-        self.forward_ms = keep * self.forward_ms + (1 - keep) * forward_ms
-        self.backward_ms = keep * self.backward_ms + (1 - keep) * backward_ms
-        self.microbatches += 1
 
 
 @dataclass(kw_only=True)
@@ -97,6 +81,9 @@ class StageFlow(HopRuntime):
             self._track(self.state.redo(notice.step, tensors))
         else:
             self._run(self.machine.arrived(notice, tensors))
+
+    def load_told(self) -> HopLoad | None:
+        return HopLoad(open=self.machine.open, service_ms=self.load.service_ms)
 
     def routes_changed(self) -> None:
         self._run(self.machine.bind())

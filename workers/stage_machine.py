@@ -77,6 +77,8 @@ class StageMachine:
         self.version = 0
         self.attempt = 0
         self.hops: dict[HopKey, Hop] = {}
+        self.open = 0
+        """Microbatches that are here and not in the sum yet: what is told to senders."""
         self.fenced: set[Member] = set()
         self._unbound: deque[Hop] = deque()
         self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
@@ -130,7 +132,7 @@ class StageMachine:
         hop = self.hops.get((notice.step, notice.microbatch, notice.evaluate))
         if hop is None or hop.downstream != notice.sender or hop.returned is not None:
             return []
-        self.binder.returned(notice.sender.sid)
+        self.binder.returned(notice.sender.sid, notice.load)
         hop.returned = tuple(tensors)
         effects: list[Effect] = []
         if hop.state is MicrobatchState.FORWARD_DONE:
@@ -148,6 +150,7 @@ class StageMachine:
             return []
         hop.inputs = tuple(tensors)
         hop.advance(MicrobatchState.FORWARD_QUEUED)
+        self.open += 1
         return [Forward(hop)]
 
     # --- what was computed ------------------------------------------------------------------------------
@@ -174,6 +177,7 @@ class StageMachine:
         if not self.current(hop):
             return []
         hop.advance(MicrobatchState.ACCUMULATED)
+        self.open -= 1
         effects: list[Effect] = []
         if hop.upstream not in self.fenced:
             effects.append(Offer(hop, hop.upstream, "backward"))
@@ -185,10 +189,12 @@ class StageMachine:
         """Binds what waits for a next hop, as far as windows and the route table allow."""
         effects: list[Effect] = []
         while self._unbound:
-            target = self.binder.bind(self.stage + 1)
+            hop = self._unbound[0]
+            number = None if hop.evaluate else hop.microbatch
+            target = self.binder.bind(self.stage + 1, number, len(self._unbound))
             if target is None:
                 break
-            hop = self._unbound.popleft()
+            self._unbound.popleft()
             hop.downstream = target
             effects.append(Offer(hop, target, "forward"))
         return effects
@@ -275,6 +281,7 @@ class StageMachine:
             if hop.state is MicrobatchState.FORWARD_DONE and hop.downstream is not None:
                 self.binder.returned(hop.downstream.sid)
         self._unbound = deque(hop for hop in self._unbound if hop.step >= version)
+        self._count_open()
         self.binder.next_step()
         early, self._early = self._early, []
         effects: list[Effect] = []
@@ -287,9 +294,14 @@ class StageMachine:
         """A new attempt of the whole step: everything of older ones is forgotten."""
         self.attempt = attempt
         self.hops.clear()
+        self._count_open()
         self._unbound.clear()
         self._early.clear()
         self.binder.reset()
+
+    def _count_open(self) -> None:
+        done = (MicrobatchState.IDLE, MicrobatchState.ACCUMULATED)
+        self.open = sum(hop.state not in done for hop in self.hops.values())
 
 
 def _same(one: MicrobatchNotice, other: MicrobatchNotice) -> bool:

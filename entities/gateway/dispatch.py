@@ -30,9 +30,9 @@ def choose_entries(
 ) -> EntryChoice:
     """Share `microbatches` out over the active data instances of `job`.
 
-    An instance's share is proportional to the capacity of the stage-0 instances in its cluster,
-    Σ weight / ((queue + 1) · service time), divided by the number of data instances there. Largest
-    remainder makes it whole; ties go by SID. `compute` has each cluster's last Type 4.
+    A cluster's share is what its stage-0 instances can do until all that there is to do is done (`fill`),
+    beside what waits there already; its data instances divide it. Largest remainder makes it whole; ties go
+    by SID. `compute` has each cluster's last Type 4.
     """
     active = sorted(
         (record for record in candidates if record.job == job and record.state is InstanceState.ACTIVE),
@@ -41,14 +41,15 @@ def choose_entries(
     if not active:
         return EntryChoice(shares={}, reason="no active data instance")
     clusters = sorted({record.endpoint.cluster for record in active})
-    capacity = _capacities({cluster: compute.get(cluster, ()) for cluster in clusters}, job)
+    told = {cluster: compute.get(cluster, ()) for cluster in clusters}
+    capacity = _capacities(told, job, len(microbatches))
     beside = {cluster: sum(record.endpoint.cluster == cluster for record in active) for cluster in clusters}
     weights = [capacity[record.endpoint.cluster] / beside[record.endpoint.cluster] for record in active]
     if not any(weights):
         weights = [1.0] * len(active)
         reason = "evenly: no load of stage 0 is known where they are"
     else:
-        reason = "by type 4: " + ", ".join(f"{cluster} {capacity[cluster]:.3g}/ms" for cluster in clusters)
+        reason = "by type 4: " + ", ".join(f"{cluster} {capacity[cluster]:.1f}" for cluster in clusters)
     counts = largest_remainder(len(microbatches), weights)
     order = interleave(counts)
     shares: dict[str, list[int]] = {}
@@ -74,25 +75,42 @@ def interleave(counts: Sequence[int]) -> tuple[int, ...]:
     return tuple(index for _, index in sorted(places))
 
 
-def _capacities(compute: Mapping[str, Iterable[ComputeEntry]], job: str) -> dict[str, float]:
-    """Microbatches per millisecond that each cluster's stage 0 can take now.
+def fill(queues: Sequence[tuple[int, float]], total: int) -> tuple[float, ...]:
+    """`total` more microbatches over (queue, milliseconds per microbatch), so that all are done together.
+
+    Instance i takes n_i = max(0, T / ms_i - queue_i), with T such that Σ n_i = total: who has much to do
+    already, or takes long, gets less or nothing. O(n log n).
+    """
+    order = sorted(range(len(queues)), key=lambda index: queues[index][0] * queues[index][1])
+    rate = waiting = level = 0.0
+    for place, index in enumerate(order):
+        queue, ms = queues[index]
+        rate, waiting = rate + 1 / ms, waiting + queue
+        level = (total + waiting) / rate
+        later = order[place + 1 :]
+        if not later or level <= queues[later[0]][0] * queues[later[0]][1]:
+            break
+    return tuple(max(0.0, level / ms - queue) for queue, ms in queues)
+
+
+def _capacities(compute: Mapping[str, Iterable[ComputeEntry]], job: str, total: int) -> dict[str, float]:
+    """Microbatches of `total` that each cluster's stage 0 should take, transfers included.
 
     An instance that was not measured yet counts as the median of those that were (1 ms without any).
     """
-    entries = {
-        cluster: [
-            entry
-            for entry in told
-            if entry.job == job and entry.stage == 0 and entry.state is InstanceState.ACTIVE
-        ]
+    takers = [
+        (cluster, entry)
         for cluster, told in compute.items()
-    }
-    measured = [entry.service_ms for told in entries.values() for entry in told if entry.service_ms > 0]
+        for entry in told
+        if entry.job == job and entry.stage == 0 and entry.state is InstanceState.ACTIVE and entry.weight > 0
+    ]
+    measured = [entry.service_ms for _, entry in takers if entry.service_ms > 0]
     usual_ms = median(measured) if measured else 1.0
-    return {
-        cluster: sum(
-            entry.weight / ((entry.queue + 1) * (entry.service_ms if entry.service_ms > 0 else usual_ms))
-            for entry in told
-        )
-        for cluster, told in entries.items()
-    }
+    queues = [
+        (entry.queue, ((entry.service_ms or usual_ms) + entry.latency_ms) / entry.weight)
+        for _, entry in takers
+    ]
+    found = dict.fromkeys(compute, 0.0)
+    for (cluster, _), share in zip(takers, fill(queues, total) if queues else (), strict=True):
+        found[cluster] += share
+    return found

@@ -11,6 +11,7 @@ from entities.orchestrator.communication import Communication
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.planning import first_policy
 from schemas.errors import Unavailable
+from schemas.job import JobSpec
 from schemas.task_graph import TaskGraph
 
 log = get_logger("orchestrator")
@@ -35,11 +36,13 @@ class EntryGateway:
         mesh: MeshView,
         communication: Communication,
         job: str,
+        spec: JobSpec,
         preferred: str,
     ) -> None:
         self._mesh = mesh
         self._communication = communication
         self._job = job
+        self._spec = spec
         self._preferred = preferred
         self._choosing = asyncio.Lock()
         self.sid = ""
@@ -83,7 +86,7 @@ class EntryGateway:
         revision = int(time.time() * 1e3)  # above any revision of an earlier start of this job
         if present is not None:
             revision = max(revision, present.revision + 1)
-        self._communication.issue(first_policy(self._job, graph, sid, revision))
+        self._communication.issue(first_policy(self._job, self._spec, graph, sid, revision))
 
     async def leave(self, failed: str) -> None:
         """The present one does not begin a step: another one shall, if there is one."""

@@ -57,6 +57,15 @@ def judge(
 ) -> FaultVerdict:
     """Pure: registry state and the agent's judgement → verdict, scope, action."""
     base = {"job": report.job, "sid": member.sid, "incarnation": member.incarnation}
+    process = judgement.process if judgement is not None else "unknown to a silent agent"
+    if report.kind == "slow" and process != "gone" and state is InstanceState.ACTIVE:
+        return FaultVerdict(
+            **base,
+            verdict="transient",
+            scope="none",
+            action="it gets the share that it can do",
+            reason=f"process {process}, registry {state}: {report.evidence}",
+        )
     if judgement is None:
         return FaultVerdict(
             **base,

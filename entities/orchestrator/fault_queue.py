@@ -42,6 +42,7 @@ RETRIES: dict[FaultKind, int] = {
     "request": 6,
     "node": 6,
     "entity": 6,
+    "slow": 6,
     "microbatch": 1,
     "device": 0,
 }
@@ -131,7 +132,9 @@ class FaultBook:
         if held is None:
             return None
         kind = held.kind
-        if verdict.verdict == "structural" and kind in ("instance", "link", "unreachable", "request"):
+        if verdict.verdict == "structural" and kind in (
+            "instance", "link", "unreachable", "request", "slow",
+        ):  # fmt: skip
             kind = "node" if verdict.scope == "node" else "instance"  # a link breaks with who held it
         changes: dict[str, Any] = {
             "kind": kind,

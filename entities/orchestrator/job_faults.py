@@ -71,7 +71,7 @@ class JobFaults:
         told = {
             (one.task.sid, one.task.incarnation)
             for one in self._queue.of_job(self._job)
-            if one.kind not in ("link", "unreachable", "request")
+            if one.kind not in ("link", "unreachable", "request", "slow")
         }
         for member in lost:
             record = known.get(member) or self._mesh.last_of(member)

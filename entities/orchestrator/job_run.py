@@ -73,7 +73,7 @@ class JobRun:
         self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
         self.checkpoints = Checkpoints(bus, mesh, self.instances, journal, self.epoch)
         self._faults = JobFaults(faults, mesh, self.job, bus.sender.name)
-        self.entry = EntryGateway(mesh, self.communication, self.job, gateway)
+        self.entry = EntryGateway(mesh, self.communication, self.job, self.spec, gateway)
         self.training = Training(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults, occupied,
             lambda: self.entry.sid, self.entry.leave,

@@ -59,7 +59,7 @@ def plan(
         parameters = sum(layer.parameters for layer in layers)
         requirements = ComputeRequirements(
             memory_bytes=parameters * OPTIMIZER_BYTES_PER_PARAMETER
-            + sum(layer.activation_bytes for layer in layers) * (len(cuts) - stage + 1),
+            + sum(layer.activation_bytes for layer in layers) * in_flight(len(cuts), stage, replicas[stage]),
             cost_ms=sum(layer.forward_ms + layer.backward_ms for layer in layers),
             compute_threads=spec.training.compute_threads,
         )
@@ -116,9 +116,15 @@ def plan(
     )
 
 
-def first_policy(job: str, graph: TaskGraph, entry_gateway: str, revision: int) -> CommunicationPolicy:
+def first_policy(
+    job: str, spec: JobSpec, graph: TaskGraph, entry_gateway: str, revision: int
+) -> CommunicationPolicy:
     """Equal weights, and windows that keep a pipeline full without hiding load (see `window`)."""
     stages = sorted({unit.stage for unit in graph.units if unit.kind is UnitKind.STAGE})
+
+    def workers(stage: int) -> int:
+        return sum(not unit.standby for unit in graph.stage(stage))
+
     return CommunicationPolicy(
         job=job,
         revision=revision,
@@ -128,18 +134,31 @@ def first_policy(job: str, graph: TaskGraph, entry_gateway: str, revision: int) 
             StagePolicy(
                 stage=stage,
                 weights={unit.sid: float(not unit.standby) for unit in graph.stage(stage)},
-                window=window(len(stages), stage, sum(not one.standby for one in graph.stage(stage - 1))),
+                window=window(len(stages), stage, workers(stage - 1), workers(stage)),
             )
             for stage in stages
         ),
+        algorithm=spec.routing.algorithm,
         reason="initial: equal weights",
     )
 
 
-def window(stages: int, stage: int, senders: int) -> int:
-    """Microbatches one sender may have open at one receiver.
+def in_flight(stages: int, stage: int, replicas: int) -> int:
+    """Microbatches that a replica may hold at once: computed forward, and not yet backward.
 
-    A stage needs `stages - stage` in flight to keep those behind it busy (1F1B), plus one that arrives
-    while it computes; its senders share that. More would only queue where load can no longer be seen.
+    A stage needs `stages - stage` of them to keep those behind it busy (1F1B), if hops took no time and all
+    were equally fast. As many again hide the hops: the bubble is then some 1 % above that of 1F1B instead
+    of 4 %. Replicas that differ queue up behind each other's slower ones: two more before the last stage
+    bring pipelines of unequal replicas 3 to 5 % nearer to their bound. The price is activations in memory.
+    (All in `tests/sim/test_routing.py`'s simulation.)
     """
-    return max(1, math.ceil((stages - stage + 1) / max(1, senders)))
+    unequal = 2 if replicas > 1 and stage < stages - 1 else 0
+    return 2 * (stages - stage) + unequal
+
+
+def window(stages: int, stage: int, senders: int, replicas: int) -> int:
+    """Microbatches one sender may have open at one receiver: its part of what the receiver may hold.
+
+    More would only queue where load can no longer be seen.
+    """
+    return max(1, math.ceil(in_flight(stages, stage, replicas) / max(1, senders)))

@@ -39,6 +39,13 @@ class StepLedger:
     claims: dict[tuple[int, int], MicrobatchClaim] = field(default_factory=dict)
     votes: dict[int, dict[str, StepVote]] = field(default_factory=dict)
     foreign: int = 0
+    _present: list[frozenset[Member]] = field(init=False, repr=False)
+    _claimed: list[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # looked at for every claim and vote: a stage may have a thousand members
+        self._present = [frozenset(members) for members in self.membership]
+        self._claimed = [0] * len(self.membership)
 
     def claim(self, claim: MicrobatchClaim) -> bool:
         """A microbatch was added to an instance's sum; whether that is news.
@@ -52,7 +59,7 @@ class StepLedger:
         stage, key = claim.stage, (claim.stage, claim.microbatch)
         current = (claim.epoch, claim.step, claim.attempt) == (self.epoch, self.step, self.attempt)
         known = 0 <= stage < len(self.membership) and 0 <= claim.microbatch < self.microbatches
-        if not current or not known or claim.owner not in self.membership[stage]:
+        if not current or not known or claim.owner not in self._present[stage]:
             self.foreign += 1
             return False
         held = self.claims.get(key)
@@ -62,27 +69,31 @@ class StepLedger:
                 f"by {held.owner.sid} and {claim.owner.sid}"
             )
         self.claims[key] = claim
+        if held is None:
+            self._claimed[stage] += 1
         return held is None
 
     def complete(self, stage: int) -> bool:
         """Every microbatch is in a present member's sum."""
-        return all((stage, number) in self.claims for number in range(self.microbatches))
+        return self._claimed[stage] == self.microbatches
 
     def replace(self, stage: int, members: tuple[Member, ...], generation: int) -> None:
         """The stage has other members now: claims of those that left are void, and all its votes."""
-        left = set(self.membership[stage]) - set(members)
+        left = self._present[stage] - set(members)
+        self._present[stage] = frozenset(members)
         self.membership = _with(self.membership, stage, members)
         self.generations = _with(self.generations, stage, generation)
         self.votes.pop(stage, None)
         self.claims = {
             key: claim for key, claim in self.claims.items() if key[0] != stage or claim.owner not in left
         }
+        self._claimed[stage] = sum(key[0] == stage for key in self.claims)
 
     def vote(self, stage: int, vote: StepVote) -> None:
         """A member's prepare succeeded; one of another attempt, generation or membership is ignored."""
         if (vote.step, vote.attempt) != (self.step, self.attempt):
             return
-        if vote.generation != self.generations[stage] or vote.member not in self.membership[stage]:
+        if vote.generation != self.generations[stage] or vote.member not in self._present[stage]:
             return
         self.votes.setdefault(stage, {})[vote.member.sid] = vote
 
@@ -123,7 +134,7 @@ class StepLedger:
 
     def _all_voted(self) -> bool:
         return all(
-            bool(members) and {member.sid for member in members} == set(self.votes.get(stage, {}))
+            0 < len(members) == len(self.votes.get(stage, ()))  # only members vote, each under its own SID
             for stage, members in enumerate(self.membership)
         )
 

@@ -112,8 +112,8 @@ class StepMachine:
                     return self._start_round() if self._again and self._still else []
                 return []
             case ev.Claimed(claim):
-                self.ledger.claim(claim)
-                return self._prepare_ready()
+                news = self.ledger.claim(claim)
+                return self._prepare_ready() if news and self.ledger.complete(claim.stage) else []
             case ev.Lost(member):
                 return self._lost([member])
             case ev.Fenced(number, answers):
@@ -391,7 +391,7 @@ class StepMachine:
                 continue
             if self._newcomers.is_receiving(stage):
                 continue
-            if set(group.members) & self.dead or not self.ledger.complete(stage):
+            if not self.ledger.complete(stage) or set(group.members) & self.dead:
                 continue
             group.preparing = True
             effects.append(ev.Prepare(stage, self.step, self.attempt, group.generation, group.members))

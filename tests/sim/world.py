@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dmsc.simulation.kernel import Kernel
 from entities.orchestrator import step_events as ev
 from entities.orchestrator.step_machine import StepMachine
 from entities.orchestrator.takeover import Settled, settle
@@ -126,7 +127,8 @@ class StageNode(Node):
         super().__init__(world, member)
         self.stage = stage
         last = stage == world.plan.stages - 1
-        self.binder = Binder("a")
+        place = int(member.sid.rsplit("r", 1)[1])
+        self.binder = Binder("a", place=place, microbatches=world.plan.microbatches, clock=lambda: world.now)
         self.machine = StageMachine(member, epoch=epoch, stage=stage, last=last, binder=self.binder)
         self.weights = mix(stage, 1)
         self.sum: dict[int, int] = {}
@@ -308,7 +310,7 @@ class DataNode(Node):
 
     def __init__(self, world: World, member: Member, epoch: int) -> None:
         super().__init__(world, member)
-        self.binder = Binder("a")
+        self.binder = Binder("a", microbatches=world.plan.microbatches, clock=lambda: world.now)
         self.machine = DataMachine(member, epoch=epoch, binder=self.binder)
 
     def run(self, effects: Sequence[Send]) -> None:
@@ -538,14 +540,14 @@ class Leader:
         finish()
 
 
-class World:
+class World(Kernel):
     """One run. `run()` returns when the last step is committed, or raises `Violation`."""
 
     def __init__(self, seed: int, plan: Plan) -> None:
+        super().__init__()
         self.seed = seed
         self.plan = plan
         self.rng = random.Random(seed)
-        self.now = 0.0
         self.log: list[str] = []
         self.finished = False
         self.decisions: dict[int, tuple[str, ...]] = {}
@@ -558,8 +560,6 @@ class World:
         self.restarts = 0
         self.contributed: dict[Any, dict[Member, tuple[frozenset[int], int]]] = defaultdict(dict)
         self._met: dict[tuple[int, int, int], set[Member]] = defaultdict(set)
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._sequence = itertools.count()
         self._incarnations: dict[str, int] = defaultdict(int)
         self._cut: set[frozenset[Member]] = set()
         self._routed: dict[int, list[Member]] = {}
@@ -584,9 +584,6 @@ class World:
         short = MEMBER.sub(r"\1/\2", line)
         self.log.append(f"{self.now:8.3f} {short[:6000]}")
 
-    def after(self, delay_s: float, work: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (self.now + delay_s, next(self._sequence), work))
-
     def message(self, work: Callable[[], None]) -> None:
         """One message: late, perhaps lost, perhaps twice."""
         if self.rng.random() < self.plan.drop:
@@ -597,11 +594,9 @@ class World:
     def run(self) -> None:
         self._schedule_faults()
         self._tick()
-        while self._heap and not self.finished:
-            self.now, _, work = heapq.heappop(self._heap)
+        while not self.finished and self.step():
             if self.now > TIME_LIMIT_S:
                 raise Violation(f"no progress: step {self.leader.machine and self.leader.machine.step}")
-            work()
             self._check()
         if not self.finished:
             raise Violation("nothing left to happen, and the job is not done")

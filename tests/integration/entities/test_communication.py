@@ -13,10 +13,13 @@ from entities.orchestrator.entry_gateway import EntryGateway, next_entry
 from entities.orchestrator.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, Unavailable
+from schemas.job import JobSpec, ModelSpec, TrainingSpec
 from schemas.registry import Endpoint
 from schemas.signals import CommunicationPolicy, NodeRegistration
 from schemas.task_graph import TaskGraph
 from tests.integration.entities.conftest import Dial
+
+SPEC = JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1))
 
 
 class Receiver:
@@ -53,7 +56,7 @@ async def test_a_dead_router_holds_up_nobody_and_hears_of_it_when_it_is_back(dia
     gateway, router = Receiver(), Receiver()
     await gateway.serve(await dial("gateway-a", EntityKind.GATEWAY), "gateway-a")
     communication = Communication(orchestrator, mesh)
-    entry = EntryGateway(mesh, communication, "j", "gateway-a")
+    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a")
     try:
         await entry.choose(graph())
         assert entry.sid == "gateway-a"
@@ -78,7 +81,7 @@ async def test_the_job_goes_to_another_gateway_when_its_own_is_dead_with_others(
     for sid, receiver in gateways.items():
         await receiver.serve(served[sid], sid)
     communication = Communication(orchestrator, mesh)
-    entry = EntryGateway(mesh, communication, "j", "gateway-a")
+    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a")
     try:
         await entry.choose(graph())
         assert (await gateways["gateway-c"].taken.get()).entry_gateway == "gateway-a"

@@ -122,7 +122,7 @@ async def test_type_4_changes_the_choice(
     await notify(smo.bus, gateway, "west", compute("j-s0-r1", service_ms=5.0))
     await begin(smo, step=0)
     assert (len(east.numbers()), len(west.numbers())) == (2, 6)
-    await notify(smo.bus, gateway, "west", compute("j-s0-r1", service_ms=5.0, queue=8))
+    await notify(smo.bus, gateway, "west", compute("j-s0-r1", service_ms=5.0, queue=16))
     await begin(smo, step=1)
     assert (len(east.numbers()), len(west.numbers())) == (2 + 6, 6 + 2)
     await notify(smo.bus, gateway, "west", compute("j-s0-r1", state=S.FAULTED, weight=0.0))

@@ -15,8 +15,8 @@ from schemas.envelope import EntityKind
 from schemas.errors import Ack
 from schemas.fault import LinkFault
 from schemas.registry import InstanceState, ServiceRecord, StateChange
-from schemas.signals import CommunicationPolicy, Registration, StagePolicy
-from tests.entity_records import instance, policy, sample
+from schemas.signals import CommunicationPolicy, ComputeNotification, Registration, StagePolicy
+from tests.entity_records import compute, instance, policy, sample
 from tests.integration.entities.conftest import Dial, Heard, Start, end, eventually
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 
@@ -162,6 +162,67 @@ async def test_samples_become_type_4_and_type_5(
     report = await reports.until(lambda message: message.throughput_tokens_per_s > 0)
     assert (report.sid, report.cluster, report.job, report.instances) == ("router-east", "east", "j", 1)
     assert (report.throughput_bytes_per_s, report.latency_ms) == (10_000, 2.0)
+
+
+async def test_what_was_measured_reaches_the_tables_and_other_clusters_figures_too(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    """Routers are linked (draft §3): what the west's router tells of its instances is in the east's table."""
+    await agent.put(instance("j-s0-r0"))
+    await agent.put(instance("j-s0-r1", cluster="west"))
+    await issue(smo, policy(algorithm="power-of-two"))
+    first = await table(agent.bus, weights={"j-s0-r0": 1.0, "j-s0-r1": 1.0})
+    assert first.algorithm == "power-of-two"
+    await eventually(lambda: router._feed.followed == {("j", "j-s0-r0")})
+    await agent.bus.publish(subjects.INSTANCE_SAMPLE, sample(microbatches=1), job="j", sid="j-s0-r0")
+    told = ComputeNotification(
+        router="router-west", cluster="west", revision=1, entries=(compute("j-s0-r1", service_ms=20.0),)
+    )
+    await agent.bus.publish(subjects.COMPUTE, told, cluster="west")
+
+    async def measured() -> RouteTable | None:
+        entry = await agent.bus.bucket(subjects.ROUTE_TABLE).get(job="j", cluster="east", stage=0)
+        assert entry is not None
+        return entry.message if entry.message.entries[1].service_ms else None
+
+    written: RouteTable = await eventually(measured)
+    assert [entry.service_ms for entry in written.entries] == [5.0, 20.0]
+    assert written.revision == first.revision + 1
+    assert "20.0 ms per microbatch, 1.6× the stage's median" in written.entries[1].reason
+
+
+async def test_an_instance_that_becomes_slow_is_reported_with_the_figures(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    await agent.put(instance("j-s0-r0"))
+    await agent.put(instance("j-s0-r1"))
+    await issue(smo, policy())
+    await eventually(lambda: router._feed.followed == {("j", "j-s0-r0"), ("j", "j-s0-r1")})
+    for number, slow_ms in enumerate((50.0,) * 6 + (200.0,) * 3):
+        for sid, ms in (("j-s0-r0", 50.0), ("j-s0-r1", slow_ms)):
+            told = sample(sid, service_ms=ms, microbatches=number + 1)
+            await agent.bus.publish(subjects.INSTANCE_SAMPLE, told, job="j", sid=sid)
+    (fault,) = await eventually(lambda: smo.faults)
+    assert (fault.sid, fault.kind, fault.reporter) == ("j-s0-r1", "slow", "router-east")
+    assert "200.0 ms per microbatch, 4.0× its usual 50.0 ms" in fault.evidence
+
+
+async def test_who_keeps_breaking_links_is_ejected_and_the_stage_keeps_working(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    for sid in ("j-s0-r0", "j-s0-r1"):
+        await agent.put(instance(sid))
+    await issue(smo, policy())
+    await table(agent.bus, weights={"j-s0-r0": 1.0, "j-s0-r1": 1.0})
+    for sid in ("j-s0-r0", "j-s0-r1"):
+        for number in range(3):
+            fault = LinkFault(
+                job="j", reporter="j-data-r0", peer=sid, peer_incarnation="i1", text=f"{number}"
+            )
+            await agent.bus.publish(subjects.LINK_FAULT, fault, cluster="east")
+    ejected = await table(agent.bus, weights={"j-s0-r0": 0.0, "j-s0-r1": 1.0})
+    assert "ejected: j-s0-r0" in ejected.reason
+    assert "j-data-r0 lost its link to it" in ejected.entries[0].reason
 
 
 async def test_faults_are_reported_once_per_incarnation(

@@ -14,10 +14,17 @@ from schemas.job import JobState
 from tests import reference_loop
 from tests.integration.mesh.conftest import Mesh, losses, tiny_job
 
-SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2)]
-"""Stages × replicas."""
+SHAPES = [
+    (1, 1, "expected-completion"),
+    (2, 1, "weighted-service-time"),
+    (1, 2, "round-robin"),
+    (2, 2, "power-of-two"),
+    (2, 2, "workers.balancers:LeastOutstanding"),
+    (3, 2, "expected-completion"),
+]
+"""Stages × replicas, and how microbatches are spread over them."""
 
-hashes: dict[tuple[int, int], str] = {}
+hashes: dict[tuple[int, int, str], str] = {}
 
 
 @functools.cache
@@ -26,9 +33,13 @@ def reference() -> reference_loop.ReferenceRun:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("stages", "replicas"), SHAPES)
-def test_every_loss_equals_the_plain_loop(mesh: Mesh, stages: int, replicas: int) -> None:
-    spec = tiny_job(f"equal-{stages}x{replicas}", parallel={"stages": stages, "replicas": replicas})
+@pytest.mark.parametrize(("stages", "replicas", "algorithm"), SHAPES)
+def test_every_loss_equals_the_plain_loop(mesh: Mesh, stages: int, replicas: int, algorithm: str) -> None:
+    spec = tiny_job(
+        f"equal-{stages}x{replicas}",
+        parallel={"stages": stages, "replicas": replicas},
+        routing={"algorithm": algorithm},
+    )
     record = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=100)
     assert record.state is JobState.DONE, record.reason
     found = losses(mesh.client, record.job)
@@ -37,7 +48,7 @@ def test_every_loss_equals_the_plain_loop(mesh: Mesh, stages: int, replicas: int
     worst = max(abs(mine - plain) / abs(plain) for mine, plain in zip(found, expected, strict=True))
     assert worst <= 1e-6, f"{stages}×{replicas}: {worst:.2e}"
     assert record.weights is not None
-    hashes[stages, replicas] = record.weights.sha256
+    hashes[stages, replicas, algorithm] = record.weights.sha256
 
 
 def test_the_weights_are_bit_identical_for_every_shape() -> None:

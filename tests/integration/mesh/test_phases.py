@@ -325,7 +325,7 @@ def check_telemetry(recording: Recording) -> None:
     for sid in ("gateway-a", "gateway-b", "router-a", "router-b"):
         recording.index((sid, "functional-module+orchestrator", "qos report"))
     for cluster in "ab":
-        recording.index((f"router-{cluster}", "functional-module+gateway", "compute"))
+        recording.index((f"router-{cluster}", "functional-module+gateway+router", "compute"))
 
 
 def check_policy_update(recording: Recording, job: str) -> None:

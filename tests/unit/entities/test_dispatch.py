@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from entities.gateway.dispatch import choose_entries, interleave, largest_remainder
+from entities.gateway.dispatch import choose_entries, fill, interleave, largest_remainder
 from schemas.registry import InstanceState
 from schemas.signals import ComputeEntry
 from tests.entity_records import compute, instance
@@ -29,15 +29,48 @@ def test_in_proportion_to_what_stage_0_can_take_in_the_cluster() -> None:
     load = {"east": [compute(service_ms=5.0)], "west": [compute("j-s0-r1", service_ms=15.0)]}
     choice = choose_entries([EAST, WEST], load, "j", MICROBATCHES)
     assert counts(choice.shares) == {"j-data-r0": 6, "j-data-r1": 2}
-    assert choice.reason == "by type 4: east 0.2/ms, west 0.0667/ms"
+    assert choice.reason == "by type 4: east 6.0, west 2.0"
 
 
 def test_a_queue_and_a_weight_count() -> None:
     load = {"east": [compute(queue=3)], "west": [compute("j-s0-r1", weight=0.25)]}
     assert counts(choose_entries([EAST, WEST], load, "j", MICROBATCHES).shares) == {
-        "j-data-r0": 4,
-        "j-data-r1": 4,
+        "j-data-r0": 6,
+        "j-data-r1": 2,
     }
+
+
+def test_the_choice_follows_type_4_from_cluster_to_cluster() -> None:
+    """Draft §4.3: "MGs select the optimal cluster and entry" by what the routers tell."""
+    west = [compute("j-s0-r1", service_ms=20.0)]
+    shares = [
+        counts(choose_entries([EAST, WEST], {"east": [east], "west": west}, "j", MICROBATCHES).shares)
+        for east in (
+            compute(service_ms=5.0),
+            compute(service_ms=5.0, queue=20),
+            compute(service_ms=5.0, latency_ms=55.0),
+            compute(service_ms=5.0, queue=100),
+        )
+    ]
+    assert shares == [
+        {"j-data-r0": 6, "j-data-r1": 2},
+        {"j-data-r0": 2, "j-data-r1": 6},
+        {"j-data-r0": 2, "j-data-r1": 6},
+        {"j-data-r1": 8},
+    ]
+
+
+def test_filling_leaves_all_done_at_the_same_time() -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        queues = [(rng.randrange(9), rng.uniform(1, 50)) for _ in range(rng.randint(1, 6))]
+        total = rng.randint(1, 60)
+        shares = fill(queues, total)
+        assert sum(shares) == pytest.approx(total)
+        ends = [(queue + share) * ms for (queue, ms), share in zip(queues, shares, strict=True) if share > 0]
+        assert max(ends) == pytest.approx(min(ends))
+        idle = [queue * ms for (queue, ms), share in zip(queues, shares, strict=True) if share == 0]
+        assert all(end >= max(ends) * 0.999 for end in idle)
 
 
 def test_a_cluster_without_stage_0_gets_nothing_while_another_has_it() -> None:

@@ -10,6 +10,7 @@ from bus import subjects
 from policies.engine import Engine, EngineConfig, Event
 from policies.service_time_weights import ServiceTimeWeights
 from schemas.policy import PolicyDecision
+from schemas.signals import ComputeNotification, StageLoad
 from tests.unit.policies.builders import sample
 
 
@@ -110,3 +111,16 @@ def test_a_stage_of_one_and_an_instance_that_has_fallen_silent_are_not_judged():
     for _ in range(16):
         other.second(j_s0_r0=10.0)
     assert other.second(j_s0_r0=10.0) == []
+
+
+def test_it_keeps_quiet_where_routing_measures_by_itself():
+    """Both together would count service times twice (ADR-0016)."""
+    run = Run()
+    for algorithm, said in (("expected-completion", 0), ("least-outstanding", 1)):
+        load = StageLoad(job="j", stage=0, algorithm=algorithm, instances=2)
+        told = ComputeNotification(router="router-a", cluster="a", revision=1, entries=(), stages=(load,))
+        run.second(j_s0_r0=10.0, j_s0_r1=30.0)
+        run.engine.take([Event(row=subjects.COMPUTE, message=told, id="c", at=run.now)])
+        for _ in range(4):
+            run.second(j_s0_r0=10.0, j_s0_r1=30.0)
+        assert run.said == said, algorithm

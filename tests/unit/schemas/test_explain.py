@@ -37,7 +37,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("steps", 3, "steps: unknown key; did you mean training.steps?"),
         ("stages", 2, "stages: unknown key; did you mean parallel.stages?"),
         ("colour", 2, "colour: unknown key; the document has name, model, data, training, parallel, "
-         "initial_weights, resume_from, artifacts, sample"),
+         "routing, initial_weights, resume_from, artifacts, sample"),
         ("training.steps", "many", "training.steps: 'many' does not fit; give a whole number ≥ 1"),
         ("training.steps", 0, "training.steps: 0 does not fit; give a whole number ≥ 1"),
         ("training.clip_norm", 0, "training.clip_norm: 0 does not fit; give a number > 0 or null"),
@@ -46,6 +46,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("model.factory", "gpt", "model.factory: 'gpt' does not fit; give module:callable, "
          "for example my_models.gpt:build"),
         ("model.args", 3, "model.args: 3 does not fit; give a mapping"),
+        ("routing", {"algorithm": "fastest"}, "routing.algorithm: must be one of expected-completion, "
+         "weighted-service-time, power-of-two, least-outstanding, round-robin, or module:factory"),
         ("model.loss", "mse", "model.loss: must be cross_entropy or module:callable"),
         ("name", "my job", "name: 'my job' does not fit; give 1 to 120 letters, digits, _ or -"),
         ("parallel.replicas", "two", "parallel.replicas: 'two' does not fit; "

@@ -1,0 +1,378 @@
+"""What routing by measured load is worth: throughput beside the bound min over stages Σ speed.
+
+    python benchmarks/routing.py [--only unequal,random,change,bubble] [--rounds 3] [--seeds 20] [--json]
+
+Devices are padded (`workers/models/padded.py`): a microbatch is mostly a wait, whose length is set per
+process while the job runs, so that four devices of any speed fit on two cores. All sections run in one mesh.
+
+- `unequal`: one stage of four replicas, first equal, then one of them 4× slower: the default algorithm and
+  `round-robin` in turn, every other round in reverse; the other algorithms in the first round. `round-robin`
+  is the static equal split: it gives all the same number.
+- `random`: speeds drawn from 1–8×, one draw per seed, all in one job.
+- `change`: one of four becomes 4× slower in mid-run, and well again: each step beside the bound that holds
+  then; when it was reported as slow, and whether anyone else was.
+- `bubble`: a pipeline of four stages with one replica each: idle part beside (p-1)/(m+p-1).
+
+An instance's speed is 1 / the median of what its claims say a microbatch took (forward plus backward), so
+what its device does beside waiting is part of its speed; the transaction, the hops, and idle instances are
+what is lost. A step ends with whole microbatches: the slow one of four does 1 in 13, and half a microbatch of
+its own too many is 5 % of a step of 128. M is 256, so that this does not hide the result; a step then takes
+three to four seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bus.connection import Bus
+from bus.subjects import REGISTRY_RECORD, STEP_CLAIM
+from dmsc.client import AsyncClient
+from dmsc.composition import node_name
+from dmsc.layout import MeshOptions
+from dmsc.mesh import running_mesh
+from dmsc.settings import find_bus
+from schemas.envelope import EntityKind
+from schemas.job import JobSpec, JobState
+from schemas.registry import InstanceState
+from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM
+from schemas.step import MicrobatchClaim
+
+STATIC = "round-robin"
+BASE_MS = 24.0
+"""What a device waits per microbatch at pace 1, forward plus backward."""
+WARMUP = 2
+PAD_MS = BASE_MS / 3
+"""Per block: the wait forward, half of the one backward."""
+
+EQUAL = (2.0, 2.0, 2.0, 2.0)
+ONE_SLOW = (2.0, 2.0, 2.0, 8.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of the result. `kept` None: no bar."""
+
+    section: str
+    name: str
+    value: float
+    bar: str = ""
+    kept: bool | None = None
+    note: str = ""
+
+
+def at_least(section: str, name: str, value: float, bar: float, note: str = "") -> Figure:
+    return Figure(section=section, name=name, value=value, bar=f"≥ {bar:g}", kept=value >= bar, note=note)
+
+
+def at_most(section: str, name: str, value: float, bar: float, note: str = "") -> Figure:
+    return Figure(section=section, name=name, value=value, bar=f"≤ {bar:g}", kept=value <= bar, note=note)
+
+
+def plain(section: str, name: str, value: float, note: str) -> Figure:
+    return Figure(section=section, name=name, value=value, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Paces of the replicas (by stage and replica), and for how many steps; `skip` come before those."""
+
+    paces: tuple[float, ...]
+    skip: int
+    steps: int
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What a job did: seconds per step, and milliseconds per microbatch by step and instance."""
+
+    job: str
+    phases: Sequence[Phase]
+    microbatches: int
+    seconds: dict[int, float] = field(default_factory=dict)
+    took_ms: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+
+    def measured(self, number: int) -> range:
+        first = sum(phase.skip + phase.steps for phase in self.phases[:number])
+        return range(
+            first + self.phases[number].skip, first + self.phases[number].skip + self.phases[number].steps
+        )
+
+    def bound(self, steps: range) -> float:
+        """Microbatches per second: min over stages Σ 1 / median of what a microbatch took."""
+        took: dict[str, list[float]] = {}
+        for step in steps:
+            for sid, each in self.took_ms.get(step, {}).items():
+                took.setdefault(sid, []).extend(each)
+        stages: dict[str, float] = {}
+        for sid, each in took.items():
+            stage = sid.rsplit("-", 2)[1]
+            stages[stage] = stages.get(stage, 0.0) + 1e3 / statistics.median(each)
+        return min(stages.values())
+
+    def rate(self, steps: range) -> float:
+        """Microbatches per second."""
+        return self.microbatches * len(steps) / sum(self.seconds[step] for step in steps)
+
+    def shares(self, number: int) -> str:
+        """Who did how many in the last step of a phase."""
+        step = self.took_ms[self.measured(number)[-1]]
+        return "/".join(str(len(step[sid])) for sid in sorted(step))
+
+    def efficiency(self, number: int) -> float:
+        steps = self.measured(number)
+        return self.rate(steps) / self.bound(steps)
+
+
+class Bench:
+    """One mesh, its client, and the folder in which paces are written."""
+
+    def __init__(self, client: AsyncClient, bus: Bus, folder: Path) -> None:
+        self.client = client
+        self._bus = bus
+        self._pace = folder / "pace"
+        self._pace.mkdir()
+        self._data = folder / "data.bin"
+        self._data.write_bytes(random.Random(0).randbytes(1 << 20))
+
+    async def run(
+        self, phases: Sequence[Phase], *, algorithm: str = DEFAULT_ALGORITHM, stages: int = 1,
+        replicas: int = 4, microbatches: int = 256, pad_ms: float = PAD_MS,
+    ) -> Run:  # fmt: skip
+        """Runs a job through its phases."""
+        steps = sum(phase.skip + phase.steps for phase in phases)
+        spec = JobSpec.model_validate(
+            {
+                "name": "bench-routing",
+                "model": {
+                    "factory": "workers.models.padded:padded_gpt",
+                    "args": {
+                        "pad_ms": pad_ms, "pace": str(self._pace), "layers": stages, "width": 16, "heads": 2,
+                        "context": 16,
+                    },
+                },
+                "data": {"source": self._data.as_uri(), "sample_tokens": 16},
+                "training": {
+                    "steps": steps, "microbatches": microbatches, "microbatch_samples": 1,
+                    "validation_microbatches": 0, "checkpoint_every": 0,
+                },
+                "parallel": {"stages": stages, "replicas": replicas, "segmentation": "uniform"},
+                "routing": {"algorithm": algorithm},
+            }
+        )  # fmt: skip
+        for file in self._pace.iterdir():
+            file.unlink()
+        job = (await self.client.submit(spec)).job
+        begins = [sum(phase.skip + phase.steps for phase in phases[:number]) for number in range(len(phases))]
+        run = Run(job=job, phases=phases, microbatches=microbatches)
+        await self._set(job, phases[0].paces)
+        async for event in self.client.events(job):
+            if event.result is not None:
+                run.seconds[event.result.step] = event.result.step_s
+                if event.result.step + 1 in begins:
+                    await self._set(job, phases[begins.index(event.result.step + 1)].paces)
+        record = await self.client.job(job)
+        if record.state is not JobState.DONE:
+            sys.exit(f"{job} ended {record.state}: {record.reason}")
+        async for recorded in self._bus.history(STEP_CLAIM, job=job):
+            claim = recorded.message
+            assert isinstance(claim, MicrobatchClaim)
+            at = run.took_ms.setdefault(claim.step, {}).setdefault(claim.owner.sid, [])
+            at.append(claim.forward_ms + claim.backward_ms)
+        return run
+
+    async def _set(self, job: str, paces: Sequence[float]) -> None:
+        """Writes each replica's pace, as soon as all are there."""
+        while True:
+            entries = await self._bus.bucket(REGISTRY_RECORD).entries()
+            records = sorted(
+                (
+                    entry.message
+                    for entry in entries
+                    if entry.message.job == job
+                    and (entry.message.stage or 0) >= 0
+                    and entry.message.state is InstanceState.ACTIVE
+                ),
+                key=lambda record: record.sid,
+            )
+            if len(records) == len(paces):
+                break
+            await asyncio.sleep(0.05)
+        for record, pace in zip(records, paces, strict=True):
+            draft = self._pace / f".{record.endpoint.pid}"
+            draft.write_text(f"{pace:.4f}")
+            os.replace(draft, self._pace / str(record.endpoint.pid))
+
+
+def say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+# --- sections ---------------------------------------------------------------------------------------------
+async def unequal(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
+    """All algorithms, in turn: four equal replicas, then one of them 4× slower."""
+    phases = [Phase(paces=EQUAL, skip=WARMUP, steps=4), Phase(paces=ONE_SLOW, skip=1, steps=3)]
+    runs: dict[str, list[Run]] = {name: [] for name in ALGORITHMS}
+    pair = (DEFAULT_ALGORITHM, STATIC)
+    for number in range(arguments.rounds):
+        for name in ALGORITHMS if number == 0 else pair if number % 2 == 0 else pair[::-1]:
+            run = await bench.run(phases, algorithm=name)
+            runs[name].append(run)
+            say(f"round {number + 1}: {name:22} {run.efficiency(0):.3f} of the bound, "
+                f"one 4× slower {run.efficiency(1):.3f}; {run.shares(0)}, {run.shares(1)}")  # fmt: skip
+
+    def beside_static(name: str, phase: int) -> float:
+        return statistics.median(
+            run.rate(run.measured(phase)) / static.rate(static.measured(phase))
+            for run, static in zip(runs[name], runs[STATIC], strict=False)
+        )
+
+    found = []
+    for name in ALGORITHMS:
+        part = statistics.median(run.efficiency(1) for run in runs[name])
+        times, equal = beside_static(name, 1), beside_static(name, 0)
+        alone = statistics.median(run.efficiency(0) for run in runs[name])
+        if name == DEFAULT_ALGORITHM:
+            found += [
+                at_least("unequal", f"{name}: part of the bound", part, 0.95),
+                at_least("unequal", f"{name}: beside static", times, 2.9),
+                at_least("equal", f"{name}: beside static", equal, 0.99, f"{alone:.3f} of the bound"),
+            ]
+        else:
+            found += [
+                Figure(
+                    section="unequal",
+                    name=f"{name}: part of the bound",
+                    value=part,
+                    note=f"{times:.2f}× static",
+                ),
+                Figure(
+                    section="equal",
+                    name=f"{name}: beside static",
+                    value=equal,
+                    note=f"{alone:.3f} of the bound",
+                ),
+            ]
+    return found
+
+
+async def draws(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
+    """Speeds of 1–8×, one draw per seed."""
+    phases = []
+    for seed in range(arguments.seeds):
+        speeds = [random.Random(f"speeds {seed} {replica}").uniform(1, 8) for replica in range(4)]
+        phases.append(Phase(paces=tuple(8 / speed for speed in speeds), skip=1 if seed else WARMUP, steps=2))
+    run = await bench.run(phases)
+    parts = [run.efficiency(number) for number in range(len(phases))]
+    for seed, part in enumerate(parts):
+        say(f"seed {seed}: {part:.3f}, {run.bound(run.measured(seed)):.0f} microbatches/s at most")
+    note = f"{len(parts)} seeds"
+    return [
+        at_least("random", "mean part of the bound", statistics.mean(parts), 0.93, note),
+        at_least("random", "worst part of the bound", min(parts), 0.85, note),
+    ]
+
+
+async def change(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
+    """One of four becomes 4× slower in mid-run, then well again."""
+    phases = [
+        Phase(paces=EQUAL, skip=WARMUP, steps=4),
+        Phase(paces=ONE_SLOW, skip=0, steps=8),
+        Phase(paces=EQUAL, skip=0, steps=8),
+    ]
+    run = await bench.run(phases)
+    found = []
+    for number, name in ((1, "4× slower"), (2, "well again")):
+        steps = run.measured(number)
+        bound = run.bound(steps[2:])
+        parts = [run.rate(range(step, step + 1)) / bound for step in steps]
+        say(f"{name}: {' '.join(f'{part:.2f}' for part in parts)} of the bound, step by step")
+        share = [len(run.took_ms[step].get(f"{run.job}-s0-r3", [])) for step in steps]
+        say(f"its microbatches: {share}")
+        rest = [statistics.mean(parts[place:]) for place in range(len(parts))]
+        settled = next(
+            (place for place, part in enumerate(rest) if min(part, parts[place]) >= 0.9), len(parts)
+        )
+        note = f"then {rest[settled]:.3f} on average" if settled < len(parts) else "not reached"
+        found.append(at_most("change", f"{name}: steps until ≥ 0.9 of the new bound", settled, 5, note))
+    faults = [fault for fault in await bench.client.faults(run.job) if fault.kind == "slow"]
+    mine = [fault for fault in faults if fault.task.sid == f"{run.job}-s0-r3"]
+    for fault in faults:
+        say(f"step {fault.task.step}: {fault.log[0] if fault.log else fault.reason}")
+    first = min((fault.task.step or 0 for fault in mine), default=10**6) - run.measured(1)[0]
+    found.append(at_most("change", "reported as slow after, steps", first, 5))
+    found.append(at_most("change", "healthy ones blamed", len(faults) - len(mine), 0))
+    return found
+
+
+async def bubble(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
+    """Four stages with one replica each."""
+    stages, found = 4, []
+    for microbatches in (8, 16, 32):
+        phases = [Phase(paces=(8.0,) * stages, skip=WARMUP, steps=4)]
+        run = await bench.run(phases, stages=stages, replicas=1, microbatches=microbatches)
+        steps = run.measured(0)
+        busy_s = sum(sum(map(sum, run.took_ms[step].values())) for step in steps) / 1e3
+        idle = 1 - busy_s / stages / sum(run.seconds[step] for step in steps)
+        least = (stages - 1) / (microbatches + stages - 1)
+        note = f"idle {idle:.3f}, (p-1)/(m+p-1) is {least:.3f}"
+        found.append(at_most("bubble", f"m={microbatches}: points above", 100 * (idle - least), 3, note))
+    return found
+
+
+SECTIONS = {"unequal": unequal, "random": draws, "change": change, "bubble": bubble}
+
+
+async def measure(arguments: argparse.Namespace) -> list[Figure]:
+    """All sections asked for, in one mesh."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="dmsc-bench-", ignore_cleanup_errors=True) as name:
+        state = Path(name) / "state"
+        options = MeshOptions(
+            state=state, clusters=("a",), nats_port=0, http_port=0, slots=4, node=node_name()
+        )
+        async with running_mesh(options, say) as running:
+            address = find_bus(state=running.folder.path)
+            async with (
+                AsyncClient(state=running.folder.path) as client,
+                Bus.connect(
+                    address.servers, name="bench", kind=EntityKind.CLIENT, token=address.token
+                ) as bus,
+            ):
+                bench = Bench(client, bus, Path(name))
+                for section in arguments.only:
+                    found += await SECTIONS[section](bench, arguments)
+    return found
+
+
+def main() -> None:
+    """Measures and prints; what misses its bar is marked, and the exit code is 0."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between")
+    parser.add_argument("--rounds", type=int, default=3, help="of the default algorithm and the static split")
+    parser.add_argument("--seeds", type=int, default=20, help="draws of random speeds")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    arguments.only = arguments.only.split(",")
+    if unknown := set(arguments.only) - SECTIONS.keys():
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(SECTIONS)}")
+    figures = asyncio.run(measure(arguments))
+    if arguments.json:
+        print(json.dumps([asdict(figure) for figure in figures], indent=2))
+        return
+    for figure in figures:
+        mark = {None: " ", True: "✓", False: "✗"}[figure.kept]
+        print(f"{mark} {figure.section:8} {figure.name:44} {figure.value:8.3f}  {figure.bar:8} {figure.note}")
+
+
+if __name__ == "__main__":
+    main()

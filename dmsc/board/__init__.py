@@ -1,0 +1,1 @@
+"""What `dmsc routes` and `dmsc top` show: from buckets, samples and events, as anyone may hear them."""

@@ -1,0 +1,1 @@
+"""`dmsc simulate`: the mesh's own decisions under a virtual clock; see docs/simulator.md."""

@@ -1,0 +1,242 @@
+"""Simulated instances: the real machines of `workers/`, with compute replaced by waiting for virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Protocol
+
+from dmsc.simulation.kernel import Kernel
+from dmsc.simulation.messages import Load, Notice, as_notice
+from dmsc.simulation.service_times import Draw
+from schemas.data_plane import RouteTable
+from schemas.step import Member, MicrobatchDispatch
+from schemas.telemetry import LinkSample
+from workers import data_machine, stage_machine
+from workers.data_machine import DataMachine
+from workers.load import Load as Measured
+from workers.microbatch import Hop
+from workers.next_hop import Binder
+from workers.stage_machine import Backward, Claim, Forward, Offer, StageMachine
+
+BACKWARD, FORWARD = 1, 2
+"""Priorities as in `workers.compute.Priority`: backward first, which is what makes 1F1B come out."""
+
+
+class Surroundings(Protocol):
+    """What an instance asks of its job: to carry what it sends, and to hear its claims."""
+
+    kernel: Kernel
+
+    def offer(self, sender: StageInstance, hop: Hop, to: Member, direction: str) -> None: ...
+    def offer_data(self, sender: DataInstance, send: data_machine.Send) -> None: ...
+    def claim(self, instance: StageInstance, hop: Hop) -> None: ...
+
+
+class Instance:
+    """What stage and data instances have in common: where they are, whether they live, what they are told."""
+
+    machine: StageMachine | DataMachine
+
+    def __init__(
+        self, job: Surroundings, member: Member, stage: int, cluster: str, node: str, binder: Binder
+    ) -> None:
+        self.job = job
+        self.member = member
+        self.stage = stage
+        self.cluster = cluster
+        self.node = node
+        self.alive = True
+        self.binder = binder
+        self.transfers = 0
+        self.transfer_s = 0.0
+
+    def take_links(self) -> tuple[LinkSample, ...]:
+        """Transfers to it since it was last asked, as one link."""
+        if not self.transfers:
+            return ()
+        sample = LinkSample(peer="any", transfers=self.transfers, transfer_ms=1e3 * self.transfer_s)
+        self.transfers, self.transfer_s = 0, 0.0
+        return (sample,)
+
+    def routed(self, table: RouteTable) -> None:
+        """A new table is in use; a way may be open for what waits."""
+        raise NotImplementedError
+
+    def arrived(self, notice: Notice) -> None:
+        """An offer has come, and what it offers."""
+        raise NotImplementedError
+
+
+class StageInstance(Instance):
+    """A stage's replica: one compute thread with a queue, backward before forward."""
+
+    def __init__(
+        self,
+        job: Surroundings,
+        member: Member,
+        *,
+        stage: int,
+        last: bool,
+        cluster: str,
+        node: str,
+        epoch: int,
+        binder: Binder,
+        forward: Draw,
+        backward: Draw,
+        compute_s: float,
+        speed: float,
+    ) -> None:
+        super().__init__(job, member, stage, cluster, node, binder)
+        self.machine: StageMachine = StageMachine(
+            member, epoch=epoch, stage=stage, last=last, binder=self.binder
+        )
+        self.last = last
+        self.speed = speed
+        self.summed: list[int] = []
+        self.generation = -1
+        self.busy_s = 0.0
+        self.measured = Measured()
+        self._service_ms = 0.0
+        self._forward = forward
+        self._backward = backward
+        self._compute_s = compute_s
+        self._queue: list[tuple[int, int, Hop]] = []
+        self._queued = 0
+        self._computing = False
+        self._waiting: list[Notice] = []
+
+    @property
+    def queue(self) -> int:
+        """Microbatches that wait for the compute thread."""
+        return len(self._queue)
+
+    def load(self) -> Load:
+        """What it says of itself in passing."""
+        return Load(self.machine.open, self._service_ms)
+
+    def routed(self, table: RouteTable) -> None:
+        self.binder.update(table)
+        self.run(self.machine.bind())
+
+    def arrived(self, notice: Notice) -> None:
+        machine = self.machine
+        answer = machine.offered(as_notice(notice))
+        if answer == "accepted":
+            self.run(machine.arrived(as_notice(notice), ()))
+        elif answer == "later":
+            self._waiting.append(notice)  # offered again until it is taken
+
+    def reconsider(self) -> None:
+        """The step, the attempt or a path is another: what was put off is offered again."""
+        waiting, self._waiting = self._waiting, []
+        for notice in waiting:
+            self.arrived(notice)
+
+    def run(self, effects: Iterable[stage_machine.Effect]) -> None:
+        """Carries out what the machine asks for."""
+        for effect in effects:
+            if isinstance(effect, Offer):
+                self.job.offer(self, effect.hop, effect.to, effect.direction)
+            elif isinstance(effect, Forward):
+                self._submit(FORWARD, effect.hop)
+            elif isinstance(effect, Backward):
+                self._submit(BACKWARD, effect.hop)
+            elif isinstance(effect, Claim):
+                self.job.claim(self, effect.hop)
+
+    def applied(self, version: int) -> None:
+        """The step is committed here."""
+        self.summed = []
+        self.run(self.machine.applied(version))
+        if self._waiting:
+            self.reconsider()
+
+    def restarted(self, attempt: int) -> None:
+        """The step begins again."""
+        self._queue.clear()
+        self.summed = []
+        self.machine.restarted(attempt)
+        self.reconsider()
+
+    def _submit(self, priority: int, hop: Hop) -> None:
+        if self._computing:
+            self._queued += 1
+            heapq.heappush(self._queue, (priority, self._queued, hop))
+        else:
+            self._compute(priority, hop)
+
+    def _next(self) -> None:
+        while self._queue:
+            priority, _, hop = heapq.heappop(self._queue)
+            if self.machine.current(hop):
+                self._compute(priority, hop)
+                return
+
+    def _compute(self, priority: int, hop: Hop) -> None:
+        forward_s = backward_s = 0.0
+        if priority == FORWARD:
+            forward_s = self._forward() / self.speed + self._compute_s
+        if priority == BACKWARD or self.last:
+            backward_s = self._backward() / self.speed + self._compute_s
+        self._computing = True
+        self.job.kernel.after(forward_s + backward_s, self._done, priority, hop, forward_s, backward_s)
+
+    def _done(self, priority: int, hop: Hop, forward_s: float, backward_s: float) -> None:
+        self._computing = False
+        if not self.alive:
+            return
+        self.busy_s += forward_s + backward_s
+        machine = self.machine
+        if machine.current(hop):
+            if forward_s:
+                hop.forward_ms = 1e3 * forward_s
+            if priority == BACKWARD or self.last:
+                self.summed.append(hop.microbatch)
+                self.measured.measured(hop.forward_ms, 1e3 * backward_s)
+                self._service_ms = self.measured.service_ms
+            self.run(machine.forwarded(hop) if priority == FORWARD else machine.accumulated(hop))
+        if not self._computing:
+            self._next()
+
+
+class DataInstance(Instance):
+    """Makes microbatches one after the other, `make_s` each."""
+
+    def __init__(
+        self,
+        job: Surroundings,
+        member: Member,
+        *,
+        cluster: str,
+        node: str,
+        epoch: int,
+        binder: Binder,
+        make_s: float,
+    ) -> None:
+        super().__init__(job, member, -1, cluster, node, binder)
+        self.machine: DataMachine = DataMachine(member, epoch=epoch, binder=self.binder)
+        self._make_s = make_s
+        self._free_at = 0.0
+
+    def routed(self, table: RouteTable) -> None:
+        self.binder.update(table)
+        self.run(self.machine.bind())
+
+    def dispatch(self, order: MicrobatchDispatch) -> None:
+        self.run(self.machine.dispatch(order))
+
+    def run(self, sends: Iterable[data_machine.Send]) -> None:
+        """Makes what is to be sent, and sends it."""
+        kernel = self.job.kernel
+        for send in sends:
+            self._free_at = max(self._free_at, kernel.now) + self._make_s
+            kernel.after(self._free_at - kernel.now, self._made, send)
+
+    def arrived(self, notice: Notice) -> None:
+        if self.machine.offered(as_notice(notice)) == "accepted":
+            self.run(self.machine.arrived(as_notice(notice)))
+
+    def _made(self, send: data_machine.Send) -> None:
+        if self.alive and self.machine.current(send.work, send.to):
+            self.job.offer_data(self, send)

@@ -1,0 +1,49 @@
+"""A virtual clock and the one queue of what will happen.
+
+`dmsc simulate` and `tests/sim` run on it: the cores take time as an argument, so nothing here ever waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+
+class Kernel:
+    """Events in order of time; those at the same time in the order in which they were scheduled."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """Virtual seconds since the start."""
+        self.events = 0
+        """How many have happened."""
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._scheduled = 0
+
+    def __len__(self) -> int:
+        """Events that wait."""
+        return len(self._heap)
+
+    def after(self, delay_s: float, work: Callable[..., None], *arguments: Any) -> None:
+        """Calls `work(*arguments)` in `delay_s` ≥ 0 virtual seconds."""
+        self._scheduled += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._scheduled, work, arguments))
+
+    def step(self) -> bool:
+        """Lets the next event happen; False when nothing waits."""
+        if not self._heap:
+            return False
+        self.now, _, work, arguments = heapq.heappop(self._heap)
+        self.events += 1
+        work(*arguments)
+        return True
+
+    def run(self, until: Callable[[], bool], limit_s: float) -> None:
+        """Lets things happen until `until()` holds, nothing waits, or `limit_s` is passed."""
+        heap, pop, events = self._heap, heapq.heappop, 0
+        while heap and self.now <= limit_s and not until():
+            self.now, _, work, arguments = pop(heap)
+            events += 1
+            work(*arguments)
+        self.events += events

@@ -1,0 +1,238 @@
+"""A simulated job's instances: where they are, what the registry and the routers know, what they send."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from dmsc.simulation.instances import DataInstance, Instance, StageInstance
+from dmsc.simulation.kernel import Kernel
+from dmsc.simulation.messages import Notice, as_load
+from dmsc.simulation.network import Network
+from dmsc.simulation.routing import JobRoutes, new_binder
+from dmsc.simulation.scenario import Job, Overheads, Stage
+from dmsc.simulation.service_times import Draw, draws
+from entities.registry_core import RegistryCore
+from schemas.data_plane import RouteTable
+from schemas.envelope import EntityKind
+from schemas.registry import READY, Endpoint, InstanceState, ServiceRecord
+from schemas.step import Member
+from schemas.telemetry import InstanceSample
+from workers.data_machine import Send
+from workers.microbatch import Hop
+
+EPOCH = 1
+
+
+class JobMembers:
+    """One job's instances. `place(cluster)` names the node of the next one there."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: Job,
+        *,
+        kernel: Kernel,
+        network: Network,
+        registry: RegistryCore,
+        routes: JobRoutes,
+        overheads: Overheads,
+        clusters: Sequence[str],
+        place: Callable[[str], str],
+        seed: str,
+        folder: Path,
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.stages = spec.all_stages()
+        self.kernel = kernel
+        self.network = network
+        self.registry = registry
+        self.routes = routes
+        self.instances: dict[Member, Instance] = {}
+        self.by_sid: dict[str, Instance] = {}
+        self._overheads = overheads
+        self._clusters = tuple(clusters)
+        self._place = place
+        self._draws: list[tuple[Draw, Draw]] = [
+            (
+                draws(stage.forward_ms, f"{seed}/{name}/{number}/forward", folder),
+                draws(stage.backward_ms, f"{seed}/{name}/{number}/backward", folder),
+            )
+            for number, stage in enumerate(self.stages)
+        ]
+        self._incarnations: Counter[str] = Counter()
+        self._replicas: Counter[int] = Counter()
+
+    @property
+    def _data_instances(self) -> int:
+        return self.spec.data_instances or min(len(self._clusters), self.stages[0].replicas)
+
+    def planned(self, joins: Mapping[int, int]) -> set[str]:
+        """The SIDs that there will be; `joins`: how many come to each stage."""
+        stages = {
+            f"{self.name}-s{number}-r{replica}"
+            for number, stage in enumerate(self.stages)
+            for replica in range(stage.replicas + joins.get(number, 0))
+        }
+        return stages | {f"{self.name}-data-r{replica}" for replica in range(self._data_instances)}
+
+    def claim(self, instance: StageInstance, hop: Hop) -> None:
+        """A microbatch is in an instance's sum."""
+        raise NotImplementedError
+
+    def _newest_replica(
+        self, number: int, stage: Stage, cluster: str | None = None, speed: float | None = None
+    ) -> Member:
+        replica = self._replicas[number]
+        self._replicas[number] += 1
+        clusters = stage.clusters or self._clusters
+        instance = self._spawn(
+            f"{self.name}-s{number}-r{replica}", number, cluster or clusters[replica % len(clusters)]
+        )
+        assert isinstance(instance, StageInstance)
+        if speed is not None:
+            instance.speed = speed
+        elif stage.speeds:
+            instance.speed = stage.speeds[replica % len(stage.speeds)]
+        return instance.member
+
+    def _spawn(self, sid: str, stage: int, cluster: str, node: str | None = None) -> Instance:
+        self._incarnations[sid] += 1
+        member = Member(sid=sid, incarnation=f"i{self._incarnations[sid]}")
+        node = node or self._place(cluster)
+        number = int(sid.rpartition("r")[2])
+        binder = new_binder(cluster, number, self.spec.microbatches, lambda: self.kernel.now)
+        instance: Instance
+        if stage < 0:
+            instance = DataInstance(
+                self, member, cluster=cluster, node=node, epoch=EPOCH, binder=binder,
+                make_s=self._overheads.data_ms / 1e3,
+            )  # fmt: skip
+        else:
+            forward, backward = self._draws[stage]
+            instance = StageInstance(
+                self, member, stage=stage, last=stage == len(self.stages) - 1, cluster=cluster, node=node,
+                epoch=EPOCH, binder=binder, forward=forward, backward=backward,
+                compute_s=self._overheads.compute_ms / 1e3, speed=1.0,
+            )  # fmt: skip
+        self.instances[member] = self.by_sid[sid] = instance
+        return instance
+
+    # --- registry and routes ------------------------------------------------------------------------------
+    def _register(self, instance: Instance, state: InstanceState) -> None:
+        role = "data" if instance.stage < 0 else f"stage/{instance.stage}"
+        record = ServiceRecord(
+            sid=instance.member.sid,
+            prefix=f"train/{self.name}/{role}",
+            kind=EntityKind.INSTANCE,
+            incarnation=instance.member.incarnation,
+            state=state,
+            endpoint=Endpoint(cluster=instance.cluster, node=instance.node),
+            job=self.name,
+            stage=instance.stage,
+            reason=READY if state is InstanceState.PENDING else "",
+        )
+        self.registry.register(record, self.kernel.now)
+
+    def reroute(self, stage: int, *, at_once: bool = False) -> None:
+        """The router looks at a stage again; tables that changed reach the senders."""
+        if stage < 0:
+            return
+        for table in self.routes.decide(stage, self._records(stage), self._clusters):
+            for instance in self._senders(stage, table.cluster):
+                if at_once:
+                    instance.routed(table)
+                else:
+                    self.kernel.after(self._overheads.control_ms / 1e3, self._routed, instance, table)
+
+    def _records(self, stage: int) -> list[ServiceRecord]:
+        sids = [f"{self.name}-s{stage}-r{replica}" for replica in range(self._replicas[stage])]
+        return [record for record in map(self.registry.record, sids) if record is not None]
+
+    def _senders(self, stage: int, cluster: str) -> list[Instance]:
+        return [
+            instance
+            for instance in self.by_sid.values()
+            if instance.stage == stage - 1 and instance.cluster == cluster
+        ]
+
+    def _routed(self, instance: Instance, table: RouteTable) -> None:
+        if instance.alive:
+            instance.routed(table)
+
+    def sample(self) -> None:
+        """The routers hear of everybody's load, and look at all stages again."""
+        self.routes.sampled(self._samples(), self._records(0), self.kernel.now)
+        for stage in range(len(self.stages)):
+            self.reroute(stage)
+
+    def _samples(self) -> list[InstanceSample]:
+        """What the living stage instances tell of their load."""
+        return [
+            InstanceSample(
+                job=self.name,
+                sid=instance.member.sid,
+                incarnation=instance.member.incarnation,
+                cluster=instance.cluster,
+                node=instance.node,
+                stage=instance.stage,
+                step=instance.machine.version,
+                queue=instance.queue,
+                in_flight=instance.binder.open,
+                microbatches=instance.measured.microbatches,
+                service_ms=instance.measured.service_ms,
+                forward_ms=instance.measured.forward_ms,
+                backward_ms=instance.measured.backward_ms,
+                links=instance.take_links(),
+            )
+            for instance in self.by_sid.values()
+            if isinstance(instance, StageInstance) and instance.alive
+        ]
+
+    # --- hops ---------------------------------------------------------------------------------------------
+    def offer(self, sender: StageInstance, hop: Hop, to: Member, direction: str) -> None:
+        forward = direction == "forward"
+        boundary = sender.stage if forward else sender.stage - 1
+        size = self.stages[boundary].output_bytes if boundary >= 0 else 0.0
+        notice = Notice(
+            EPOCH,
+            hop.step,
+            hop.attempt,
+            hop.microbatch,
+            "forward" if forward else "backward",
+            sender.member,
+            to,
+            None if forward else sender.load(),
+        )
+        self._send(sender, notice, size)
+
+    def offer_data(self, sender: DataInstance, send: Send) -> None:
+        step, attempt, number, _ = send.work
+        self._send(
+            sender,
+            Notice(EPOCH, step, attempt, number, "forward", sender.member, send.to),
+            self.spec.input_bytes,
+        )
+
+    def _send(self, sender: Instance, notice: Notice, size: float) -> None:
+        target = self.by_sid[notice.receiver.sid]
+        took_s = self.network.transfer_s(sender.cluster, target.cluster, size)
+        target.transfers += 1
+        target.transfer_s += took_s
+        self.kernel.after(self._overheads.hop_ms / 1e3 + took_s, self._arrived, sender, target, notice)
+
+    def _arrived(self, sender: Instance, target: Instance, notice: Notice) -> None:
+        if not sender.alive or not target.alive or target.member != notice.receiver:
+            return  # the receiver's name may have passed on to another incarnation
+        target.arrived(notice)
+        if notice.direction == "forward" and isinstance(target, StageInstance):
+            sender.binder.heard(notice.receiver, as_load(target.load()))  # with its answer
+
+    def _stage_instance(self, member: Member) -> StageInstance:
+        instance = self.by_sid[member.sid]  # quicker than by member, and mostly the one
+        if instance.member is not member:
+            instance = self.instances[member]
+        assert isinstance(instance, StageInstance)
+        return instance

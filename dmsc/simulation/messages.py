@@ -1,0 +1,74 @@
+"""What travels between simulated instances: the fields that the machines look at, without validation.
+
+A microbatch takes a dozen of these; building and validating the wire's own messages would be most of the
+simulator's time. `as_notice` and the like tell the type checker what the cores are typed for.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, cast
+
+from schemas.data_plane import HopLoad, MicrobatchNotice
+from schemas.step import Member, MicrobatchClaim, StepVote
+
+
+class Load(NamedTuple):
+    """What a receiver says of itself in passing; see `schemas.data_plane.HopLoad`."""
+
+    open: int
+    service_ms: float
+
+
+class Notice(NamedTuple):
+    """An offer of one microbatch; see `schemas.data_plane.MicrobatchNotice`."""
+
+    epoch: int
+    step: int
+    attempt: int
+    microbatch: int
+    direction: Literal["forward", "backward"]
+    sender: Member
+    receiver: Member
+    load: Load | None = None
+    evaluate: bool = False
+
+
+class Claim(NamedTuple):
+    """One microbatch in an instance's sum; see `schemas.step.MicrobatchClaim`."""
+
+    epoch: int
+    step: int
+    attempt: int
+    microbatch: int
+    stage: int
+    owner: Member
+    upstream: str
+    loss: float = 1.0
+
+
+class Vote(NamedTuple):
+    """What an instance prepared; see `schemas.step.StepVote`."""
+
+    member: Member
+    step: int
+    attempt: int
+    generation: int
+    microbatches: tuple[int, ...]
+    checksum: str = "0"
+    squared_norms: tuple[float, ...] = ()
+
+
+def as_load(load: Load) -> HopLoad:
+    return cast(HopLoad, load)
+
+
+def as_notice(notice: Notice) -> MicrobatchNotice:
+    return cast(MicrobatchNotice, notice)
+
+
+def as_claim(claim: Claim) -> MicrobatchClaim:
+    return cast(MicrobatchClaim, claim)
+
+
+def as_vote(vote: Vote) -> StepVote:
+    return cast(StepVote, vote)

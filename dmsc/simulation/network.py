@@ -1,0 +1,78 @@
+"""How long bytes take between clusters: latency, bandwidth, queueing where a link is shared, degradation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmsc.simulation.kernel import Kernel
+from dmsc.simulation.scenario import Degrade, Link, Scenario
+
+Pair = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Way:
+    """One direction between two clusters."""
+
+    latency_s: float
+    bytes_per_s: float
+    shared: bool = False
+    latency_factor: float = 1.0
+    duration_factor: float = 1.0
+    free_at: float = 0.0
+    transfers: int = 0
+    bytes: float = 0.0
+    busy_s: float = 0.0
+
+
+class Network:
+    """All ways, by (from, to). Those that the scenario does not name are as `Link` has it by default."""
+
+    def __init__(self, kernel: Kernel, scenario: Scenario, traced: dict[Pair, Link]) -> None:
+        self._kernel = kernel
+        self.ways: dict[Pair, Way] = {}
+        clusters = [cluster.name for cluster in scenario.clusters]
+        usual = Link(between=("a", "a"))
+        named = {pair: link for link in scenario.links for pair in (link.between, link.between[::-1])}
+        for one in clusters:
+            for other in clusters:
+                link = named.get((one, other)) or traced.get((one, other)) or usual
+                self.ways[one, other] = Way(link.latency_ms / 1e3, link.bandwidth_bytes_per_s, link.shared)
+
+    def transfer_s(self, one: str, other: str, size: float) -> float:
+        """Seconds until `size` bytes that are sent now have arrived."""
+        way = self.ways[one, other]
+        took = size * way.duration_factor / way.bytes_per_s if size else 0.0
+        way.transfers += 1
+        way.bytes += size
+        way.busy_s += took
+        if way.shared:
+            begins = max(self._kernel.now, way.free_at)
+            way.free_at = begins + took
+            took += begins - self._kernel.now
+        return took + way.latency_s * way.latency_factor
+
+    def reduce_s(self, clusters: set[str], members: int, size: float) -> float:
+        """A ring all-reduce: twice around, bound by the slowest way (Patarasuk and Yuan, 2009)."""
+        if members < 2:
+            return 0.0
+        ways = [self.ways[one, other] for one in clusters for other in clusters]
+        latency_s = max(way.latency_s * way.latency_factor for way in ways)
+        bytes_per_s = min(way.bytes_per_s / way.duration_factor for way in ways)
+        return 2 * (members - 1) * (latency_s + size / members / bytes_per_s)
+
+    def set(self, pair: Pair, latency_s: float, bytes_per_s: float) -> None:
+        """A trace goes on."""
+        way = self.ways[pair]
+        way.latency_s, way.bytes_per_s = latency_s, bytes_per_s
+
+    def degrade(self, event: Degrade) -> None:
+        self._change(event.between, event.latency_factor, 1 / event.bandwidth_factor)
+
+    def recover(self, event: Degrade) -> None:
+        self._change(event.between, 1 / event.latency_factor, event.bandwidth_factor)
+
+    def _change(self, between: Pair, latency: float, duration: float) -> None:
+        for pair in {between, between[::-1]}:
+            self.ways[pair].latency_factor *= latency
+            self.ways[pair].duration_factor *= duration

@@ -1,0 +1,119 @@
+"""The one seam to the router's, the senders' and the policies' cores: records and samples in, tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from entities.compute_notice import compute_entries
+from entities.load_statistics import LoadStatistics
+from entities.orchestrator.planning import window
+from entities.router_core import TableDecision, decide_table, worth_writing
+from policies.service_time_weights import ServiceTimeWeights
+from policies.view import Observations
+from schemas.data_plane import RouteTable
+from schemas.policy import PolicySuggestion, SetWeights
+from schemas.registry import ServiceRecord
+from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM, MEASURING
+from schemas.signals import CommunicationPolicy, ComputeEntry, StagePolicy
+from schemas.telemetry import InstanceSample
+from workers.next_hop import Binder
+
+__all__ = ["ALGORITHMS", "DEFAULT_ALGORITHM", "POLICIES", "JobRoutes", "new_binder", "windows"]
+
+POLICIES = ("none", "service-time-weights")
+
+
+def new_binder(cluster: str, place: int, microbatches: int, clock: Callable[[], float]) -> Binder:
+    """A sender's, on virtual time."""
+    return Binder(cluster, place=place, microbatches=microbatches, clock=clock)
+
+
+def windows(replicas: Sequence[int], data_instances: int) -> list[int]:
+    """Each stage's window, as the orchestrator plans it."""
+    senders = [data_instances, *replicas[:-1]]
+    return [window(len(replicas), stage, senders[stage], count) for stage, count in enumerate(replicas)]
+
+
+@dataclass
+class JobRoutes:
+    """One job's present policy and tables, what was measured, and how often tables changed."""
+
+    job: str
+    policy: CommunicationPolicy
+    use_policy: str
+    tables: dict[tuple[str, int], RouteTable] = field(default_factory=dict)
+    changes: int = 0
+    compute: dict[str, tuple[ComputeEntry, ...]] = field(default_factory=dict)
+    """What the routers last told the gateway of the first stage (Type 4), by cluster."""
+    _decided: dict[int, TableDecision] = field(default_factory=dict)
+    _measured: LoadStatistics = field(default_factory=LoadStatistics)
+    _observations: Observations = field(default_factory=Observations)
+    _module: ServiceTimeWeights = field(default_factory=ServiceTimeWeights)
+    _suggested: int = 0
+
+    def decide(
+        self, stage: int, records: Sequence[ServiceRecord], clusters: Iterable[str]
+    ) -> list[RouteTable]:
+        """The tables of a stage, if senders would choose otherwise by them; by the router's own decision."""
+        decision = decide_table(self.policy, self._stage(stage), records, self._measured)
+        before = self._decided.get(stage)
+        if worth_writing(before, decision) == "no":
+            return []
+        self._decided[stage] = decision
+        found = []
+        for cluster in clusters:
+            held = self.tables.get((cluster, stage))
+            table = self.tables[cluster, stage] = RouteTable(
+                job=self.job,
+                cluster=cluster,
+                stage=stage,
+                revision=held.revision + 1 if held else 1,
+                router=f"router-{cluster}",
+                entries=decision.entries,
+                algorithm=decision.algorithm,
+                reason=decision.reason,
+            )
+            self.changes += held is not None
+            found.append(table)
+        return found
+
+    def sampled(
+        self, samples: Iterable[InstanceSample], first_stage: Sequence[ServiceRecord], now: float
+    ) -> None:
+        """Takes in samples: for tables, for the gateway's choice of entries, and for the policy."""
+        for sample in samples:
+            self._measured.add(sample)
+            if self.use_policy != "none":
+                self._observations.take(sample, now)
+        entries = compute_entries(first_stage, self._measured, {self.job: self.policy})
+        clusters = {record.sid: record.endpoint.cluster for record in first_stage}
+        self.compute = {
+            cluster: tuple(entry for entry in entries if clusters[entry.sid] == cluster)
+            for cluster in sorted(set(clusters.values()))
+        }
+        if self.use_policy != "none" and self.policy.algorithm not in MEASURING:
+            self._suggest(now)
+
+    def _suggest(self, now: float) -> None:
+        view = self._observations.jobs.get(self.job)
+        found = self._module.decide(view, now) if view is not None else None
+        suggestions = [found] if isinstance(found, PolicySuggestion) else found or ()
+        for suggestion in suggestions:
+            self._suggested += 1
+            self._observations.take(suggestion, now, id=str(self._suggested))
+            if isinstance(suggestion.action, SetWeights):
+                self._adopt(suggestion.action.stage, suggestion.action.weights, suggestion.reason)
+
+    def _adopt(self, stage: int, weights: dict[str, float], reason: str) -> None:
+        wish = self._stage(stage).model_copy(update={"weights": weights})
+        self.policy = self.policy.model_copy(
+            update={
+                "revision": self.policy.revision + 1,
+                "reason": reason,
+                "stages": tuple(wish if one.stage == stage else one for one in self.policy.stages),
+            }
+        )
+
+    def _stage(self, stage: int) -> StagePolicy:
+        return next(one for one in self.policy.stages if one.stage == stage)

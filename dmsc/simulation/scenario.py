@@ -1,0 +1,289 @@
+"""What a scenario file says: clusters, links, jobs, events, routing, overheads. Units are in the names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from dmsc.simulation.routing import DEFAULT_ALGORITHM, POLICIES
+from schemas.base import Part, Token
+from schemas.routing import Algorithm
+
+MAX_INSTANCES = 100_000
+
+
+def _number_is_mean(value: Any) -> Any:
+    """`forward_ms: 30` is short for a constant."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"mean_ms": value}
+    return value
+
+
+class ServiceTime(Part):
+    """Milliseconds of compute per microbatch: a constant, a distribution, or what was measured.
+
+    Exactly one of `mean_ms`, `values_ms` and `file`. `cv` is standard deviation ÷ mean. `file` has one number
+    a line, or is a CSV whose `column` is taken; measured values are drawn from with replacement.
+    """
+
+    mean_ms: float | None = Field(None, gt=0, le=1e9)
+    distribution: Literal["constant", "lognormal", "gamma"] = "constant"
+    cv: float = Field(0.0, ge=0, le=10)
+    values_ms: tuple[float, ...] = ()
+    file: Path | None = None
+    column: str | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ServiceTime:
+        given = [self.mean_ms is not None, bool(self.values_ms), self.file is not None]
+        if sum(given) != 1:
+            raise ValueError("give exactly one of mean_ms, values_ms, file")
+        if self.distribution != "constant" and (self.mean_ms is None or self.cv == 0):
+            raise ValueError(f"distribution {self.distribution} needs mean_ms, and cv above 0")
+        if self.cv > 0 and self.distribution == "constant":
+            raise ValueError("cv needs a distribution: lognormal or gamma")
+        if any(not 0 < value <= 1e9 for value in self.values_ms):
+            raise ValueError("values_ms must be above 0")
+        return self
+
+
+Service = Annotated[ServiceTime, BeforeValidator(_number_is_mean)]
+
+
+class Cluster(Part):
+    """A cluster; its instances are dealt out to `nodes` in turn."""
+
+    name: Token
+    nodes: int = Field(1, ge=1, le=MAX_INSTANCES)
+
+
+class Link(Part):
+    """The way between two clusters, or inside one (`between: [a, a]`). Both directions are alike.
+
+    `shared`: transfers of one direction queue for the bandwidth; else each has all of it.
+    """
+
+    between: tuple[Token, Token]
+    latency_ms: float = Field(0.1, ge=0, le=60_000)
+    bandwidth_bytes_per_s: float = Field(1e9, gt=0)
+    shared: bool = False
+
+
+class LinkTrace(Part):
+    """Links from a file: throughputs between places (CSV) or a topology (GraphML); see docs/simulator.md.
+
+    `places` says which place of the file each cluster is at. A CSV with a column `at_s` changes with time.
+    """
+
+    file: Path
+    places: dict[Token, str]
+    shared: bool = False
+
+
+class Stage(Part):
+    """One stage of a job's pipeline; `repeat` stands for so many alike in a row.
+
+    `speeds`: of the replicas in turn, relative to the service times; 0.25 takes four times as long.
+    `output_bytes`: one microbatch's activations, and their gradient on the way back.
+    `parameter_bytes`: what its replicas all-reduce; three times that goes to a newcomer.
+    """
+
+    replicas: int = Field(1, ge=1, le=MAX_INSTANCES)
+    repeat: int = Field(1, ge=1, le=1024)
+    forward_ms: Service
+    backward_ms: Service
+    output_bytes: float = Field(0.0, ge=0)
+    parameter_bytes: float = Field(0.0, ge=0)
+    speeds: tuple[float, ...] = ()
+    clusters: tuple[Token, ...] = ()
+
+    @field_validator("speeds")
+    @classmethod
+    def _above_zero(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if any(not 0 < speed <= 1e6 for speed in value):
+            raise ValueError("speeds must be above 0")
+        return value
+
+
+class Job(Part):
+    """A training job; `count` > 1 stands for so many alike, named NAME-0, NAME-1, …
+
+    Its instances are `NAME-sSTAGE-rREPLICA` and `NAME-data-rREPLICA`, dealt out to `clusters` in turn (all
+    clusters where none is named).
+    """
+
+    name: Token
+    count: int = Field(1, ge=1, le=MAX_INSTANCES)
+    steps: int = Field(10, ge=1, le=1_000_000)
+    warmup_steps: int = Field(1, ge=0, description="first steps that no figure counts")
+    microbatches: int = Field(8, ge=1, le=1_000_000)
+    microbatch_tokens: int = Field(1, ge=1)
+    stages: tuple[Stage, ...]
+    data_instances: int | None = Field(None, ge=1, le=MAX_INSTANCES)
+    input_bytes: float = Field(0.0, ge=0)
+    clusters: tuple[Token, ...] = ()
+    start_s: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _something_left(self) -> Job:
+        if not self.stages:
+            raise ValueError("stages: give at least one")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} leaves nothing of {self.steps} steps")
+        return self
+
+    def all_stages(self) -> tuple[Stage, ...]:
+        """Stages with repetitions written out."""
+        return tuple(stage for stage in self.stages for _ in range(stage.repeat))
+
+    @property
+    def instances(self) -> int:
+        """Stage instances of all its copies."""
+        return self.count * sum(stage.replicas * stage.repeat for stage in self.stages)
+
+
+Target = Annotated[str, Field(min_length=1, description="an instance, CLUSTER/node-N, or a cluster")]
+
+
+class Slow(Part):
+    """From `at_s` on, for `for_s` seconds (else to the end), the target takes `factor` times as long."""
+
+    kind: Literal["slow"] = "slow"
+    at_s: float = Field(ge=0)
+    target: Target
+    factor: float = Field(gt=0, le=1e6)
+    for_s: float | None = Field(None, gt=0)
+
+
+class Kill(Part):
+    """The target dies; with `replace` a new incarnation of each joins after `overheads.start_s`."""
+
+    kind: Literal["kill"] = "kill"
+    at_s: float = Field(ge=0)
+    target: Target
+    replace: bool = True
+
+
+class Join(Part):
+    """One more replica of a job's stage."""
+
+    kind: Literal["join"] = "join"
+    at_s: float = Field(ge=0)
+    job: Token
+    stage: int = Field(ge=0)
+    cluster: Token | None = None
+    speed: float = Field(1.0, gt=0)
+
+
+class Degrade(Part):
+    """The link is worse for `for_s` seconds (else to the end)."""
+
+    kind: Literal["link"] = "link"
+    at_s: float = Field(ge=0)
+    between: tuple[Token, Token]
+    latency_factor: float = Field(1.0, gt=0)
+    bandwidth_factor: float = Field(1.0, gt=0)
+    for_s: float | None = Field(None, gt=0)
+
+
+Event = Slow | Kill | Join | Degrade
+
+
+class Routing(Part):
+    """How microbatches find their way; see docs/simulator.md for the names."""
+
+    algorithm: Algorithm = DEFAULT_ALGORITHM
+    policy: str = POLICIES[0]
+    every_s: float = Field(1.0, gt=0, description="samples, and what follows from them")
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(f"{value!r} is not one of {', '.join(POLICIES)}")
+        return value
+
+
+class Overheads(Part):
+    """What the mesh itself takes, as `benchmarks/simulation.py` measures it."""
+
+    hop_ms: float = Field(
+        1.0, ge=0, description="offer, answer and transfer of a microbatch, beside the link"
+    )
+    compute_ms: float = Field(0.0, ge=0, description="beside each forward and each backward pass")
+    data_ms: float = Field(0.5, ge=0, description="a data instance makes one microbatch")
+    begin_ms: float = Field(3.0, ge=0, description="decision until data instances have their microbatches")
+    prepare_ms: float = Field(5.0, ge=0, description="last claim until all votes, beside the all-reduce")
+    decide_ms: float = Field(2.0, ge=0, description="the compare-and-set")
+    commit_ms: float = Field(5.0, ge=0, description="decision until it is applied")
+    control_ms: float = Field(2.0, ge=0, description="an order and its answer; a new table until it is used")
+    detect_ms: float = Field(120.0, ge=0, description="a death until the orchestrator's verdict")
+    form_ms: float = Field(20.0, ge=0, description="a reduction group is built")
+    start_s: float = Field(1.0, ge=0, description="a new instance until it can take state")
+
+
+class Scenario(Part):
+    """All of it."""
+
+    name: Token
+    seed: int = Field(0, ge=0)
+    clusters: tuple[Cluster, ...] = (Cluster(name="a"),)
+    links: tuple[Link, ...] = ()
+    link_trace: LinkTrace | None = None
+    jobs: tuple[Job, ...]
+    events: tuple[Annotated[Event, Field(discriminator="kind")], ...] = ()
+    routing: Routing = Routing()
+    overheads: Overheads = Overheads()
+    limit_s: float = Field(1e7, gt=0, description="virtual seconds after which a run that is not done ends")
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Scenario:
+        clusters = {cluster.name for cluster in self.clusters}
+        if not clusters or not self.jobs:
+            raise ValueError("give at least one cluster and one job")
+        if len(clusters) != len(self.clusters):
+            raise ValueError("clusters: each needs a name of its own")
+        jobs = [name for job in self.jobs for name in names(job)]
+        if len(set(jobs)) != len(jobs):
+            raise ValueError("jobs: each needs a name of its own")
+        named: list[tuple[str, str]] = []
+        for index, link in enumerate(self.links):
+            named += [(f"links[{index}].between", cluster) for cluster in link.between]
+        for index, job in enumerate(self.jobs):
+            named += [(f"jobs[{index}].clusters", cluster) for cluster in job.clusters]
+            for number, stage in enumerate(job.stages):
+                named += [(f"jobs[{index}].stages[{number}].clusters", name) for name in stage.clusters]
+        if self.link_trace is not None:
+            named += [("link_trace.places", cluster) for cluster in self.link_trace.places]
+        for index, event in enumerate(self.events):
+            if isinstance(event, Degrade):
+                named += [(f"events[{index}].between", cluster) for cluster in event.between]
+            if isinstance(event, Join):
+                self._check_join(index, event)
+                named += [(f"events[{index}].cluster", event.cluster)] if event.cluster else []
+        for place, cluster in named:
+            if cluster not in clusters:
+                raise ValueError(f"{place}: no cluster {cluster!r}; there are {', '.join(sorted(clusters))}")
+        total = sum(job.instances for job in self.jobs)
+        if total > MAX_INSTANCES:
+            raise ValueError(f"jobs: {total} instances; at most {MAX_INSTANCES} are simulated")
+        return self
+
+    def _check_join(self, index: int, event: Join) -> None:
+        stages = {name: len(job.all_stages()) for job in self.jobs for name in names(job)}
+        if event.job not in stages:
+            raise ValueError(
+                f"events[{index}].job: no job {event.job!r}; there are {', '.join(sorted(stages))}"
+            )
+        if event.stage >= stages[event.job]:
+            raise ValueError(
+                f"events[{index}].stage: {event.stage} is none of {event.job}'s; "
+                f"they are 0 to {stages[event.job] - 1}"
+            )
+
+
+def names(job: Job) -> tuple[str, ...]:
+    """The ids of a job's copies."""
+    return (job.name,) if job.count == 1 else tuple(f"{job.name}-{number}" for number in range(job.count))

@@ -1,0 +1,414 @@
+"""One simulated job: the real step machine, and a shell that carries its effects out in virtual time.
+
+It does what `entities.orchestrator.step_loop` and the gateway do, without their waiting, and without messages
+that get lost (`tests/sim` has those): an order takes `overheads.control_ms`, and one that a dead instance
+would have to answer is left to the `Lost` that follows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dmsc.simulation.instances import DataInstance, Instance, StageInstance
+from dmsc.simulation.kernel import Kernel
+from dmsc.simulation.membership import EPOCH, JobMembers
+from dmsc.simulation.messages import Claim, Vote, as_claim, as_vote
+from dmsc.simulation.network import Network
+from dmsc.simulation.routing import JobRoutes
+from dmsc.simulation.scenario import Job, Overheads
+from entities.gateway.dispatch import choose_entries
+from entities.orchestrator import step_events as ev
+from entities.orchestrator.step_ledger import StepLedger
+from entities.orchestrator.step_machine import StepMachine
+from entities.registry_core import RegistryCore
+from schemas.registry import InstanceState, StateChange
+from schemas.step import Member, MicrobatchDispatch, StepDecision, StepFenced
+from workers.microbatch import Hop
+
+STATE_COPIES = 3
+"""A newcomer gets the weights and AdamW's two moments."""
+RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One committed step."""
+
+    step: int
+    began_s: float
+    ended_s: float
+
+
+@dataclass
+class Progress:
+    """What happened to a job."""
+
+    steps: list[StepDone] = field(default_factory=list)
+    began_s: float = 0.0
+    measured_from_s: float = 0.0
+    busy_then_s: dict[str, float] = field(default_factory=dict)
+    shares: Counter[str] = field(default_factory=Counter)
+    """Microbatches per SID in the measured steps."""
+    replayed: int = 0
+    restarts: int = 0
+    lost: int = 0
+    joined: int = 0
+    done: bool = False
+
+
+class SimulatedJob(JobMembers):
+    """Runs a job's steps."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: Job,
+        *,
+        kernel: Kernel,
+        network: Network,
+        registry: RegistryCore,
+        routes: JobRoutes,
+        overheads: Overheads,
+        clusters: Sequence[str],
+        place: Callable[[str], str],
+        seed: str,
+        folder: Path,
+    ) -> None:
+        super().__init__(
+            name, spec, kernel=kernel, network=network, registry=registry, routes=routes, overheads=overheads,
+            clusters=clusters, place=place, seed=seed, folder=folder,
+        )  # fmt: skip
+        self.progress = Progress()
+        self._lost: set[Member] = set()
+        self._step_began: dict[int, float] = {}
+        self._machine: StepMachine | None = None
+
+    # --- beginning ----------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Places and registers all instances, writes the first tables, opens the first step."""
+        stages = []
+        for number, stage in enumerate(self.stages):
+            members = [self._newest_replica(number, stage) for _ in range(stage.replicas)]
+            stages.append(members)
+        data = []
+        for replica in range(self._data_instances):
+            instance = self._spawn(
+                f"{self.name}-data-r{replica}", -1, self._clusters[replica % len(self._clusters)]
+            )
+            data.append(instance.member)
+        for members in (*stages, data):
+            for member in members:
+                self._register(self.instances[member], InstanceState.ACTIVE)
+        self._machine = StepMachine(
+            job=self.name,
+            epoch=EPOCH,
+            microbatches=self.spec.microbatches,
+            clip_norm=None,
+            stages=stages,
+            data=data,
+            pauses=lambda step: step >= self.spec.steps,
+        )
+        self.progress.began_s = self.kernel.now
+        for number in range(len(self.stages)):
+            self.reroute(number, at_once=True)
+        self._step_began[0] = self.kernel.now
+        self.event(ev.Opened(0, 0))
+
+    @property
+    def running(self) -> bool:
+        return self._machine is not None and not self.progress.done
+
+    @property
+    def machine(self) -> StepMachine:
+        assert self._machine is not None
+        return self._machine
+
+    def event(self, event: ev.Event) -> None:
+        for effect in self.machine.decide(event, self.kernel.now):
+            self._execute(effect)
+
+    def claim(self, instance: StageInstance, hop: Hop) -> None:
+        claim = Claim(
+            EPOCH, hop.step, hop.attempt, hop.microbatch, instance.stage, instance.member, hop.upstream.sid
+        )
+        self.event(ev.Claimed(as_claim(claim)))
+
+    # --- effects ------------------------------------------------------------------------------------------
+    def _execute(self, effect: ev.Effect) -> None:
+        over, after = self._overheads, self.kernel.after
+        match effect:
+            case ev.Begin(step, attempt):
+                after(over.begin_ms / 1e3, self._begin, step, attempt)
+            case ev.Prepare():
+                after(self._prepare_s(effect), self._prepared, effect)
+            case ev.Record(decision):
+                after(over.decide_ms / 1e3, self.event, ev.Recorded(decision))
+            case ev.Commit(decision, ledger):
+                self._note(decision, ledger)
+                after(over.commit_ms / 1e3, self._commit, decision)
+            case ev.FormGroup():
+                # a job's first groups are built before its first step
+                after(
+                    over.form_ms / 1e3 if self.progress.steps or effect.fenced else 0.0, self._formed, effect
+                )
+            case ev.Fence():
+                after(over.control_ms / 1e3, self._fence, effect)
+            case ev.Assign():
+                after(over.control_ms / 1e3, self._assign, effect)
+            case ev.SendState():
+                after(self._state_s(effect), self._sent_state, effect)
+            case ev.StageLost(stage, version):
+                after(over.start_s, self._bring_back, stage, version)
+            case ev.Condemn(member):
+                self.kill(member)
+            case ev.Restart():
+                self.progress.restarts += 1
+                after(over.control_ms / 1e3, self._restart, effect)
+            case ev.Replay():
+                self.progress.replayed += len(effect.replayed)
+            case ev.Boundary():
+                self.progress.done = True
+                self.registry.release(self.name)
+            case ev.Withdraw():
+                pass  # a transfer to the dead ends by itself here
+
+    def _begin(self, step: int, attempt: int) -> None:
+        """The entry gateway shares the step's microbatches out over the data instances."""
+        machine = self.machine
+        if (step, attempt) != (machine.step, machine.attempt):
+            return
+        candidates = [
+            record
+            for record in (self.registry.record(member.sid) for member in machine.data)
+            if record is not None
+        ]
+        choice = choose_entries(candidates, self.routes.compute, self.name, range(self.spec.microbatches))
+        if not choice.shares:
+            self.kernel.after(RETRY_S, self._begin, step, attempt)
+            return
+        for sid, numbers in choice.shares.items():
+            instance = self.by_sid[sid]
+            order = MicrobatchDispatch(
+                job=self.name, epoch=EPOCH, step=step, attempt=attempt, microbatches=numbers
+            )
+            if instance.alive and isinstance(instance, DataInstance):
+                instance.dispatch(order)
+        self.event(ev.Begun(step, attempt))
+
+    def _prepare_s(self, effect: ev.Prepare) -> float:
+        clusters = {self.instances[member].cluster for member in effect.members}
+        size = self.stages[effect.stage].parameter_bytes
+        return self._overheads.prepare_ms / 1e3 + self.network.reduce_s(clusters, len(effect.members), size)
+
+    def _prepared(self, effect: ev.Prepare) -> None:
+        members = [self._stage_instance(member) for member in effect.members]
+        if not all(instance.alive for instance in members):
+            self.event(ev.GroupFailed(effect.stage, effect.generation))
+            return
+        for instance in members:
+            vote = Vote(
+                instance.member, effect.step, effect.attempt, effect.generation, tuple(instance.summed)
+            )
+            self.event(ev.Voted(effect.stage, as_vote(vote)))
+
+    def _note(self, decision: StepDecision, ledger: StepLedger) -> None:
+        """The step is decided: what it was like."""
+        now = self.kernel.now
+        self.progress.steps.append(StepDone(decision.step, self._step_began.pop(decision.step, now), now))
+        if decision.step >= self.spec.warmup_steps:
+            self.progress.shares.update(ledger.shares())
+        self._step_began[decision.step + 1] = now
+        if decision.step + 1 == self.spec.warmup_steps:
+            self.progress.measured_from_s = now
+            self.progress.busy_then_s = {
+                sid: instance.busy_s
+                for sid, instance in self.by_sid.items()
+                if isinstance(instance, StageInstance)
+            }
+
+    def _commit(self, decision: StepDecision) -> None:
+        members = [member for stage in decision.membership for member in stage]
+        for member in members:
+            instance = self._stage_instance(member)
+            if instance.alive and instance.machine.version == decision.step:
+                instance.applied(decision.step + 1)
+        self._committed(decision.step, members)
+
+    def _committed(self, step: int, members: Sequence[Member]) -> None:
+        """Everyone has answered, or is known to be lost."""
+        silent = tuple(member for member in members if not self.instances[member].alive)
+        if any(member not in self._lost for member in silent):
+            self.kernel.after(RETRY_S, self._committed, step, members)
+            return
+        self.event(ev.Committed(step, silent))
+
+    def _formed(self, effect: ev.FormGroup) -> None:
+        members = [self._stage_instance(member) for member in effect.members]
+        if not all(instance.alive for instance in members):
+            return
+        for instance in members:
+            instance.machine.fence(effect.fenced)
+            if effect.attempt > instance.machine.attempt:
+                instance.restarted(effect.attempt)
+            instance.generation = effect.generation
+        self._admit(effect.members)
+        self.event(ev.GroupFormed(effect.stage, effect.generation))
+
+    def _fence(self, effect: ev.Fence) -> None:
+        targets = [self.instances[member] for member in effect.targets]
+        if not all(instance.alive for instance in targets):
+            return
+        order = (EPOCH, effect.attempt, effect.round)
+        answers = []
+        for instance in targets:
+            if isinstance(instance, StageInstance):
+                machine = instance.machine
+                if (machine.version, machine.attempt) != (effect.step, effect.attempt):
+                    self.kernel.after(RETRY_S, self._fence, effect)  # it is still to hear of the step
+                    return
+                machine.fence(effect.fenced, order)
+                held, version = machine.held(), machine.version
+            else:
+                assert isinstance(instance, DataInstance)
+                instance.run(instance.machine.fence(effect.fenced, order))
+                held, version = instance.machine.held(effect.step, effect.attempt), effect.step
+            answers.append(StepFenced(member=instance.member, version=version, round=effect.round, held=held))
+        self.event(ev.Fenced(effect.round, tuple(answers)))
+
+    def _assign(self, effect: ev.Assign) -> None:
+        instances = [(self.instances[member], paths) for member, paths in effect.paths.items()]
+        if not all(instance.alive for instance, _ in instances):
+            return
+        order = (EPOCH, effect.attempt, effect.round)
+        for instance, paths in instances:
+            if isinstance(instance, DataInstance):
+                if instance.machine.attempt <= effect.attempt:
+                    instance.run(instance.machine.assign(order, effect.step, paths))
+            elif isinstance(instance, StageInstance):
+                machine = instance.machine
+                if (machine.version, machine.attempt) == (effect.step, effect.attempt):
+                    instance.run(machine.assign(order, paths))
+                    instance.reconsider()
+        self.event(ev.Assigned(effect.round))
+
+    def _restart(self, effect: ev.Restart) -> None:
+        for member in effect.targets:
+            instance = self.instances[member]
+            if not instance.alive:
+                continue
+            if isinstance(instance, DataInstance):
+                instance.run(instance.machine.fence(effect.fenced))
+                if effect.attempt > instance.machine.attempt:
+                    instance.machine.restarted(effect.attempt)
+            elif isinstance(instance, StageInstance):
+                instance.machine.fence(effect.fenced)
+                if effect.attempt > instance.machine.attempt:
+                    instance.restarted(effect.attempt)
+        self.event(ev.Restarted(effect.attempt))
+
+    def _admit(self, members: Iterable[Member]) -> None:
+        """The group stands: newcomers take work."""
+        for member in members:
+            record = self.registry.record(member.sid)
+            if record is not None and record.state is InstanceState.PENDING:
+                self.registry.change(
+                    StateChange(sid=member.sid, incarnation=member.incarnation, state=InstanceState.ACTIVE),
+                    self.kernel.now,
+                )
+                self.progress.joined += 1
+                self.reroute(self.instances[member].stage)
+
+    # --- losses and newcomers -----------------------------------------------------------------------------
+    def kill(self, member: Member, *, replace: bool = True) -> None:
+        """The instance dies; the orchestrator hears of it after `detect_ms`."""
+        instance = self.instances[member]
+        if not instance.alive or self.progress.done:
+            return
+        instance.alive = False
+        self.kernel.after(self._overheads.detect_ms / 1e3, self._noticed, instance, replace)
+
+    def _noticed(self, instance: Instance, replace: bool) -> None:
+        member = instance.member
+        if member in self._lost or self.progress.done:
+            return
+        self._lost.add(member)
+        self.progress.lost += 1
+        self.registry.change(
+            StateChange(
+                sid=member.sid, incarnation=member.incarnation, state=InstanceState.FAULTED, reason="killed"
+            ),
+            self.kernel.now,
+        )
+        self.reroute(instance.stage)
+        self.event(ev.Lost(member))
+        if replace:
+            self.kernel.after(self._overheads.start_s, self._replace, instance)
+
+    def _replace(self, lost: Instance) -> None:
+        sid = lost.member.sid
+        if self.progress.done or self.by_sid[sid] is not lost:
+            return
+        if lost.stage >= 0 and not self.machine.stages[lost.stage]:
+            self.kernel.after(RETRY_S, self._replace, lost)  # the stage is being brought back first
+            return
+        newcomer = self._spawn(sid, lost.stage, lost.cluster, lost.node)
+        if isinstance(newcomer, StageInstance) and isinstance(lost, StageInstance):
+            newcomer.busy_s = lost.busy_s  # figures are those of the name
+        self._arrive(newcomer, lost.speed if isinstance(lost, StageInstance) else None)
+
+    def join(self, stage: int, cluster: str | None, speed: float) -> None:
+        """One more replica."""
+        if self.progress.done:
+            return
+        member = self._newest_replica(stage, self.stages[stage], cluster, speed)
+        self._arrive(self.instances[member], speed)
+
+    def _arrive(self, instance: Instance, speed: float | None) -> None:
+        instance.machine.attempt = self.machine.attempt
+        instance.machine.fence(tuple(self._lost))
+        if isinstance(instance, StageInstance):
+            instance.speed = speed or 1.0
+        for table in self.routes.tables.values():
+            if table.stage == instance.stage + 1 and table.cluster == instance.cluster:
+                instance.routed(table)
+        self._register(instance, InstanceState.PENDING if instance.stage >= 0 else InstanceState.ACTIVE)
+        self.event(ev.Arrived(instance.member, instance.stage))
+
+    def _state_s(self, effect: ev.SendState) -> float:
+        source, target = self.instances[effect.source], self.instances[effect.to]
+        size = STATE_COPIES * self.stages[source.stage].parameter_bytes
+        return self._overheads.control_ms / 1e3 + self.network.transfer_s(
+            source.cluster, target.cluster, size
+        )
+
+    def _sent_state(self, effect: ev.SendState) -> None:
+        target = self._stage_instance(effect.to)
+        if not target.alive or not self.instances[effect.source].alive:
+            self.event(ev.JoinFailed(effect.to))
+            return
+        target.machine.version = effect.version
+        self.event(ev.Joined(effect.to, effect.version))
+
+    def _bring_back(self, stage: int, version: int) -> None:
+        """A stage that lost everyone comes back from a copy, at the open step's version."""
+        if self.machine.stages[stage] or self.progress.done:
+            return
+        waiting = [one for one in self.machine.newcomers if self.instances[one].stage == stage]
+        if waiting:
+            member = waiting[0]
+        else:
+            lost = self.by_sid[f"{self.name}-s{stage}-r0"]
+            instance = self._spawn(lost.member.sid, stage, lost.cluster, lost.node)
+            instance.machine.fence(tuple(self._lost))
+            for table in self.routes.tables.values():
+                if table.stage == stage + 1 and table.cluster == instance.cluster:
+                    instance.routed(table)
+            self._register(instance, InstanceState.PENDING)
+            member = instance.member
+        restored = self._stage_instance(member)
+        restored.machine.version = version
+        restored.machine.attempt = self.machine.attempt
+        self.event(ev.Restored(stage, (member,)))

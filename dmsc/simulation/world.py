@@ -1,0 +1,203 @@
+"""A whole scenario: jobs on one clock, one registry, one network; its events; and what came of it."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from dmsc.simulation.instances import StageInstance
+from dmsc.simulation.kernel import Kernel
+from dmsc.simulation.network import Network
+from dmsc.simulation.routing import JobRoutes, windows
+from dmsc.simulation.scenario import Degrade, Event, Job, Join, Kill, Scenario, Slow, names
+from dmsc.simulation.traces import Traced, read_trace
+from dmsc.simulation.training import SimulatedJob
+from entities.registry_core import LeaseConfig, RegistryCore
+from schemas.errors import BadInput
+from schemas.signals import CommunicationPolicy, StagePolicy
+from schemas.step import Member
+
+TICK_S = 0.1
+"""How often step machines are told that time passed, as `step_loop.TICK_S`; only while there are faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event of the scenario that took place."""
+
+    at_s: float
+    kind: str
+    text: str
+
+
+class World:
+    """One run. `run()` returns when all jobs are done, or at the scenario's limit."""
+
+    def __init__(self, scenario: Scenario, seed: int, folder: Path) -> None:
+        """
+        Args:
+            scenario: what is simulated.
+            seed: takes the place of the scenario's own.
+            folder: files that the scenario names are looked for here.
+
+        Raises:
+            BadInput: a file can't be used, or an event names something that is not there.
+        """
+        self.scenario = scenario
+        self.seed = seed
+        self.kernel = Kernel()
+        self.registry = RegistryCore(LeaseConfig())
+        traced = read_trace(scenario.link_trace, folder) if scenario.link_trace else Traced({}, [])
+        self.network = Network(self.kernel, scenario, traced.links)
+        for at_s, pair, link in traced.changes:
+            self.kernel.after(at_s, self.network.set, pair, link.latency_ms / 1e3, link.bandwidth_bytes_per_s)
+        self.happened: list[Happened] = []
+        self._nodes = {cluster.name: cluster.nodes for cluster in scenario.clusters}
+        self._placed: Counter[str] = Counter()
+        self.jobs: dict[str, SimulatedJob] = {}
+        for spec in scenario.jobs:
+            for name in names(spec):
+                self.jobs[name] = self._job(name, spec, folder)
+                self.kernel.after(spec.start_s, self.jobs[name].start)
+        for index, event in enumerate(scenario.events):
+            self._check(index, event)
+            self.kernel.after(event.at_s, self._happen, event)
+        if any(isinstance(event, Kill | Join) for event in scenario.events):
+            self.kernel.after(TICK_S, self._tick)
+        self.kernel.after(scenario.routing.every_s, self._sample)
+
+    def run(self) -> None:
+        """Lets everything happen."""
+        open_jobs = list(self.jobs.values())
+
+        def done() -> bool:
+            while open_jobs and open_jobs[-1].progress.done:
+                open_jobs.pop()
+            return not open_jobs
+
+        collecting = gc.isenabled()
+        gc.disable()  # millions of small objects, none of them in cycles: looking for some takes a third
+        try:
+            self.kernel.run(done, self.scenario.limit_s)
+        finally:
+            if collecting:
+                gc.enable()
+
+    @property
+    def instances(self) -> int:
+        """Stage instances that there were, at once."""
+        return sum(
+            isinstance(one, StageInstance) for job in self.jobs.values() for one in job.by_sid.values()
+        )
+
+    def _job(self, name: str, spec: Job, folder: Path) -> SimulatedJob:
+        clusters = spec.clusters or tuple(cluster.name for cluster in self.scenario.clusters)
+        replicas = [stage.replicas for stage in spec.all_stages()]
+        sizes = windows(replicas, spec.data_instances or min(len(clusters), replicas[0]))
+        policy = CommunicationPolicy(
+            job=name,
+            revision=1,
+            entry_gateway=f"gateway-{clusters[0]}",
+            clusters=clusters,
+            stages=tuple(StagePolicy(stage=number, window=size) for number, size in enumerate(sizes)),
+            algorithm=self.scenario.routing.algorithm,
+            reason="initial: equal weights",
+        )
+        return SimulatedJob(
+            name, spec, kernel=self.kernel, network=self.network, registry=self.registry,
+            routes=JobRoutes(name, policy, self.scenario.routing.policy), overheads=self.scenario.overheads,
+            clusters=clusters, place=self._place, seed=f"{self.seed}", folder=folder,
+        )  # fmt: skip
+
+    def _place(self, cluster: str) -> str:
+        node = f"node-{self._placed[cluster] % self._nodes[cluster]}"
+        self._placed[cluster] += 1
+        return node
+
+    def _tick(self) -> None:
+        from entities.orchestrator.step_events import Tick
+
+        for job in self.jobs.values():
+            if job.progress.steps and not job.progress.done:
+                job.event(Tick())
+        self.kernel.after(TICK_S, self._tick)
+
+    def _sample(self) -> None:
+        for job in self.jobs.values():
+            if job.running:
+                job.sample()
+        self.kernel.after(self.scenario.routing.every_s, self._sample)
+
+    # --- events -------------------------------------------------------------------------------------------
+    def _check(self, index: int, event: Event) -> None:
+        if not isinstance(event, Slow | Kill):
+            return
+        cluster, slash, node = event.target.partition("/")
+        if slash:
+            known = cluster in self._nodes and node in {f"node-{n}" for n in range(self._nodes[cluster])}
+        else:
+            known = cluster in self._nodes or any(
+                event.target in job.planned(self._joins(job.name)) for job in self.jobs.values()
+            )
+        if not known:
+            raise BadInput(
+                f"events[{index}].target: {event.target!r} is no instance (such as "
+                f"{next(iter(self.jobs))}-s0-r0), no CLUSTER/node-N, and no cluster"
+            )
+
+    def _joins(self, job: str) -> Counter[int]:
+        """Replicas that are to join a job, by stage."""
+        return Counter(
+            event.stage for event in self.scenario.events if isinstance(event, Join) and event.job == job
+        )
+
+    def _targets(self, target: str) -> list[tuple[SimulatedJob, Member]]:
+        cluster, _, node = target.partition("/")
+        return [
+            (job, instance.member)
+            for job in self.jobs.values()
+            for sid, instance in job.by_sid.items()
+            if sid == target or (instance.cluster == cluster and node in ("", instance.node))
+        ]
+
+    def _happen(self, event: Event) -> None:
+        match event:
+            case Slow():
+                self._slow(event.target, event.factor, f"{event.target} takes {event.factor:g} times as long")
+                if event.for_s is not None:
+                    self.kernel.after(
+                        event.for_s, self._slow, event.target, 1 / event.factor, f"{event.target} recovers"
+                    )
+            case Kill():
+                self._log("kill", f"{event.target} dies")
+                for job, member in self._targets(event.target):
+                    job.kill(member, replace=event.replace)
+            case Join():
+                self._log("join", f"a replica of stage {event.stage} of {event.job}")
+                self.jobs[event.job].join(event.stage, event.cluster, event.speed)
+            case Degrade():
+                one, other = event.between
+                self._log(
+                    "link",
+                    f"{one} – {other}: latency × {event.latency_factor:g}, "
+                    f"bandwidth × {event.bandwidth_factor:g}",
+                )
+                self.network.degrade(event)
+                if event.for_s is not None:
+                    self.kernel.after(event.for_s, self._recover, event)
+
+    def _slow(self, target: str, factor: float, text: str) -> None:
+        self._log("slow", text)
+        for job, member in self._targets(target):
+            instance = job.instances[member]
+            if isinstance(instance, StageInstance):
+                instance.speed /= factor
+
+    def _recover(self, event: Degrade) -> None:
+        self._log("link", f"{event.between[0]} – {event.between[1]} recovers")
+        self.network.recover(event)
+
+    def _log(self, kind: str, text: str) -> None:
+        self.happened.append(Happened(self.kernel.now, kind, text))

@@ -1,0 +1,42 @@
+"""`dmsc routes` and `dmsc top` on a mesh at work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tests.integration.mesh.conftest import Mesh, tiny_job
+
+
+def printed(mesh: Mesh, *arguments: str) -> Any:
+    command = [sys.executable, "-m", "dmsc", *arguments, "--json", "--state", str(mesh.state)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_routes_and_top_show_a_job_at_work(mesh: Mesh) -> None:
+    spec = tiny_job("board", training={"steps": 5000}, parallel={"stages": 2, "replicas": 2})
+    job = mesh.client.submit(spec).job
+    try:
+        for event in mesh.client.events(job):
+            if event.kind == "step" and event.result is not None and event.result.step >= 3:
+                break
+        stages = printed(mesh, "routes", job)["stages"]
+        top = printed(mesh, "top", "--once")
+    finally:
+        mesh.client.cancel(job)
+    assert [stage["stage"] for stage in stages] == [0, 1]
+    for stage in stages:
+        assert stage["measured_steps"] > 0
+        assert len(stage["instances"]) == 2
+        assert abs(sum(one["share"] for one in stage["instances"]) - 1) < 1e-6
+        assert all(one["state"] == "active" and one["service_ms"] > 0 for one in stage["instances"])
+        assert all(any(one["reasons"].values()) for one in stage["instances"])
+        assert set(stage["tables"]) == {"a", "b"}
+    (line,) = [one for one in top["jobs"] if one["job"] == job]
+    assert line["tokens_per_s"] > 0
+    assert {one["sid"] for one in top["instances"]} >= {one["sid"] for one in stages[0]["instances"]}
+    assert {node["cluster"] for node in top["nodes"]} == {"a", "b"}

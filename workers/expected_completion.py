@@ -1,0 +1,132 @@
+"""Expected completion: who is free first gets the microbatch, unless the step would end sooner without it.
+
+A step is over when its slowest microbatch is, so a slow instance is worth its work in the middle of a step
+and a loss at its end. For each candidate i with room,
+
+    completion_i = max(now, free_at_i) + transfer_i + service_i
+    without_i    = (remaining + Σ_{j≠i} load_j) / Σ_{j≠i} 1/service_j
+
+say when i would be done with this microbatch, and when the others would be done with all that is left. Who
+can begin first is taken if completion_i ≤ without_i: with much left that keeps everybody busy, slow ones too
+(list scheduling; Graham 1969), near the end it leaves out whoever would hold the step up. If that leaves
+nobody, the earliest completion is taken, or, where a full window promises an earlier one, waited for.
+
+Somebody who is left out for long is measured no more, and might have recovered: it is tried again when what
+that may cost the step is no more than `TRIAL_PART` of the time since it was last used.
+
+Times are sums over what is open, so they need no clock beside `now`: `free_at` is absolute, and a receiver's
+last word drains by itself as time goes by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from workers.balancers import Candidate, LazyHeap
+
+TRIES = 4
+"""Candidates looked at near the end of a step before the best of them is taken: bounds a choice."""
+
+
+TRIAL_PART = 0.02
+"""What trying an instance that is left out may cost, as a part of the time between two trials. More finds a
+recovery sooner."""
+
+
+class ExpectedCompletion:
+    """See the module. Idle candidates are taken fastest first, equals in turn."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._idle = LazyHeap()
+        self._busy = LazyHeap()
+        self._full = LazyHeap()
+        self._counted: dict[str, tuple[float, int]] = {}
+        self._rate = 0.0  # microbatches per millisecond, all together
+        self._load = 0
+        self._changes = 0
+
+    def reset(self, candidates: Sequence[Candidate]) -> None:
+        for heap in (self._idle, self._busy, self._full):
+            heap.clear()
+        self._counted.clear()
+        self._rate, self._load = 0.0, 0
+        for candidate in candidates:
+            self.changed(candidate)
+
+    def changed(self, candidate: Candidate) -> None:
+        candidate.version += 1
+        rate, load = self._counted.get(candidate.sid, (0.0, 0))
+        present = (1.0 / candidate.takes_ms, candidate.load)
+        self._counted[candidate.sid] = present
+        self._rate += present[0] - rate
+        self._load += present[1] - load
+        if candidate.full:
+            self._full.push(candidate, candidate.free_at + candidate.takes_ms / 1e3)
+        else:
+            self._put(candidate, -math.inf)
+        self._changes += 1
+        if self._changes % 64 == 0:
+            for heap in (self._idle, self._busy, self._full):
+                heap.compact(4 * len(self._counted) + 64)
+
+    def choose(self, now: float, remaining: int | None) -> Candidate | None:
+        passed: list[Candidate] = []
+        chosen: Candidate | None = None
+        while len(passed) < TRIES:
+            heap = self._first(now)
+            candidate = heap.top()
+            if candidate is None:
+                break
+            if remaining is None or self._late_ms(candidate, now, remaining) <= 0:
+                chosen = candidate
+                break
+            passed.append(candidate)
+            heap.pop()
+        if chosen is None and passed:
+            best = min(passed, key=lambda one: _completion_ms(one, now))
+            awaited = self._full.top()
+            if awaited is None or _awaited_ms(awaited, now) >= _completion_ms(best, now):
+                chosen = best
+        for candidate in passed:
+            self._put(candidate, now)
+        return chosen
+
+    def _first(self, now: float) -> LazyHeap:
+        """On top of it is who can begin first; among idle ones the fastest, then in turn."""
+        while (candidate := self._busy.top()) is not None and candidate.free_at <= now:
+            self._busy.pop()
+            self._put(candidate, now)
+        idle, busy = self._idle.top(), self._busy.top()
+        if idle is None or busy is None:
+            return self._busy if idle is None else self._idle
+        sooner = now + idle.far_ms / 1e3 <= busy.free_at + busy.far_ms / 1e3
+        return self._idle if sooner else self._busy
+
+    def _put(self, candidate: Candidate, now: float) -> None:
+        if candidate.free_at <= now:
+            self._idle.push(candidate, (candidate.takes_ms + candidate.far_ms, candidate.used))
+        else:
+            self._busy.push(candidate, (candidate.free_at + candidate.far_ms / 1e3, candidate.used))
+
+    def _late_ms(self, candidate: Candidate, now: float, remaining: int) -> float:
+        """By how much it would be done after the others alone had done all that is left, beyond what a trial
+        may cost."""
+        rate, load = self._counted[candidate.sid]
+        others = self._rate - rate
+        if others <= 1e-12:
+            return -math.inf
+        without_ms = (remaining + self._load - load) / others
+        trial_ms = TRIAL_PART * (now - candidate.used_at) * 1e3
+        return _completion_ms(candidate, now) - without_ms - trial_ms
+
+
+def _awaited_ms(candidate: Candidate, now: float) -> float:
+    """Completion at one whose window is full. One that is late is expected to be as late again: so nobody
+    waits for ever for an instance that hangs."""
+    return abs(candidate.free_at - now) * 1e3 + candidate.link_ms + candidate.takes_ms
+
+
+def _completion_ms(candidate: Candidate, now: float) -> float:
+    wait_ms = max(0.0, candidate.free_at - now) * 1e3
+    return wait_ms + candidate.link_ms + candidate.takes_ms

@@ -1,0 +1,63 @@
+"""What an instance measures of its own speed, for telemetry and for whoever chooses among instances."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+RECENT = 5
+"""Microbatches of which each figure's median is taken: two pauses of the machine move nothing, while an
+instance that became slower shows after three microbatches."""
+
+KEEP = 0.6
+"""Part of the moving average that stays with each microbatch."""
+
+RECOVERED = 0.2
+"""A microbatch that takes less than this part of the average begins it anew: nothing makes an instance faster
+than it is, and one that is left out for its slowness gets few to show that it has recovered."""
+
+
+@dataclass(slots=True)
+class Average:
+    """A moving average of medians."""
+
+    value: float = 0.0
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, value: float) -> None:
+        if value < RECOVERED * self.value:
+            self._recent.clear()
+        self._recent.append(value)
+        middle = median(self._recent)
+        self.value = middle if len(self._recent) < RECENT else KEEP * self.value + (1 - KEEP) * middle
+
+
+@dataclass(slots=True)
+class Load:
+    """Moving figures; milliseconds per microbatch."""
+
+    reduce_ms: float = 0.0
+    microbatches: int = 0
+    tokens: int = 0
+    _forward: Average = field(default_factory=Average)
+    _backward: Average = field(default_factory=Average)
+
+    @property
+    def forward_ms(self) -> float:
+        return self._forward.value
+
+    @property
+    def backward_ms(self) -> float:
+        return self._backward.value
+
+    @property
+    def service_ms(self) -> float:
+        """Forward plus backward."""
+        return self.forward_ms + self.backward_ms
+
+    def measured(self, forward_ms: float, backward_ms: float) -> None:
+        """One microbatch more."""
+        self._forward.add(forward_ms)
+        self._backward.add(backward_ms)
+        self.microbatches += 1
