@@ -31,6 +31,7 @@ class Notice(NamedTuple):
     receiver: Member
     load: Load | None = None
     evaluate: bool = False
+    round: int = 0  # of no use here: all answer a fence at the same moment
 
 
 class Claim(NamedTuple):

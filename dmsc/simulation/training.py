@@ -269,12 +269,12 @@ class SimulatedJob(JobMembers):
                 if (machine.version, machine.attempt) != (effect.step, effect.attempt):
                     self.kernel.after(RETRY_S, self._fence, effect)  # it is still to hear of the step
                     return
-                machine.fence(effect.fenced, order)
-                held, version = machine.held(), machine.version
+                machine.fence(effect.fenced)
+                held, version = machine.told(order), machine.version
             else:
                 assert isinstance(instance, DataInstance)
-                instance.run(instance.machine.fence(effect.fenced, order))
-                held, version = instance.machine.held(effect.step, effect.attempt), effect.step
+                instance.run(instance.machine.fence(effect.fenced))
+                held, version = instance.machine.told(effect.step, order), effect.step
             answers.append(StepFenced(member=instance.member, version=version, round=effect.round, held=held))
         self.event(ev.Fenced(effect.round, tuple(answers)))
 
