@@ -10,6 +10,7 @@ anew would take longer than all the rest.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -158,6 +159,7 @@ class RegistryCore:
     def __init__(self, config: LeaseConfig) -> None:
         self.config = config
         self._held: dict[str, Held] = {}
+        self._ordered: list[Held] | None = None  # by route id; made when a snapshot is asked for
         self._index = RegistryIndex()
         self._holders = Holders()
         self._departed: dict[str, tuple[float, str]] = {}
@@ -221,6 +223,10 @@ class RegistryCore:
         return page, 0
 
     def _find(self, query: Resolve) -> list[Held]:
+        if query == Resolve(after=query.after):
+            if self._ordered is None:
+                self._ordered = sorted(self._held.values(), key=_route_of)
+            return self._ordered[bisect.bisect_right(self._ordered, query.after, key=_route_of) :]
         if query.sid is not None:
             named = self._held.get(query.sid)
             found = [named] if named is not None and named.group.content.matches(query) else []
@@ -233,7 +239,7 @@ class RegistryCore:
             and held.memory_bytes >= query.min_memory_bytes
             and held.flops_per_s >= query.min_flops_per_s
         ]
-        wanted.sort(key=lambda held: held.route_id)
+        wanted.sort(key=_route_of)
         return wanted
 
     # --- events ----------------------------------------------------------------------------------------
@@ -350,6 +356,7 @@ class RegistryCore:
         self, record: ServiceRecord, now: float, holder: str, packed: Packed[ServiceRecord] | None = None
     ) -> Held:
         """Files a record under a SID that is free."""
+        self._ordered = None
         held = self._held[record.sid] = Held(
             packed=packed or pack(record),
             incarnation=record.incarnation,
@@ -373,6 +380,7 @@ class RegistryCore:
 
     def _drop(self, sid: str) -> Held:
         held = self._held.pop(sid)
+        self._ordered = None
         self._index.remove(sid, held.group)
         self._holders.remove(held.holder, sid)
         self._departed.pop(sid, None)
@@ -479,6 +487,10 @@ class RegistryCore:
             incarnation=held.incarnation,
             history=history,
         )
+
+
+def _route_of(held: Held) -> int:
+    return held.route_id
 
 
 def _bounded(record: ServiceRecord) -> Packed[ServiceRecord]:

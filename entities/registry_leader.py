@@ -51,7 +51,7 @@ class ServiceRegistryConfig:
     advertise: AdvertiseConfig = field(default_factory=AdvertiseConfig)
     lead: LeadConfig = field(default_factory=LeadConfig)
     node: str = "mesh"
-    page_records: int = 512  # records per answer: what a reader decodes in one go, some 10 ms
+    page_records: int = 1024  # records per answer: what a reader decodes in one go
     page_bytes: int = 512 << 10  # and their size, below any server's largest message
     registering: int = 2048  # registrations in work at a time; each waits for the bucket, so they go together
     lot: int = 1000  # records written in one go: what the server takes as one batch
