@@ -10,13 +10,14 @@ anew would take longer than all the rest.
 
 from __future__ import annotations
 
-import heapq
+import bisect
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bus.packed import Packed, pack
 from entities.registry_index import Group, RegistryIndex
+from entities.route_ids import RouteIds
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
 from schemas.registry import (
@@ -61,47 +62,6 @@ class LeaseConfig:
             raise ValueError(f"tick_s is {self.tick_s}; it must be above 0 and at most a third of expiry_s")
         if not self.departed_s > 0:
             raise ValueError(f"departed_s is {self.departed_s}; it must be above 0")
-
-
-class RouteIds:
-    """Allocates the lowest free route id, from 1 (draft §4.4(1): routing identifiers).
-
-    Takes memory for those that are in use or were, whatever numbers are wanted: those come from records
-    that others send.
-    """
-
-    def __init__(self) -> None:
-        self._used: set[int] = set()
-        self._free: list[int] = []  # below `_next` and released; each once
-        self._listed: set[int] = set()  # what stands in `_free`
-        self._next = 1
-
-    def take(self, wanted: int = 0) -> int:
-        """`wanted` if it is free and above 0, else the lowest free one."""
-        if wanted > 0 and wanted not in self._used:
-            self._used.add(wanted)
-            return wanted
-        while self._free:
-            lowest = heapq.heappop(self._free)
-            self._listed.discard(lowest)
-            if lowest not in self._used:
-                self._used.add(lowest)
-                return lowest
-        while self._next in self._used:
-            self._next += 1
-        number = self._next
-        self._next += 1
-        self._used.add(number)
-        return number
-
-    def release(self, number: int) -> None:
-        """Gives it back; twice is fine."""
-        if number not in self._used:
-            return
-        self._used.remove(number)
-        if number < self._next and number not in self._listed:
-            self._listed.add(number)
-            heapq.heappush(self._free, number)
 
 
 @dataclass(slots=True)
@@ -159,6 +119,7 @@ class RegistryCore:
     def __init__(self, config: LeaseConfig) -> None:
         self.config = config
         self._held: dict[str, Held] = {}
+        self._ordered: list[Held] | None = None  # by route id; made when a snapshot is asked for
         self._index = RegistryIndex()
         self._holders = Holders()
         self._departed: dict[str, tuple[float, str]] = {}
@@ -222,6 +183,10 @@ class RegistryCore:
         return page, 0
 
     def _find(self, query: Resolve) -> list[Held]:
+        if query == Resolve(after=query.after):
+            if self._ordered is None:
+                self._ordered = sorted(self._held.values(), key=_route_of)
+            return self._ordered[bisect.bisect_right(self._ordered, query.after, key=_route_of) :]
         if query.sid is not None:
             named = self._held.get(query.sid)
             found = [named] if named is not None and named.group.content.matches(query) else []
@@ -234,7 +199,7 @@ class RegistryCore:
             and held.memory_bytes >= query.min_memory_bytes
             and held.flops_per_s >= query.min_flops_per_s
         ]
-        wanted.sort(key=lambda held: held.route_id)
+        wanted.sort(key=_route_of)
         return wanted
 
     # --- events ----------------------------------------------------------------------------------------
@@ -351,6 +316,7 @@ class RegistryCore:
         self, record: ServiceRecord, now: float, holder: str, packed: Packed[ServiceRecord] | None = None
     ) -> Held:
         """Files a record under a SID that is free."""
+        self._ordered = None
         held = self._held[record.sid] = Held(
             packed=packed or pack(record),
             incarnation=record.incarnation,
@@ -374,6 +340,7 @@ class RegistryCore:
 
     def _drop(self, sid: str) -> Held:
         held = self._held.pop(sid)
+        self._ordered = None
         self._index.remove(sid, held.group)
         self._holders.remove(held.holder, sid)
         self._departed.pop(sid, None)
@@ -480,6 +447,10 @@ class RegistryCore:
             incarnation=held.incarnation,
             history=history,
         )
+
+
+def _route_of(held: Held) -> int:
+    return held.route_id
 
 
 def _bounded(record: ServiceRecord) -> Packed[ServiceRecord]:

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
@@ -39,8 +38,10 @@ from schemas.signals import Registration, RegistrationLease, TerminationReport
 
 log = get_logger("service-registry")
 
-FEW = 8
+FEW = 64
 """Up to so many changes of one lot are told one by one in the log."""
+SHOWN = 8
+"""So many SIDs stand in one line of the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class ServiceRegistryConfig:
     advertise: AdvertiseConfig = field(default_factory=AdvertiseConfig)
     lead: LeadConfig = field(default_factory=LeadConfig)
     node: str = "mesh"
-    page_records: int = 512  # records per answer: what a reader decodes in one go, some 10 ms
+    page_records: int = 1024  # records per answer: what a reader decodes in one go
     page_bytes: int = 512 << 10  # and their size, below any server's largest message
     registering: int = 2048  # registrations in work at a time; each waits for the bucket, so they go together
     lot: int = 1000  # records written in one go: what the server takes as one batch
@@ -76,6 +77,7 @@ class RegistryLeader:
         self._confirmed = confirmed
         self._incarnation = incarnation
         self._holder = connection_name(bus.sender)
+        self._crowded = False
         self.drain = True
         """Whether what was asked is still answered at the end: not once somebody else leads."""
         self._terminated: dict[str, set[str]] = {}
@@ -127,6 +129,8 @@ class RegistryLeader:
         touched = self.core.register(record, time.monotonic(), connection_name(envelope.sender))
         if touched:
             await self._writer.write(touched)
+            if not self._crowded:
+                log.info("registered", sid=record.sid, state=record.state, incarnation=record.incarnation)
         else:
             await self._writer.settled(record.sid)
         return RegistrationLease(
@@ -146,6 +150,8 @@ class RegistryLeader:
         await self._confirmed()
         touched = self.core.change(message, time.monotonic())
         await self._writer.write(touched)
+        if touched and not self._crowded:
+            log.info("state changed", sid=message.sid, state=message.state, reason=message.reason)
         return Ack()
 
     async def _resolve(self, message: Resolve, envelope: Envelope) -> Packed[Resolved]:
@@ -203,16 +209,9 @@ class RegistryLeader:
 
     def _written(self, sids: Collection[str]) -> None:
         self.advertiser.written(sids)
-        if len(sids) > FEW:
+        self._crowded = len(sids) > FEW
+        if self._crowded:
             log.info("records changed", count=len(sids), records=len(self.core))
-            return
-        for sid in sids:
-            record = self.core.record(sid)
-            if record is None:
-                log.info("record removed", sid=sid)
-            else:
-                told: dict[str, Any] = {"state": record.state, "incarnation": record.incarnation}
-                log.info("record changed", sid=sid, reason=record.reason, **told)
 
     # --- time -----------------------------------------------------------------------------------------
     async def _watch_silence(self) -> None:
@@ -227,7 +226,7 @@ class RegistryLeader:
             self.core.heartbeat(mine, now)
             touched = self.core.tick(now)
             if touched:
-                log.warning("leases expired", count=len(touched), sids=sorted(touched)[:FEW])
+                log.warning("leases expired", count=len(touched), sids=sorted(touched)[:SHOWN])
                 self._writer.soon(touched)
 
     async def _listen_for_departures(self) -> Feed | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from entities.registry_core import LeaseConfig, RegistryCore, RouteIds
+from entities.registry_core import LeaseConfig, RegistryCore
+from entities.route_ids import RouteIds
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
 from schemas.registry import (
