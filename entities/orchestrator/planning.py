@@ -147,10 +147,9 @@ def in_flight(stages: int, stage: int, replicas: int) -> int:
     """Microbatches that a replica may hold at once: computed forward, and not yet backward.
 
     A stage needs `stages - stage` of them to keep those behind it busy (1F1B), if hops took no time and all
-    were equally fast. As many again hide the hops: the bubble is then some 1 % above that of 1F1B instead
-    of 4 %. Replicas that differ queue up behind each other's slower ones: two more before the last stage
-    bring pipelines of unequal replicas 3 to 5 % nearer to their bound. The price is activations in memory.
-    (All in `tests/sim/test_routing.py`'s simulation.)
+    were equally fast. As many again hide the hops; replicas that differ queue up behind each other's slower
+    ones, and need two more before the last stage. The price is activations in memory.
+    `tests/sim/test_routing.py` prints what remains of the bubble, and of the bound of unequal replicas.
     """
     unequal = 2 if replicas > 1 and stage < stages - 1 else 0
     return 2 * (stages - stage) + unequal

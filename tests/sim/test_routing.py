@@ -105,6 +105,22 @@ def test_the_bubble_is_that_of_1f1b(microbatches: int) -> None:
     assert idle <= least + 0.03
 
 
+@pytest.mark.parametrize(
+    "services",
+    [
+        [[FAST, FAST, FAST, SLOW], [FAST] * 4],
+        [[FAST] * 4, [FAST, FAST, FAST, SLOW]],
+        [[FAST] * 4, [FAST, FAST, FAST, SLOW], [FAST] * 4],
+    ],
+    ids=["first of two", "last of two", "middle of three"],
+)
+def test_pipelines_of_unequal_replicas(services: list[list[float]]) -> None:
+    """Behind the first stage how much is left is an estimate: farther from the bound than a single stage."""
+    part = mean(Flow(services, microbatches=128).efficiency(range(5))[2:])
+    print(f"{part:.3f} of the bound")
+    assert part >= 0.85
+
+
 def test_a_full_instance_pushes_back_to_the_source() -> None:
     """A bottleneck at the end: what is on its way is bounded by windows, the rest waits as numbers."""
     flow = Flow([[0.01, 0.01], [SLOW]], microbatches=64)
