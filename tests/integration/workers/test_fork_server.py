@@ -210,9 +210,7 @@ def test_the_same_name_twice_is_refused_while_the_first_runs(agent: Agent) -> No
 def test_end_of_file_ends_children_even_stubborn_and_stopped_ones(own_agent: Agent) -> None:
     pids = [own_agent.wait("mild"), own_agent.wait("stubborn", stubborn=True), own_agent.wait("stopped")]
     os.kill(pids[2], signal.SIGSTOP)
-    closed = time.monotonic()
     own_agent.close()
-    assert 1.5 < time.monotonic() - closed < 5.0  # the stubborn one took its 2 s
     assert own_agent.process.returncode == 0
     assert not any(map(alive, pids))
 
