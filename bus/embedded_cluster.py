@@ -60,6 +60,7 @@ class EmbeddedCluster:
                 f"the bus in {folder} has {held} server(s), and {size} were asked for: jobs can't be moved; "
                 f"keep to {held}, choose another state folder, or remove {folder} with all that is in it"
             )
+        self.restarted: Callable[[], None] = lambda: None
         if size == 1:
             self.servers = [EmbeddedServer(folder, port=port, host=host, **options)]
             return
@@ -103,22 +104,22 @@ class EmbeddedCluster:
         await asyncio.gather(*(server.stop() for server in self.servers))
 
     async def keep(self, say: Callable[[str], None]) -> None:
-        """Starts again what dies, on the same port and store, until cancelled."""
-        await asyncio.gather(*(_keep(server, say) for server in self.servers))
+        """Starts again what dies, on the same port and store, until cancelled; then calls `restarted`."""
+        await asyncio.gather(*(self._keep(server, say) for server in self.servers))
 
-
-async def _keep(server: EmbeddedServer, say: Callable[[str], None]) -> None:
-    while True:
-        code = await server.exited()
-        say(f"the bus's server died ({code}, port {server.port}); starting it again")
+    async def _keep(self, server: EmbeddedServer, say: Callable[[str], None]) -> None:
         while True:
-            await server.stop()
-            try:
-                await server.start()
-                break
-            except DmscError as error:
-                say(f"{error.text}; trying again")
-                await asyncio.sleep(RESTART_S)
+            code = await server.exited()
+            say(f"the bus's server died ({code}, port {server.port}); starting it again")
+            while True:
+                await server.stop()
+                try:
+                    await server.start()
+                    break
+                except DmscError as error:
+                    say(f"{error.text}; trying again")
+                    await asyncio.sleep(RESTART_S)
+            self.restarted()
 
 
 def _held(folder: Path) -> int | None:

@@ -66,10 +66,6 @@ async def running_mesh(
         async with _bus(options, folder, say) as bus:
             inner = [_local(url) for url in bus.urls]
             async with _started(options, folder, inner, say, progress, started_at) as (supervisor, gateways):
-                servers = {
-                    "bus" if len(bus.servers) == 1 else f"bus-{number}": server.pid
-                    for number, server in enumerate(bus.servers, start=1)
-                }
                 file = MeshFile(
                     servers=tuple(_outer(url, options) for url in inner),
                     gateways=gateways,
@@ -77,11 +73,24 @@ async def running_mesh(
                     started_at=started_at,
                     ready_at=time.time(),
                     clusters=dict.fromkeys(options.clusters, options.slots),
-                    children={**servers, **supervisor.pids},
+                    children=_pids(bus, supervisor),
                 )
                 folder.write_mesh(file)
                 supervisor.ready = True
+                bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
+                    replace(file, children=_pids(bus, supervisor))
+                )
                 yield RunningMesh(folder=folder, file=file, options=options, supervisor=supervisor)
+
+
+def _pids(bus: EmbeddedCluster, supervisor: Supervisor) -> dict[str, int]:
+    """Process ids by name, of those that live."""
+    servers = {
+        "bus" if len(bus.servers) == 1 else f"bus-{number}": server.pid
+        for number, server in enumerate(bus.servers, start=1)
+        if server.running
+    }
+    return {**servers, **supervisor.pids}
 
 
 @asynccontextmanager

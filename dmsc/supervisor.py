@@ -33,7 +33,8 @@ def pause_before_restart(deaths: int) -> float:
 class Supervisor:
     """Keeps the children of one mesh. `async with`: starts them; on exit stops them in order.
 
-    `failed` completes with the error if a child can't be kept alive.
+    `failed` completes with the error if a child can't be kept alive; `restarted` is called when one that died
+    runs again.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Supervisor:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
+        self.restarted: Callable[[], None] = lambda: None
         self.ready = False
         self.restarts = 0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -144,6 +146,7 @@ class Supervisor:
             await asyncio.sleep(pause_s)
             self.restarts += 1
             await self._start(child)
+            self.restarted()
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
