@@ -41,36 +41,25 @@ class ExpectedCompletion:
         self._idle = LazyHeap()
         self._busy = LazyHeap()
         self._full = LazyHeap()
+        self._news: dict[str, Candidate] = {}
         self._counted: dict[str, tuple[float, int]] = {}
         self._rate = 0.0  # microbatches per millisecond, all together
         self._load = 0
-        self._changes = 0
 
     def reset(self, candidates: Sequence[Candidate]) -> None:
         for heap in (self._idle, self._busy, self._full):
             heap.clear()
         self._counted.clear()
         self._rate, self._load = 0.0, 0
-        for candidate in candidates:
-            self.changed(candidate)
+        self._news = {candidate.sid: candidate for candidate in candidates}
 
     def changed(self, candidate: Candidate) -> None:
-        candidate.version += 1
-        rate, load = self._counted.get(candidate.sid, (0.0, 0))
-        present = (1.0 / candidate.takes_ms, candidate.load)
-        self._counted[candidate.sid] = present
-        self._rate += present[0] - rate
-        self._load += present[1] - load
-        if candidate.full:
-            self._full.push(candidate, candidate.free_at + candidate.takes_ms / 1e3)
-        else:
-            self._put(candidate, -math.inf)
-        self._changes += 1
-        if self._changes % 64 == 0:
-            for heap in (self._idle, self._busy, self._full):
-                heap.compact(4 * len(self._counted) + 64)
+        """Its place is found at the next choice: until then it mostly changes several times."""
+        self._news[candidate.sid] = candidate
 
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
+        if self._news:
+            self._take_in()
         passed: list[Candidate] = []
         chosen: Candidate | None = None
         while len(passed) < TRIES:
@@ -91,6 +80,23 @@ class ExpectedCompletion:
         for candidate in passed:
             self._put(candidate, now)
         return chosen
+
+    def _take_in(self) -> None:
+        """Puts whoever has changed since the last choice where it belongs now."""
+        for sid, candidate in self._news.items():
+            candidate.version += 1
+            takes_ms = candidate.takes_ms
+            rate, load = self._counted.get(sid, (0.0, 0))
+            present = self._counted[sid] = (1.0 / takes_ms, candidate.load)
+            self._rate += present[0] - rate
+            self._load += present[1] - load
+            if candidate.full:
+                self._full.push(candidate, candidate.free_at + takes_ms / 1e3)
+            else:
+                self._put(candidate, -math.inf)
+        self._news.clear()
+        for heap in (self._idle, self._busy, self._full):
+            heap.compact(4 * len(self._counted) + 64)
 
     def _first(self, now: float) -> LazyHeap:
         """On top of it is who can begin first; among idle ones the fastest, then in turn."""

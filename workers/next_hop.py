@@ -181,7 +181,7 @@ class Binder:
         chosen.outstanding += 1
         chosen.free_at = max(now, chosen.free_at) + chosen.takes_ms / 1e3
         held.balancer.changed(chosen)
-        return Member(sid=chosen.sid, incarnation=chosen.incarnation)
+        return chosen.member
 
     def assigned(self, member: Member) -> None:
         """The orchestrator bound a microbatch to `member`; no window holds that back (DESIGN §6, Flow)."""
@@ -196,27 +196,34 @@ class Binder:
 
     def heard(self, member: Member, load: HopLoad) -> None:
         """`member` answered an offer, and told how it is."""
-        for _, candidate in self._known(member.sid):
-            if candidate.incarnation == member.incarnation:
+        for stage in self._stages.values():
+            candidate = stage.candidates.get(member.sid)
+            if candidate is not None and candidate.incarnation == member.incarnation:
                 self._touched(member.sid, load)
+                return
 
     def _known(self, sid: str) -> Iterable[tuple[_Stage, Candidate]]:
         return [(one, one.candidates[sid]) for one in self._stages.values() if sid in one.candidates]
 
     def _touched(self, sid: str, load: HopLoad | None = None) -> None:
-        for stage, candidate in self._known(sid):
-            candidate.outstanding = self._outstanding[sid]
+        outstanding = self._outstanding[sid]
+        for stage in self._stages.values():
+            candidate = stage.candidates.get(sid)
+            if candidate is None:
+                continue
+            candidate.outstanding = outstanding
             if load is not None:
-                candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - candidate.outstanding)
+                candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - outstanding)
                 self._measured(stage, candidate, load.service_ms)
             candidate.free_at = self._clock() + candidate.load * candidate.takes_ms / 1e3
             stage.balancer.changed(candidate)
 
     def _measured(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
+        if not _believable(service_ms):
+            return
+        stage.heard.add(candidate.sid)
         held = stage.reported.get(candidate.sid)
-        if _believable(service_ms):
-            stage.heard.add(candidate.sid)
-        if not _believable(service_ms) or (held is not None and abs(service_ms / held - 1.0) <= ALIKE / 2):
+        if held is not None and abs(service_ms / held - 1.0) <= ALIKE / 2:
             return
         stage.reported[candidate.sid] = service_ms
         stage.news += 1
