@@ -88,20 +88,21 @@ class StageMachine:
     # --- hops in ----------------------------------------------------------------------------------------
     def offered(self, notice: MicrobatchNotice) -> str:
         """The answer to an offer: `accepted`, `held`, `stale` or `later` (see `NoticeAnswer`)."""
-        if notice.epoch < self.epoch or notice.receiver != self.member or notice.sender in self.fenced:
+        epoch, attempt, step, direction = notice.epoch, notice.attempt, notice.step, notice.direction
+        if epoch < self.epoch or notice.receiver != self.member or self._is_fenced(notice.sender):
             return "stale"
-        if notice.direction in ("state", "copy", "redo"):
+        if direction in ("state", "copy", "redo"):
             return "accepted"
-        if notice.epoch > self.epoch or notice.attempt > self.attempt:
+        if epoch > self.epoch or attempt > self.attempt:
             return "later"
-        if notice.attempt < self.attempt or notice.step < self.version:
+        if attempt < self.attempt or step < self.version:
             return "stale"
-        if notice.step > self.version + WINDOW_STEPS:
+        if step > self.version + WINDOW_STEPS:
             return "later"
-        if notice.round > self.cut.round(notice.epoch, notice.step, notice.attempt):
+        if notice.round and notice.round > self.cut.round(epoch, step, attempt):
             return "later"  # it was sent after a picture that this instance has not told its part of
-        hop = self.hops.get((notice.step, notice.microbatch, notice.evaluate))
-        if notice.direction == "forward":
+        hop = self.hops.get((step, notice.microbatch, notice.evaluate))
+        if direction == "forward":
             return self._offered_forward(notice, hop)
         if hop is None:
             return "stale"
@@ -115,14 +116,15 @@ class StageMachine:
         if hop is not None:
             waits = hop.state is MicrobatchState.IDLE and hop.upstream == notice.sender
             return "accepted" if waits else "held"
-        early = any(_same(notice, other) for other, _ in self._early)
-        return "held" if early else "accepted"
+        if self._early and any(_same(notice, other) for other, _ in self._early):
+            return "held"
+        return "accepted"
 
     def arrived(self, notice: MicrobatchNotice, tensors: Sequence[Any]) -> list[Effect]:
         """Tensors of an accepted offer are here; things may have changed since it was accepted."""
-        if (notice.epoch, notice.attempt) != (self.epoch, self.attempt) or notice.step < self.version:
+        if notice.epoch != self.epoch or notice.attempt != self.attempt or notice.step < self.version:
             return []
-        if notice.sender in self.fenced:
+        if self._is_fenced(notice.sender):
             return []
         if notice.direction == "forward":
             if notice.step > self.version:
@@ -138,7 +140,7 @@ class StageMachine:
         if hop.state is MicrobatchState.FORWARD_DONE:
             hop.advance(MicrobatchState.BACKWARD_QUEUED)
             effects.append(Backward(hop))
-        return effects + self.bind()
+        return effects + self.bind() if self._unbound else effects
 
     def _take(self, notice: MicrobatchNotice, tensors: Sequence[Any]) -> list[Effect]:
         key = (notice.step, notice.microbatch, notice.evaluate)
@@ -165,7 +167,7 @@ class StageMachine:
             self._unbound.append(hop)
             return self.bind()
         effects: list[Effect] = []
-        if hop.offer and hop.downstream not in self.fenced:
+        if hop.offer and not self._is_fenced(hop.downstream):
             effects.append(Offer(hop, hop.downstream, "forward"))
         if hop.returned is not None:
             hop.advance(MicrobatchState.BACKWARD_QUEUED)
@@ -179,7 +181,7 @@ class StageMachine:
         hop.advance(MicrobatchState.ACCUMULATED)
         self.open -= 1
         effects: list[Effect] = []
-        if hop.upstream not in self.fenced:
+        if not self._is_fenced(hop.upstream):
             effects.append(Offer(hop, hop.upstream, "backward"))
         if not hop.evaluate or self.last:
             effects.append(Claim(hop))
@@ -202,6 +204,10 @@ class StageMachine:
     def current(self, hop: Hop) -> bool:
         """False once the step, the attempt or the path of this hop is over."""
         return hop.attempt == self.attempt and hop.step == self.version and self.hops.get(hop.key) is hop
+
+    def _is_fenced(self, member: Member) -> bool:
+        """Mostly nobody is: then nothing is hashed."""
+        return bool(self.fenced) and member in self.fenced
 
     # --- the orchestrator's word ------------------------------------------------------------------------
     def fence(self, members: Iterable[Member]) -> None:
@@ -280,7 +286,8 @@ class StageMachine:
             del self.hops[hop.key]
             if hop.state is MicrobatchState.FORWARD_DONE and hop.downstream is not None:
                 self.binder.returned(hop.downstream.sid)
-        self._unbound = deque(hop for hop in self._unbound if hop.step >= version)
+        if self._unbound:
+            self._unbound = deque(hop for hop in self._unbound if hop.step >= version)
         self._count_open()
         self.binder.next_step()
         early, self._early = self._early, []

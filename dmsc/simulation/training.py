@@ -76,12 +76,14 @@ class SimulatedJob(JobMembers):
         place: Callable[[str], str],
         seed: str,
         folder: Path,
+        is_done: Callable[[], None],
     ) -> None:
         super().__init__(
             name, spec, kernel=kernel, network=network, registry=registry, routes=routes, overheads=overheads,
             clusters=clusters, place=place, seed=seed, folder=folder,
         )  # fmt: skip
         self.progress = Progress()
+        self._is_done = is_done
         self._lost: set[Member] = set()
         self._step_began: dict[int, float] = {}
         self._machine: StepMachine | None = None
@@ -172,6 +174,7 @@ class SimulatedJob(JobMembers):
             case ev.Boundary():
                 self.progress.done = True
                 self.registry.release(self.name)
+                self._is_done()
             case ev.Withdraw():
                 pass  # a transfer to the dead ends by itself here
 

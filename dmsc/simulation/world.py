@@ -70,17 +70,10 @@ class World:
 
     def run(self) -> None:
         """Lets everything happen."""
-        open_jobs = list(self.jobs.values())
-
-        def done() -> bool:
-            while open_jobs and open_jobs[-1].progress.done:
-                open_jobs.pop()
-            return not open_jobs
-
         collecting = gc.isenabled()
         gc.disable()  # millions of small objects, none of them in cycles: looking for some takes a third
         try:
-            self.kernel.run(done, self.scenario.limit_s)
+            self.kernel.run(self.scenario.limit_s)
         finally:
             if collecting:
                 gc.enable()
@@ -91,6 +84,11 @@ class World:
         return sum(
             isinstance(one, StageInstance) for job in self.jobs.values() for one in job.by_sid.values()
         )
+
+    def _is_done(self) -> None:
+        """A job is."""
+        if all(job.progress.done for job in self.jobs.values()):
+            self.kernel.stop()
 
     def _job(self, name: str, spec: Job, folder: Path) -> SimulatedJob:
         clusters = spec.clusters or tuple(cluster.name for cluster in self.scenario.clusters)
@@ -109,6 +107,7 @@ class World:
             name, spec, kernel=self.kernel, network=self.network, registry=self.registry,
             routes=JobRoutes(name, policy, self.scenario.routing.policy), overheads=self.scenario.overheads,
             clusters=clusters, place=self._place, seed=f"{self.seed}", folder=folder,
+            is_done=self._is_done,
         )  # fmt: skip
 
     def _place(self, cluster: str) -> str:

@@ -57,7 +57,9 @@ class StepLedger:
             Inconsistent: another member has it in its sum.
         """
         stage, key = claim.stage, (claim.stage, claim.microbatch)
-        current = (claim.epoch, claim.step, claim.attempt) == (self.epoch, self.step, self.attempt)
+        current = (
+            claim.step == self.step and claim.attempt == self.attempt and claim.epoch == self.epoch
+        )
         known = 0 <= stage < len(self.membership) and 0 <= claim.microbatch < self.microbatches
         if not current or not known or claim.owner not in self._present[stage]:
             self.foreign += 1
@@ -91,7 +93,7 @@ class StepLedger:
 
     def vote(self, stage: int, vote: StepVote) -> None:
         """A member's prepare succeeded; one of another attempt, generation or membership is ignored."""
-        if (vote.step, vote.attempt) != (self.step, self.attempt):
+        if vote.step != self.step or vote.attempt != self.attempt:
             return
         if vote.generation != self.generations[stage] or vote.member not in self._present[stage]:
             return
@@ -133,10 +135,11 @@ class StepLedger:
         return counts
 
     def _all_voted(self) -> bool:
-        return all(
-            0 < len(members) == len(self.votes.get(stage, ()))  # only members vote, each under its own SID
-            for stage, members in enumerate(self.membership)
-        )
+        votes = self.votes
+        for stage, members in enumerate(self.membership):  # only members vote, each under its own SID
+            if not members or stage not in votes or len(votes[stage]) != len(members):
+                return False
+        return True
 
     def _check(self) -> str:
         everything = set(range(self.microbatches))

@@ -103,7 +103,12 @@ class StepMachine:
             return self._restart(str(error))
 
     def _decide(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        match event:
+        match event:  # the frequent ones first: one or two per microbatch and stage
+            case ev.Claimed(claim):
+                news = self.ledger.claim(claim)
+                return self._prepare_ready() if news and self.ledger.complete(claim.stage) else []
+            case ev.Voted(stage, vote):
+                return self._voted(stage, vote)
             case ev.Opened(step, attempt):
                 return self._open(step, attempt)
             case ev.Begun(step, attempt):
@@ -111,9 +116,6 @@ class StepMachine:
                     self._begun = True
                     return self._start_round() if self._again and self._still else []
                 return []
-            case ev.Claimed(claim):
-                news = self.ledger.claim(claim)
-                return self._prepare_ready() if news and self.ledger.complete(claim.stage) else []
             case ev.Lost(member):
                 return self._lost([member])
             case ev.Fenced(number, answers):
@@ -124,8 +126,6 @@ class StepMachine:
                 return self._formed(stage, generation)
             case ev.GroupFailed(stage, generation, blamed):
                 return self._failed(stage, generation, blamed, now)
-            case ev.Voted(stage, vote):
-                return self._voted(stage, vote)
             case ev.Recorded(decision):
                 return self._recorded(decision)
             case ev.Committed(step, silent):
