@@ -84,7 +84,7 @@ class Candidate:
     @property
     def far_ms(self) -> float:
         """Milliseconds until something sent now is there; a nudge keeps equals in their own cluster."""
-        return self.link_ms + (REMOTE_PART * self.takes_ms if self.remote else 0.0)
+        return self.link_ms + (REMOTE_PART * self.service_ms / self.weight if self.remote else 0.0)
 
 
 class Balancer(Protocol):

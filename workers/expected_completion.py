@@ -45,6 +45,7 @@ class ExpectedCompletion:
         self._counted: dict[str, tuple[float, int]] = {}
         self._rate = 0.0  # microbatches per millisecond, all together
         self._load = 0
+        self._changes = 0
 
     def reset(self, candidates: Sequence[Candidate]) -> None:
         for heap in (self._idle, self._busy, self._full):
@@ -59,12 +60,11 @@ class ExpectedCompletion:
 
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
         if self._news:
-            self._take_in()
+            self._take_in(now)
         passed: list[Candidate] = []
         chosen: Candidate | None = None
         while len(passed) < TRIES:
-            heap = self._first(now)
-            candidate = heap.top()
+            heap, candidate = self._first(now)
             if candidate is None:
                 break
             if remaining is None or self._late_ms(candidate, now, remaining) <= 0:
@@ -81,33 +81,44 @@ class ExpectedCompletion:
             self._put(candidate, now)
         return chosen
 
-    def _take_in(self) -> None:
+    def _take_in(self, now: float) -> None:
         """Puts whoever has changed since the last choice where it belongs now."""
+        counted = self._counted
         for sid, candidate in self._news.items():
             candidate.version += 1
-            takes_ms = candidate.takes_ms
-            rate, load = self._counted.get(sid, (0.0, 0))
-            present = self._counted[sid] = (1.0 / takes_ms, candidate.load)
-            self._rate += present[0] - rate
-            self._load += present[1] - load
+            takes_ms, load = candidate.takes_ms, candidate.load
+            rate = 1.0 / takes_ms
+            before = counted.get(sid)
+            if before is not None:
+                self._rate -= before[0]
+                self._load -= before[1]
+            counted[sid] = (rate, load)
+            self._rate += rate
+            self._load += load
             if candidate.full:
                 self._full.push(candidate, candidate.free_at + takes_ms / 1e3)
             else:
-                self._put(candidate, -math.inf)
+                self._put(candidate, now)
+        self._changes += len(self._news)
         self._news.clear()
-        for heap in (self._idle, self._busy, self._full):
-            heap.compact(4 * len(self._counted) + 64)
+        if self._changes > 64:
+            self._changes = 0
+            for heap in (self._idle, self._busy, self._full):
+                heap.compact(4 * len(counted) + 64)
 
-    def _first(self, now: float) -> LazyHeap:
-        """On top of it is who can begin first; among idle ones the fastest, then in turn."""
-        while (candidate := self._busy.top()) is not None and candidate.free_at <= now:
+    def _first(self, now: float) -> tuple[LazyHeap, Candidate | None]:
+        """Who can begin first, on top of which heap; among idle ones the fastest, then in turn."""
+        busy = self._busy.top()
+        while busy is not None and busy.free_at <= now:
             self._busy.pop()
-            self._put(candidate, now)
-        idle, busy = self._idle.top(), self._busy.top()
-        if idle is None or busy is None:
-            return self._busy if idle is None else self._idle
-        sooner = now + idle.far_ms / 1e3 <= busy.free_at + busy.far_ms / 1e3
-        return self._idle if sooner else self._busy
+            self._put(busy, now)
+            busy = self._busy.top()
+        idle = self._idle.top()
+        if idle is None:
+            return self._busy, busy
+        if busy is None or now + idle.far_ms / 1e3 <= busy.free_at + busy.far_ms / 1e3:
+            return self._idle, idle
+        return self._busy, busy
 
     def _put(self, candidate: Candidate, now: float) -> None:
         if candidate.free_at <= now:

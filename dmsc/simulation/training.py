@@ -202,7 +202,7 @@ class SimulatedJob(JobMembers):
         self.event(ev.Begun(step, attempt))
 
     def _prepare_s(self, effect: ev.Prepare) -> float:
-        clusters = {self.instances[member].cluster for member in effect.members}
+        clusters = {self._stage_instance(member).cluster for member in effect.members}
         size = self.stages[effect.stage].parameter_bytes
         return self._overheads.prepare_ms / 1e3 + self.network.reduce_s(clusters, len(effect.members), size)
 
@@ -242,7 +242,7 @@ class SimulatedJob(JobMembers):
 
     def _committed(self, step: int, members: Sequence[Member]) -> None:
         """Everyone has answered, or is known to be lost."""
-        silent = tuple(member for member in members if not self.instances[member].alive)
+        silent = tuple(member for member in members if not self._stage_instance(member).alive)
         if any(member not in self._lost for member in silent):
             self.kernel.after(RETRY_S, self._committed, step, members)
             return

@@ -181,7 +181,7 @@ class StepMachine:
         """The account of a step or attempt that begins now."""
         self._begun = False
         self._answered = 0
-        self._torn = bool(set(self._data) & self.dead)
+        self._torn = self._any_dead(self._data)
         self._round = None
         for group in self._groups:
             group.preparing = False
@@ -190,7 +190,7 @@ class StepMachine:
     def _go_on(self) -> list[ev.Effect]:
         """Whatever was put off while no step was open."""
         empty = any(not group.members and not group.lost_told for group in self._groups)
-        effects = self._mend() if self._again or empty or self._present() & self.dead else []
+        effects = self._mend() if self._again or empty or self._any_dead(self._present()) else []
         if self._restarting:
             return effects
         asked = {effect.stage for effect in effects if isinstance(effect, ev.FormGroup)}
@@ -207,6 +207,10 @@ class StepMachine:
 
     def _present(self) -> set[Member]:
         return {member for group in self._groups for member in group.members} | set(self._data)
+
+    def _any_dead(self, members: Iterable[Member]) -> bool:
+        """Mostly nobody is: then nothing is hashed, thousands of members neither."""
+        return bool(self.dead) and not self.dead.isdisjoint(members)
 
     def _lost(self, members: Iterable[Member]) -> list[ev.Effect]:
         news = [member for member in members if member not in self.dead]
@@ -391,7 +395,7 @@ class StepMachine:
                 continue
             if self._newcomers.is_receiving(stage):
                 continue
-            if not self.ledger.complete(stage) or set(group.members) & self.dead:
+            if not self.ledger.complete(stage) or self._any_dead(group.members):
                 continue
             group.preparing = True
             effects.append(ev.Prepare(stage, self.step, self.attempt, group.generation, group.members))
