@@ -200,24 +200,24 @@ class Binder:
         for stage in self._stages.values():
             candidate = stage.candidates.get(member.sid)
             if candidate is not None and candidate.incarnation == member.incarnation:
-                self._touched(member.sid, load)
-                return
+                self._update(stage, candidate, load)
 
     def _known(self, sid: str) -> Iterable[tuple[_Stage, Candidate]]:
         return [(one, one.candidates[sid]) for one in self._stages.values() if sid in one.candidates]
 
     def _touched(self, sid: str, load: HopLoad | None = None) -> None:
-        outstanding = self._outstanding[sid]
         for stage in self._stages.values():
             candidate = stage.candidates.get(sid)
-            if candidate is None:
-                continue
-            candidate.outstanding = outstanding
-            if load is not None:
-                candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - outstanding)
-                self._measured(stage, candidate, load.service_ms)
-            candidate.free_at = self._clock() + candidate.load * candidate.takes_ms / 1e3
-            stage.balancer.changed(candidate)
+            if candidate is not None:
+                self._update(stage, candidate, load)
+
+    def _update(self, stage: _Stage, candidate: Candidate, load: HopLoad | None) -> None:
+        candidate.outstanding = self._outstanding[candidate.sid]
+        if load is not None:
+            candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - candidate.outstanding)
+            self._measured(stage, candidate, load.service_ms)
+        candidate.free_at = self._clock() + candidate.load * candidate.takes_ms / 1e3
+        stage.balancer.changed(candidate)
 
     def _measured(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
         if not _believable(service_ms):

@@ -203,7 +203,9 @@ class StageMachine:
 
     def current(self, hop: Hop) -> bool:
         """False once the step, the attempt or the path of this hop is over."""
-        return hop.attempt == self.attempt and hop.step == self.version and self.hops.get(hop.key) is hop
+        if hop.step != self.version or hop.attempt != self.attempt:
+            return False
+        return self.hops.get((hop.step, hop.microbatch, hop.evaluate)) is hop
 
     def _is_fenced(self, member: Member) -> bool:
         """Mostly nobody is: then nothing is hashed."""
