@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 RECENT = 5
@@ -26,11 +25,14 @@ class Average:
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def add(self, value: float) -> None:
+        recent = self._recent
         if value < RECOVERED * self.value:
-            self._recent.clear()
-        self._recent.append(value)
-        middle = _median(self._recent)
-        self.value = middle if len(self._recent) < RECENT else KEEP * self.value + (1 - KEEP) * middle
+            recent.clear()
+        recent.append(value)
+        ordered = sorted(recent)  # not `statistics.median`, which takes longer to look at what it is given
+        count = len(ordered)
+        middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
+        self.value = middle if count < RECENT else KEEP * self.value + (1 - KEEP) * middle
 
 
 @dataclass(slots=True)
@@ -61,9 +63,3 @@ class Load:
         self._forward.add(forward_ms)
         self._backward.add(backward_ms)
         self.microbatches += 1
-
-
-def _median(values: Collection[float]) -> float:
-    """`statistics.median`, which takes longer to look what it was given than to find it."""
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2

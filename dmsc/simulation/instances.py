@@ -136,14 +136,15 @@ class StageInstance(Instance):
     def run(self, effects: Iterable[stage_machine.Effect]) -> None:
         """Carries out what the machine asks for."""
         for effect in effects:
-            if isinstance(effect, Offer):
-                self.job.offer(self, effect.hop, effect.to, effect.direction)
-            elif isinstance(effect, Forward):
-                self._submit(FORWARD, effect.hop)
-            elif isinstance(effect, Backward):
-                self._submit(BACKWARD, effect.hop)
-            elif isinstance(effect, Claim):
-                self.job.claim(self, effect.hop)
+            match effect:
+                case Offer():
+                    self.job.offer(self, effect.hop, effect.to, effect.direction)
+                case Forward():
+                    self._submit(FORWARD, effect.hop)
+                case Backward():
+                    self._submit(BACKWARD, effect.hop)
+                case Claim():
+                    self.job.claim(self, effect.hop)
 
     def applied(self, version: int) -> None:
         """The step is committed here."""

@@ -129,7 +129,8 @@ class SimulatedJob(JobMembers):
         return self._machine
 
     def event(self, event: ev.Event) -> None:
-        for effect in self.machine.decide(event, self.kernel.now):
+        assert self._machine is not None
+        for effect in self._machine.decide(event, self.kernel.now):
             self._execute(effect)
 
     def claim(self, instance: StageInstance, hop: Hop) -> None:

@@ -190,7 +190,8 @@ class StepMachine:
     def _go_on(self) -> list[ev.Effect]:
         """Whatever was put off while no step was open."""
         empty = any(not group.members and not group.lost_told for group in self._groups)
-        effects = self._mend() if self._again or empty or self._any_dead(self._present()) else []
+        torn = bool(self.dead) and self._any_dead(self._present())
+        effects = self._mend() if self._again or empty or torn else []
         if self._restarting:
             return effects
         asked = {effect.stage for effect in effects if isinstance(effect, ev.FormGroup)}
