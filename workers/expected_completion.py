@@ -61,24 +61,33 @@ class ExpectedCompletion:
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
         if self._news:
             self._take_in(now)
+        heap, candidate = self._first(now)
+        if candidate is None or remaining is None or self._late_ms(candidate, now, remaining) <= 0:
+            return candidate
+        return self._chosen_late(heap, candidate, now, remaining)
+
+    def _chosen_late(
+        self, heap: LazyHeap, candidate: Candidate | None, now: float, remaining: int
+    ) -> Candidate | None:
+        """The step's end is near: the first whom it does not wait for, or the best of some."""
         passed: list[Candidate] = []
         chosen: Candidate | None = None
-        while len(passed) < TRIES:
-            heap, candidate = self._first(now)
-            if candidate is None:
-                break
-            if remaining is None or self._late_ms(candidate, now, remaining) <= 0:
-                chosen = candidate
-                break
+        while candidate is not None:
             passed.append(candidate)
             heap.pop()
-        if chosen is None and passed:
+            if len(passed) == TRIES:
+                break
+            heap, candidate = self._first(now)
+            if candidate is not None and self._late_ms(candidate, now, remaining) <= 0:
+                chosen = candidate
+                break
+        if chosen is None:
             best = min(passed, key=lambda one: _completion_ms(one, now))
             awaited = self._full.top()
             if awaited is None or _awaited_ms(awaited, now) >= _completion_ms(best, now):
                 chosen = best
-        for candidate in passed:
-            self._put(candidate, now)
+        for one in passed:
+            self._put(one, now)
         return chosen
 
     def _take_in(self, now: float) -> None:

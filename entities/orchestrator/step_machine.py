@@ -405,7 +405,8 @@ class StepMachine:
     def _voted(self, stage: int, vote: StepVote) -> list[ev.Effect]:
         if self.phase is not Phase.GATHERING or self._restarting:
             return []
-        self.ledger.vote(stage, vote)
+        if not self.ledger.vote(stage, vote):
+            return []
         decision = self.ledger.decide()
         if decision is None:
             return []
