@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
@@ -26,6 +27,11 @@ class Kernel:
         """Events that wait."""
         return len(self._heap)
 
+    @property
+    def due_s(self) -> float:
+        """When the next event happens; infinite when nothing waits."""
+        return self._heap[0][0] if self._heap else math.inf
+
     def after(self, delay_s: float, work: Callable[..., None], *arguments: Any) -> None:
         """Calls `work(*arguments)` in `delay_s` ≥ 0 virtual seconds."""
         self._scheduled = scheduled = self._scheduled + 1
@@ -41,15 +47,16 @@ class Kernel:
         return True
 
     def stop(self) -> None:
-        """`run` returns when the present event is over."""
+        """Nothing happens any more after the present event, and the clock stands."""
         self._stopped = True
 
-    def run(self, limit_s: float) -> None:
-        """Lets things happen until `stop`, nothing waits, or `limit_s` is passed."""
+    def run(self, until_s: float) -> None:
+        """Lets happen what is due up to `until_s`; that is the time then, unless `stop` was called."""
         heap, events = self._heap, 0
-        self._stopped = False
-        while heap and self.now <= limit_s and not self._stopped:
+        while heap and heap[0][0] <= until_s and not self._stopped:
             self.now, _, work, arguments = heappop(heap)
             events += 1
             work(*arguments)
         self.events += events
+        if not self._stopped:
+            self.now = until_s

@@ -76,7 +76,7 @@ class SimulatedJob(JobMembers):
         place: Callable[[str], str],
         seed: str,
         folder: Path,
-        is_done: Callable[[], None],
+        is_done: Callable[[SimulatedJob], None],
     ) -> None:
         super().__init__(
             name, spec, kernel=kernel, network=network, registry=registry, routes=routes, overheads=overheads,
@@ -175,7 +175,7 @@ class SimulatedJob(JobMembers):
             case ev.Boundary():
                 self.progress.done = True
                 self.registry.release(self.name)
-                self._is_done()
+                self._is_done(self)
             case ev.Withdraw():
                 pass  # a transfer to the dead ends by itself here
 
