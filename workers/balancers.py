@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from schemas.errors import BadModel
+from schemas.step import Member
 
 REMOTE_PART = 0.05
 """Another cluster's instance counts as this part of its service time farther away: decides between equals."""
@@ -56,6 +57,14 @@ class Candidate:
     used: int = 0
     used_at: float = 0.0
     version: int = 0
+    _member: Member | None = None
+
+    @property
+    def member(self) -> Member:
+        """It, as what is bound names it: made and checked once, not for each microbatch."""
+        if self._member is None:
+            self._member = Member(sid=self.sid, incarnation=self.incarnation)
+        return self._member
 
     @property
     def full(self) -> bool:
@@ -75,7 +84,7 @@ class Candidate:
     @property
     def far_ms(self) -> float:
         """Milliseconds until something sent now is there; a nudge keeps equals in their own cluster."""
-        return self.link_ms + (REMOTE_PART * self.takes_ms if self.remote else 0.0)
+        return self.link_ms + (REMOTE_PART * self.service_ms / self.weight if self.remote else 0.0)
 
 
 class Balancer(Protocol):

@@ -41,6 +41,7 @@ class ExpectedCompletion:
         self._idle = LazyHeap()
         self._busy = LazyHeap()
         self._full = LazyHeap()
+        self._news: dict[str, Candidate] = {}
         self._counted: dict[str, tuple[float, int]] = {}
         self._rate = 0.0  # microbatches per millisecond, all together
         self._load = 0
@@ -51,57 +52,82 @@ class ExpectedCompletion:
             heap.clear()
         self._counted.clear()
         self._rate, self._load = 0.0, 0
-        for candidate in candidates:
-            self.changed(candidate)
+        self._news = {candidate.sid: candidate for candidate in candidates}
 
     def changed(self, candidate: Candidate) -> None:
-        candidate.version += 1
-        rate, load = self._counted.get(candidate.sid, (0.0, 0))
-        present = (1.0 / candidate.takes_ms, candidate.load)
-        self._counted[candidate.sid] = present
-        self._rate += present[0] - rate
-        self._load += present[1] - load
-        if candidate.full:
-            self._full.push(candidate, candidate.free_at + candidate.takes_ms / 1e3)
-        else:
-            self._put(candidate, -math.inf)
-        self._changes += 1
-        if self._changes % 64 == 0:
-            for heap in (self._idle, self._busy, self._full):
-                heap.compact(4 * len(self._counted) + 64)
+        """Its place is found at the next choice: until then it mostly changes several times."""
+        self._news[candidate.sid] = candidate
 
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
+        if self._news:
+            self._take_in(now)
+        heap, candidate = self._first(now)
+        if candidate is None or remaining is None or self._late_ms(candidate, now, remaining) <= 0:
+            return candidate
+        return self._chosen_late(heap, candidate, now, remaining)
+
+    def _chosen_late(
+        self, heap: LazyHeap, candidate: Candidate | None, now: float, remaining: int
+    ) -> Candidate | None:
+        """The step's end is near: the first whom it does not wait for, or the best of some."""
         passed: list[Candidate] = []
         chosen: Candidate | None = None
-        while len(passed) < TRIES:
-            heap = self._first(now)
-            candidate = heap.top()
-            if candidate is None:
-                break
-            if remaining is None or self._late_ms(candidate, now, remaining) <= 0:
-                chosen = candidate
-                break
+        while candidate is not None:
             passed.append(candidate)
             heap.pop()
-        if chosen is None and passed:
+            if len(passed) == TRIES:
+                break
+            heap, candidate = self._first(now)
+            if candidate is not None and self._late_ms(candidate, now, remaining) <= 0:
+                chosen = candidate
+                break
+        if chosen is None:
             best = min(passed, key=lambda one: _completion_ms(one, now))
             awaited = self._full.top()
             if awaited is None or _awaited_ms(awaited, now) >= _completion_ms(best, now):
                 chosen = best
-        for candidate in passed:
-            self._put(candidate, now)
+        for one in passed:
+            self._put(one, now)
         return chosen
 
-    def _first(self, now: float) -> LazyHeap:
-        """On top of it is who can begin first; among idle ones the fastest, then in turn."""
-        while (candidate := self._busy.top()) is not None and candidate.free_at <= now:
+    def _take_in(self, now: float) -> None:
+        """Puts whoever has changed since the last choice where it belongs now."""
+        counted = self._counted
+        for sid, candidate in self._news.items():
+            candidate.version += 1
+            takes_ms, load = candidate.takes_ms, candidate.load
+            rate = 1.0 / takes_ms
+            before = counted.get(sid)
+            if before is not None:
+                self._rate -= before[0]
+                self._load -= before[1]
+            counted[sid] = (rate, load)
+            self._rate += rate
+            self._load += load
+            if candidate.full:
+                self._full.push(candidate, candidate.free_at + takes_ms / 1e3)
+            else:
+                self._put(candidate, now)
+        self._changes += len(self._news)
+        self._news.clear()
+        if self._changes > 64:
+            self._changes = 0
+            for heap in (self._idle, self._busy, self._full):
+                heap.compact(4 * len(counted) + 64)
+
+    def _first(self, now: float) -> tuple[LazyHeap, Candidate | None]:
+        """Who can begin first, on top of which heap; among idle ones the fastest, then in turn."""
+        busy = self._busy.top()
+        while busy is not None and busy.free_at <= now:
             self._busy.pop()
-            self._put(candidate, now)
-        idle, busy = self._idle.top(), self._busy.top()
-        if idle is None or busy is None:
-            return self._busy if idle is None else self._idle
-        sooner = now + idle.far_ms / 1e3 <= busy.free_at + busy.far_ms / 1e3
-        return self._idle if sooner else self._busy
+            self._put(busy, now)
+            busy = self._busy.top()
+        idle = self._idle.top()
+        if idle is None:
+            return self._busy, busy
+        if busy is None or now + idle.far_ms / 1e3 <= busy.free_at + busy.far_ms / 1e3:
+            return self._idle, idle
+        return self._busy, busy
 
     def _put(self, candidate: Candidate, now: float) -> None:
         if candidate.free_at <= now:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
 RECENT = 5
 """Microbatches of which each figure's median is taken: two pauses of the machine move nothing, while an
@@ -26,11 +25,14 @@ class Average:
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def add(self, value: float) -> None:
+        recent = self._recent
         if value < RECOVERED * self.value:
-            self._recent.clear()
-        self._recent.append(value)
-        middle = median(self._recent)
-        self.value = middle if len(self._recent) < RECENT else KEEP * self.value + (1 - KEEP) * middle
+            recent.clear()
+        recent.append(value)
+        ordered = sorted(recent)  # not `statistics.median`, which takes longer to look at what it is given
+        count = len(ordered)
+        middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
+        self.value = middle if count < RECENT else KEEP * self.value + (1 - KEEP) * middle
 
 
 @dataclass(slots=True)

@@ -57,10 +57,11 @@ class Hop:
 
     def advance(self, state: MicrobatchState) -> None:
         """Moves on, or raises `IllegalTransition` with the history of this microbatch."""
-        if state not in MICROBATCH_TRANSITIONS[self.state]:
+        before = self.state
+        if state not in MICROBATCH_TRANSITIONS[before]:
             raise IllegalTransition(
-                f"microbatch {self.microbatch} of step {self.step}: {self.state} → {state} "
+                f"microbatch {self.microbatch} of step {self.step}: {before} → {state} "
                 f"(history: {', '.join(self.history) or 'none'})"
             )
-        self.history.append(self.state)
+        self.history.append(before)
         self.state = state

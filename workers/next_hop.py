@@ -59,8 +59,8 @@ class _Stage:
         self.news = 0
         known = [ms for sid, ms in self.reported.items() if sid in self.candidates]
         self.usual_ms = median(known) if known else UNKNOWN_MS
-        for candidate in self.candidates.values():
-            candidate.service_ms = self.effective_ms(candidate.sid)
+        for sid, candidate in self.candidates.items():
+            candidate.service_ms = self.effective_ms(sid)
         self.balancer.reset(list(self.candidates.values()))
 
 
@@ -113,19 +113,20 @@ class Binder:
             stage = self._stages[table.stage] = self._begin(table.algorithm, stage)
         before, stage.candidates = stage.candidates, {}
         for entry in table.entries:
-            if entry.weight <= 0 or (entry.sid, entry.incarnation) in self._fenced:
+            sid, incarnation, service_ms = entry.sid, entry.incarnation, entry.service_ms
+            if entry.weight <= 0 or (self._fenced and (sid, incarnation) in self._fenced):
                 continue
-            held = before.get(entry.sid)
-            if held is None or held.incarnation != entry.incarnation:
-                held = Candidate(entry.sid, entry.incarnation, entry.window)
-                stage.reported.pop(entry.sid, None)
-                stage.heard.discard(entry.sid)
+            held = before.get(sid)
+            if held is None or held.incarnation != incarnation:
+                held = Candidate(sid, incarnation, entry.window)
+                stage.reported.pop(sid, None)
+                stage.heard.discard(sid)
             held.window, held.weight, held.link_ms = entry.window, entry.weight, entry.link_ms
             held.remote = entry.cluster != self._cluster
-            held.outstanding = self._outstanding[entry.sid]
-            if _believable(entry.service_ms) and entry.sid not in stage.heard:
-                stage.reported[entry.sid] = entry.service_ms
-            stage.candidates[entry.sid] = held
+            held.outstanding = self._outstanding[sid]
+            if service_ms and sid not in stage.heard and _believable(service_ms):
+                stage.reported[sid] = service_ms
+            stage.candidates[sid] = held
         for sid in stage.reported.keys() - stage.candidates.keys():
             del stage.reported[sid]
         stage.heard.clear()
@@ -146,10 +147,10 @@ class Binder:
     def _turns(self, stage: _Stage, new: list[Candidate]) -> None:
         """Newcomers come first, in the order of their names, begun at this sender's own place."""
         new.sort(key=lambda one: one.sid)
-        begin = int(math.modf(self._place * GOLDEN)[0] * len(new))
+        begin, now = int(math.modf(self._place * GOLDEN)[0] * len(new)), self._clock()
         for index, candidate in enumerate(new):
             candidate.used = (index - begin) % len(new) - len(new)
-            candidate.used_at = self._clock()
+            candidate.used_at = now
 
     # --- what is bound, and comes back ------------------------------------------------------------------
     def bind(self, stage: int, microbatch: int | None = None, waiting: int = 1) -> Member | None:
@@ -181,7 +182,7 @@ class Binder:
         chosen.outstanding += 1
         chosen.free_at = max(now, chosen.free_at) + chosen.takes_ms / 1e3
         held.balancer.changed(chosen)
-        return Member(sid=chosen.sid, incarnation=chosen.incarnation)
+        return chosen.member
 
     def assigned(self, member: Member) -> None:
         """The orchestrator bound a microbatch to `member`; no window holds that back (DESIGN §6, Flow)."""
@@ -196,27 +197,34 @@ class Binder:
 
     def heard(self, member: Member, load: HopLoad) -> None:
         """`member` answered an offer, and told how it is."""
-        for _, candidate in self._known(member.sid):
-            if candidate.incarnation == member.incarnation:
-                self._touched(member.sid, load)
+        for stage in self._stages.values():
+            candidate = stage.candidates.get(member.sid)
+            if candidate is not None and candidate.incarnation == member.incarnation:
+                self._update(stage, candidate, load)
 
     def _known(self, sid: str) -> Iterable[tuple[_Stage, Candidate]]:
         return [(one, one.candidates[sid]) for one in self._stages.values() if sid in one.candidates]
 
     def _touched(self, sid: str, load: HopLoad | None = None) -> None:
-        for stage, candidate in self._known(sid):
-            candidate.outstanding = self._outstanding[sid]
-            if load is not None:
-                candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - candidate.outstanding)
-                self._measured(stage, candidate, load.service_ms)
-            candidate.free_at = self._clock() + candidate.load * candidate.takes_ms / 1e3
-            stage.balancer.changed(candidate)
+        for stage in self._stages.values():
+            candidate = stage.candidates.get(sid)
+            if candidate is not None:
+                self._update(stage, candidate, load)
+
+    def _update(self, stage: _Stage, candidate: Candidate, load: HopLoad | None) -> None:
+        candidate.outstanding = self._outstanding[candidate.sid]
+        if load is not None:
+            candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - candidate.outstanding)
+            self._measured(stage, candidate, load.service_ms)
+        candidate.free_at = self._clock() + candidate.load * candidate.takes_ms / 1e3
+        stage.balancer.changed(candidate)
 
     def _measured(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
+        if not _believable(service_ms):
+            return
+        stage.heard.add(candidate.sid)
         held = stage.reported.get(candidate.sid)
-        if _believable(service_ms):
-            stage.heard.add(candidate.sid)
-        if not _believable(service_ms) or (held is not None and abs(service_ms / held - 1.0) <= ALIKE / 2):
+        if held is not None and abs(service_ms / held - 1.0) <= ALIKE / 2:
             return
         stage.reported[candidate.sid] = service_ms
         stage.news += 1

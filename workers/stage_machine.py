@@ -32,21 +32,22 @@ RoundKey = tuple[int, int, int]
 FIRST_ROUND: RoundKey = (0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as effects are elsewhere: a microbatch makes five of them, and that would take most of the time.
+@dataclass(slots=True)
 class Forward:
     """Effect: compute this hop's forward pass (at the last stage, all of it)."""
 
     hop: Hop
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Backward:
     """Effect: compute this hop's backward pass from `hop.returned`, and add its gradient to the sum."""
 
     hop: Hop
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Offer:
     """Effect: offer what is retained to a neighbour, until it has it."""
 
@@ -55,7 +56,7 @@ class Offer:
     direction: Literal["forward", "backward"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Claim:
     """Effect: tell the orchestrator that this hop is in the sum (or, evaluated, scored)."""
 
@@ -80,6 +81,7 @@ class StageMachine:
         self.open = 0
         """Microbatches that are here and not in the sum yet: what is told to senders."""
         self.fenced: set[Member] = set()
+        """Mostly nobody is: then `member in fenced` is not asked, which would hash the member."""
         self._unbound: deque[Hop] = deque()
         self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
         self._round = FIRST_ROUND
@@ -88,20 +90,25 @@ class StageMachine:
     # --- hops in ----------------------------------------------------------------------------------------
     def offered(self, notice: MicrobatchNotice) -> str:
         """The answer to an offer: `accepted`, `held`, `stale` or `later` (see `NoticeAnswer`)."""
-        if notice.epoch < self.epoch or notice.receiver != self.member or notice.sender in self.fenced:
+        epoch, attempt, step, direction = notice.epoch, notice.attempt, notice.step, notice.direction
+        if (
+            epoch < self.epoch
+            or notice.receiver != self.member
+            or (self.fenced and notice.sender in self.fenced)
+        ):
             return "stale"
-        if notice.direction in ("state", "copy", "redo"):
+        if direction in ("state", "copy", "redo"):
             return "accepted"
-        if notice.epoch > self.epoch or notice.attempt > self.attempt:
+        if epoch > self.epoch or attempt > self.attempt:
             return "later"
-        if notice.attempt < self.attempt or notice.step < self.version:
+        if attempt < self.attempt or step < self.version:
             return "stale"
-        if notice.step > self.version + WINDOW_STEPS:
+        if step > self.version + WINDOW_STEPS:
             return "later"
-        if notice.round > self.cut.round(notice.epoch, notice.step, notice.attempt):
+        if notice.round and notice.round > self.cut.round(epoch, step, attempt):
             return "later"  # it was sent after a picture that this instance has not told its part of
-        hop = self.hops.get((notice.step, notice.microbatch, notice.evaluate))
-        if notice.direction == "forward":
+        hop = self.hops.get((step, notice.microbatch, notice.evaluate))
+        if direction == "forward":
             return self._offered_forward(notice, hop)
         if hop is None:
             return "stale"
@@ -115,14 +122,15 @@ class StageMachine:
         if hop is not None:
             waits = hop.state is MicrobatchState.IDLE and hop.upstream == notice.sender
             return "accepted" if waits else "held"
-        early = any(_same(notice, other) for other, _ in self._early)
-        return "held" if early else "accepted"
+        if self._early and any(_same(notice, other) for other, _ in self._early):
+            return "held"
+        return "accepted"
 
     def arrived(self, notice: MicrobatchNotice, tensors: Sequence[Any]) -> list[Effect]:
         """Tensors of an accepted offer are here; things may have changed since it was accepted."""
-        if (notice.epoch, notice.attempt) != (self.epoch, self.attempt) or notice.step < self.version:
+        if notice.epoch != self.epoch or notice.attempt != self.attempt or notice.step < self.version:
             return []
-        if notice.sender in self.fenced:
+        if self.fenced and notice.sender in self.fenced:
             return []
         if notice.direction == "forward":
             if notice.step > self.version:
@@ -138,7 +146,7 @@ class StageMachine:
         if hop.state is MicrobatchState.FORWARD_DONE:
             hop.advance(MicrobatchState.BACKWARD_QUEUED)
             effects.append(Backward(hop))
-        return effects + self.bind()
+        return effects + self.bind() if self._unbound else effects
 
     def _take(self, notice: MicrobatchNotice, tensors: Sequence[Any]) -> list[Effect]:
         key = (notice.step, notice.microbatch, notice.evaluate)
@@ -156,10 +164,10 @@ class StageMachine:
     # --- what was computed ------------------------------------------------------------------------------
     def forwarded(self, hop: Hop) -> list[Effect]:
         """The forward pass of `hop` is done."""
-        if not self.current(hop):
-            return []
         if self.last:
             return self.accumulated(hop)
+        if not self.current(hop):
+            return []
         hop.advance(MicrobatchState.FORWARD_DONE)
         if hop.downstream is None:
             self._unbound.append(hop)
@@ -179,7 +187,7 @@ class StageMachine:
         hop.advance(MicrobatchState.ACCUMULATED)
         self.open -= 1
         effects: list[Effect] = []
-        if hop.upstream not in self.fenced:
+        if not self.fenced or hop.upstream not in self.fenced:
             effects.append(Offer(hop, hop.upstream, "backward"))
         if not hop.evaluate or self.last:
             effects.append(Claim(hop))
@@ -201,7 +209,9 @@ class StageMachine:
 
     def current(self, hop: Hop) -> bool:
         """False once the step, the attempt or the path of this hop is over."""
-        return hop.attempt == self.attempt and hop.step == self.version and self.hops.get(hop.key) is hop
+        if hop.step != self.version or hop.attempt != self.attempt:
+            return False
+        return self.hops.get((hop.step, hop.microbatch, hop.evaluate)) is hop
 
     # --- the orchestrator's word ------------------------------------------------------------------------
     def fence(self, members: Iterable[Member]) -> None:
@@ -280,7 +290,8 @@ class StageMachine:
             del self.hops[hop.key]
             if hop.state is MicrobatchState.FORWARD_DONE and hop.downstream is not None:
                 self.binder.returned(hop.downstream.sid)
-        self._unbound = deque(hop for hop in self._unbound if hop.step >= version)
+        if self._unbound:
+            self._unbound = deque(hop for hop in self._unbound if hop.step >= version)
         self._count_open()
         self.binder.next_step()
         early, self._early = self._early, []
@@ -301,7 +312,7 @@ class StageMachine:
 
     def _count_open(self) -> None:
         done = (MicrobatchState.IDLE, MicrobatchState.ACCUMULATED)
-        self.open = sum(hop.state not in done for hop in self.hops.values())
+        self.open = sum([hop.state not in done for hop in self.hops.values()]) if self.hops else 0
 
 
 def _same(one: MicrobatchNotice, other: MicrobatchNotice) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.messages import Load, Notice, as_notice
+from dmsc.simulation.messages import Load
 from dmsc.simulation.service_times import Draw
-from schemas.data_plane import RouteTable
+from schemas.data_plane import MicrobatchNotice, RouteTable
 from schemas.step import Member, MicrobatchDispatch
 from schemas.telemetry import LinkSample
 from workers import data_machine, stage_machine
@@ -63,7 +63,7 @@ class Instance:
         """A new table is in use; a way may be open for what waits."""
         raise NotImplementedError
 
-    def arrived(self, notice: Notice) -> None:
+    def arrived(self, notice: MicrobatchNotice) -> None:
         """An offer has come, and what it offers."""
         raise NotImplementedError
 
@@ -104,7 +104,7 @@ class StageInstance(Instance):
         self._queue: list[tuple[int, int, Hop]] = []
         self._queued = 0
         self._computing = False
-        self._waiting: list[Notice] = []
+        self._waiting: list[MicrobatchNotice] = []
 
     @property
     def queue(self) -> int:
@@ -119,11 +119,11 @@ class StageInstance(Instance):
         self.binder.update(table)
         self.run(self.machine.bind())
 
-    def arrived(self, notice: Notice) -> None:
+    def arrived(self, notice: MicrobatchNotice) -> None:
         machine = self.machine
-        answer = machine.offered(as_notice(notice))
+        answer = machine.offered(notice)
         if answer == "accepted":
-            self.run(machine.arrived(as_notice(notice), ()))
+            self.run(machine.arrived(notice, ()))
         elif answer == "later":
             self._waiting.append(notice)  # offered again until it is taken
 
@@ -136,19 +136,22 @@ class StageInstance(Instance):
     def run(self, effects: Iterable[stage_machine.Effect]) -> None:
         """Carries out what the machine asks for."""
         for effect in effects:
-            if isinstance(effect, Offer):
-                self.job.offer(self, effect.hop, effect.to, effect.direction)
-            elif isinstance(effect, Forward):
-                self._submit(FORWARD, effect.hop)
-            elif isinstance(effect, Backward):
-                self._submit(BACKWARD, effect.hop)
-            elif isinstance(effect, Claim):
-                self.job.claim(self, effect.hop)
+            match effect:
+                case Offer():
+                    self.job.offer(self, effect.hop, effect.to, effect.direction)
+                case Forward():
+                    self._submit(FORWARD, effect.hop)
+                case Backward():
+                    self._submit(BACKWARD, effect.hop)
+                case Claim():
+                    self.job.claim(self, effect.hop)
 
     def applied(self, version: int) -> None:
         """The step is committed here."""
         self.summed = []
-        self.run(self.machine.applied(version))
+        effects = self.machine.applied(version)
+        if effects:
+            self.run(effects)
         if self._waiting:
             self.reconsider()
 
@@ -196,7 +199,7 @@ class StageInstance(Instance):
                 self.measured.measured(hop.forward_ms, 1e3 * backward_s)
                 self._service_ms = self.measured.service_ms
             self.run(machine.forwarded(hop) if priority == FORWARD else machine.accumulated(hop))
-        if not self._computing:
+        if self._queue and not self._computing:
             self._next()
 
 
@@ -233,9 +236,9 @@ class DataInstance(Instance):
             self._free_at = max(self._free_at, kernel.now) + self._make_s
             kernel.after(self._free_at - kernel.now, self._made, send)
 
-    def arrived(self, notice: Notice) -> None:
-        if self.machine.offered(as_notice(notice)) == "accepted":
-            self.run(self.machine.arrived(as_notice(notice)))
+    def arrived(self, notice: MicrobatchNotice) -> None:
+        if self.machine.offered(notice) == "accepted":
+            self.run(self.machine.arrived(notice))
 
     def _made(self, send: data_machine.Send) -> None:
         if self.alive and self.machine.current(send.work, send.to):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from dmsc.simulation.instances import DataInstance, Instance, StageInstance
 from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.messages import Notice, as_load
+from dmsc.simulation.messages import Notice, as_load, as_notice
 from dmsc.simulation.network import Network
 from dmsc.simulation.routing import JobRoutes, new_binder
 from dmsc.simulation.scenario import Job, Overheads, Stage
 from dmsc.simulation.service_times import Draw, draws
 from entities.registry_core import RegistryCore
-from schemas.data_plane import RouteTable
+from schemas.data_plane import MicrobatchNotice, RouteTable
 from schemas.envelope import EntityKind
 from schemas.registry import READY, Endpoint, InstanceState, ServiceRecord
 from schemas.step import Member
@@ -53,6 +53,7 @@ class JobMembers:
         self.instances: dict[Member, Instance] = {}
         self.by_sid: dict[str, Instance] = {}
         self._overheads = overheads
+        self._hop_s = overheads.hop_ms / 1e3
         self._clusters = tuple(clusters)
         self._place = place
         self._draws: list[tuple[Draw, Draw]] = [
@@ -206,24 +207,21 @@ class JobMembers:
             to,
             None if forward else sender.load(),
         )
-        self._send(sender, notice, size)
+        self._send(sender, as_notice(notice), size)
 
     def offer_data(self, sender: DataInstance, send: Send) -> None:
         step, attempt, number, _ = send.work
-        self._send(
-            sender,
-            Notice(EPOCH, step, attempt, number, "forward", sender.member, send.to),
-            self.spec.input_bytes,
-        )
+        notice = Notice(EPOCH, step, attempt, number, "forward", sender.member, send.to)
+        self._send(sender, as_notice(notice), self.spec.input_bytes)
 
-    def _send(self, sender: Instance, notice: Notice, size: float) -> None:
+    def _send(self, sender: Instance, notice: MicrobatchNotice, size: float) -> None:
         target = self.by_sid[notice.receiver.sid]
         took_s = self.network.transfer_s(sender.cluster, target.cluster, size)
         target.transfers += 1
         target.transfer_s += took_s
-        self.kernel.after(self._overheads.hop_ms / 1e3 + took_s, self._arrived, sender, target, notice)
+        self.kernel.after(self._hop_s + took_s, self._arrived, sender, target, notice)
 
-    def _arrived(self, sender: Instance, target: Instance, notice: Notice) -> None:
+    def _arrived(self, sender: Instance, target: Instance, notice: MicrobatchNotice) -> None:
         if not sender.alive or not target.alive or target.member != notice.receiver:
             return  # the receiver's name may have passed on to another incarnation
         target.arrived(notice)

@@ -6,7 +6,7 @@ simulator's time. `as_notice` and the like tell the type checker what the cores 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.step import Member, MicrobatchClaim, StepVote
@@ -60,16 +60,16 @@ class Vote(NamedTuple):
 
 
 def as_load(load: Load) -> HopLoad:
-    return cast(HopLoad, load)
+    return load  # type: ignore[return-value]
 
 
 def as_notice(notice: Notice) -> MicrobatchNotice:
-    return cast(MicrobatchNotice, notice)
+    return notice  # type: ignore[return-value]
 
 
 def as_claim(claim: Claim) -> MicrobatchClaim:
-    return cast(MicrobatchClaim, claim)
+    return claim  # type: ignore[return-value]
 
 
 def as_vote(vote: Vote) -> StepVote:
-    return cast(StepVote, vote)
+    return vote  # type: ignore[return-value]

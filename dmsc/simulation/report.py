@@ -79,7 +79,7 @@ class Report:
 
 def summarise(world: World) -> Report:
     """The figures of a world that has run."""
-    jobs = tuple(_job(job, world.kernel.now) for job in world.jobs.values())
+    jobs = tuple(_job(job, world.now) for job in world.jobs.values())
     routing = world.scenario.routing
     return Report(
         name=world.scenario.name,
@@ -87,8 +87,8 @@ def summarise(world: World) -> Report:
         algorithm=routing.algorithm,
         policy=routing.policy,
         instances=world.instances,
-        simulated_s=world.kernel.now,
-        events=world.kernel.events,
+        simulated_s=world.now,
+        events=world.events,
         microbatches_per_s=sum(job.microbatches_per_s or 0.0 for job in jobs),
         tokens_per_s=sum(job.tokens_per_s or 0.0 for job in jobs),
         jobs=jobs,
@@ -97,7 +97,7 @@ def summarise(world: World) -> Report:
             f"{one} → {other}": {
                 "transfers": way.transfers,
                 "bytes": way.bytes,
-                "busy": way.busy_s / world.kernel.now if world.kernel.now else 0.0,
+                "busy": way.busy_s / world.now if world.now else 0.0,
             }
             for (one, other), way in sorted(world.network.ways.items())
             if way.transfers

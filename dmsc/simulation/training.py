@@ -76,12 +76,14 @@ class SimulatedJob(JobMembers):
         place: Callable[[str], str],
         seed: str,
         folder: Path,
+        is_done: Callable[[SimulatedJob], None],
     ) -> None:
         super().__init__(
             name, spec, kernel=kernel, network=network, registry=registry, routes=routes, overheads=overheads,
             clusters=clusters, place=place, seed=seed, folder=folder,
         )  # fmt: skip
         self.progress = Progress()
+        self._is_done = is_done
         self._lost: set[Member] = set()
         self._step_began: dict[int, float] = {}
         self._machine: StepMachine | None = None
@@ -127,7 +129,8 @@ class SimulatedJob(JobMembers):
         return self._machine
 
     def event(self, event: ev.Event) -> None:
-        for effect in self.machine.decide(event, self.kernel.now):
+        assert self._machine is not None
+        for effect in self._machine.decide(event, self.kernel.now):
             self._execute(effect)
 
     def claim(self, instance: StageInstance, hop: Hop) -> None:
@@ -172,6 +175,7 @@ class SimulatedJob(JobMembers):
             case ev.Boundary():
                 self.progress.done = True
                 self.registry.release(self.name)
+                self._is_done(self)
             case ev.Withdraw():
                 pass  # a transfer to the dead ends by itself here
 
@@ -199,7 +203,7 @@ class SimulatedJob(JobMembers):
         self.event(ev.Begun(step, attempt))
 
     def _prepare_s(self, effect: ev.Prepare) -> float:
-        clusters = {self.instances[member].cluster for member in effect.members}
+        clusters = {self._stage_instance(member).cluster for member in effect.members}
         size = self.stages[effect.stage].parameter_bytes
         return self._overheads.prepare_ms / 1e3 + self.network.reduce_s(clusters, len(effect.members), size)
 
@@ -239,7 +243,7 @@ class SimulatedJob(JobMembers):
 
     def _committed(self, step: int, members: Sequence[Member]) -> None:
         """Everyone has answered, or is known to be lost."""
-        silent = tuple(member for member in members if not self.instances[member].alive)
+        silent = tuple(member for member in members if not self._stage_instance(member).alive)
         if any(member not in self._lost for member in silent):
             self.kernel.after(RETRY_S, self._committed, step, members)
             return

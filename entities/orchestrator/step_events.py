@@ -26,7 +26,7 @@ class Begun:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each microbatch and stage: freezing takes longer than all else of it
 class Claimed:
     claim: MicrobatchClaim
 
@@ -68,7 +68,7 @@ class GroupFailed:
     blamed: tuple[Member, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each microbatch and stage: freezing takes longer than all else of it
 class Voted:
     stage: int
     vote: StepVote

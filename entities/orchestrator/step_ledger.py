@@ -57,7 +57,7 @@ class StepLedger:
             Inconsistent: another member has it in its sum.
         """
         stage, key = claim.stage, (claim.stage, claim.microbatch)
-        current = (claim.epoch, claim.step, claim.attempt) == (self.epoch, self.step, self.attempt)
+        current = claim.step == self.step and claim.attempt == self.attempt and claim.epoch == self.epoch
         known = 0 <= stage < len(self.membership) and 0 <= claim.microbatch < self.microbatches
         if not current or not known or claim.owner not in self._present[stage]:
             self.foreign += 1
@@ -89,13 +89,18 @@ class StepLedger:
         }
         self._claimed[stage] = sum(key[0] == stage for key in self.claims)
 
-    def vote(self, stage: int, vote: StepVote) -> None:
-        """A member's prepare succeeded; one of another attempt, generation or membership is ignored."""
-        if (vote.step, vote.attempt) != (self.step, self.attempt):
-            return
+    def vote(self, stage: int, vote: StepVote) -> bool:
+        """A member's prepare succeeded; one of another attempt, generation or membership is ignored.
+
+        Returns: whether all of its stage have voted.
+        """
+        if vote.step != self.step or vote.attempt != self.attempt:
+            return False
         if vote.generation != self.generations[stage] or vote.member not in self._present[stage]:
-            return
-        self.votes.setdefault(stage, {})[vote.member.sid] = vote
+            return False
+        votes = self.votes.setdefault(stage, {})
+        votes[vote.member.sid] = vote
+        return len(votes) == len(self._present[stage])  # only members vote, each under its own SID
 
     def decide(self) -> StepDecision | None:
         """The decision, once all have voted.
@@ -134,7 +139,7 @@ class StepLedger:
 
     def _all_voted(self) -> bool:
         return all(
-            0 < len(members) == len(self.votes.get(stage, ()))  # only members vote, each under its own SID
+            0 < len(members) == len(self.votes.get(stage, ()))
             for stage, members in enumerate(self.membership)
         )
 

@@ -103,7 +103,12 @@ class StepMachine:
             return self._restart(str(error))
 
     def _decide(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        match event:
+        match event:  # the frequent ones first: one or two per microbatch and stage
+            case ev.Claimed(claim):
+                news = self.ledger.claim(claim)
+                return self._prepare_ready() if news and self.ledger.complete(claim.stage) else []
+            case ev.Voted(stage, vote):
+                return self._voted(stage, vote)
             case ev.Opened(step, attempt):
                 return self._open(step, attempt)
             case ev.Begun(step, attempt):
@@ -111,9 +116,6 @@ class StepMachine:
                     self._begun = True
                     return self._start_round() if self._again and self._still else []
                 return []
-            case ev.Claimed(claim):
-                news = self.ledger.claim(claim)
-                return self._prepare_ready() if news and self.ledger.complete(claim.stage) else []
             case ev.Lost(member):
                 return self._lost([member])
             case ev.Fenced(number, answers):
@@ -124,8 +126,6 @@ class StepMachine:
                 return self._formed(stage, generation)
             case ev.GroupFailed(stage, generation, blamed):
                 return self._failed(stage, generation, blamed, now)
-            case ev.Voted(stage, vote):
-                return self._voted(stage, vote)
             case ev.Recorded(decision):
                 return self._recorded(decision)
             case ev.Committed(step, silent):
@@ -181,7 +181,7 @@ class StepMachine:
         """The account of a step or attempt that begins now."""
         self._begun = False
         self._answered = 0
-        self._torn = bool(set(self._data) & self.dead)
+        self._torn = self._any_dead(self._data)
         self._round = None
         for group in self._groups:
             group.preparing = False
@@ -190,7 +190,8 @@ class StepMachine:
     def _go_on(self) -> list[ev.Effect]:
         """Whatever was put off while no step was open."""
         empty = any(not group.members and not group.lost_told for group in self._groups)
-        effects = self._mend() if self._again or empty or self._present() & self.dead else []
+        torn = bool(self.dead) and self._any_dead(self._present())
+        effects = self._mend() if self._again or empty or torn else []
         if self._restarting:
             return effects
         asked = {effect.stage for effect in effects if isinstance(effect, ev.FormGroup)}
@@ -207,6 +208,10 @@ class StepMachine:
 
     def _present(self) -> set[Member]:
         return {member for group in self._groups for member in group.members} | set(self._data)
+
+    def _any_dead(self, members: Iterable[Member]) -> bool:
+        """Mostly nobody is: then nothing is hashed, thousands of members neither."""
+        return bool(self.dead) and not self.dead.isdisjoint(members)
 
     def _lost(self, members: Iterable[Member]) -> list[ev.Effect]:
         news = [member for member in members if member not in self.dead]
@@ -391,7 +396,7 @@ class StepMachine:
                 continue
             if self._newcomers.is_receiving(stage):
                 continue
-            if not self.ledger.complete(stage) or set(group.members) & self.dead:
+            if not self.ledger.complete(stage) or self._any_dead(group.members):
                 continue
             group.preparing = True
             effects.append(ev.Prepare(stage, self.step, self.attempt, group.generation, group.members))
@@ -400,7 +405,8 @@ class StepMachine:
     def _voted(self, stage: int, vote: StepVote) -> list[ev.Effect]:
         if self.phase is not Phase.GATHERING or self._restarting:
             return []
-        self.ledger.vote(stage, vote)
+        if not self.ledger.vote(stage, vote):
+            return []
         decision = self.ledger.decide()
         if decision is None:
             return []

@@ -133,6 +133,26 @@ def test_the_large_example_is_valid() -> None:
     assert all(one.microbatches >= one.all_stages()[0].replicas for one in scenario.jobs)
 
 
+def test_jobs_on_clocks_of_their_own_do_what_they_do_on_one() -> None:
+    """A shared link, which nobody uses here, puts all jobs on one clock."""
+    noisy = stage(replicas=3, repeat=2, backward_ms={"mean_ms": 20, "distribution": "lognormal", "cv": 0.3})
+    clusters = [{"name": "a", "nodes": 2}, {"name": "b"}]
+    jobs = [
+        job(name="one", steps=30, clusters=["a"], stages=[noisy]),
+        job(name="other", steps=20, start_s=0.7, clusters=["a"], stages=[noisy], count=2),
+    ]
+    events = [
+        {"kind": "kill", "at_s": 1.1, "target": "a/node-1"},
+        {"kind": "join", "at_s": 1.4, "job": "one", "stage": 0},
+    ]
+    scenario = body(clusters=clusters, jobs=jobs, events=events, routing={"every_s": 0.5})
+    apart = run(scenario)
+    together = run(scenario | {"links": [*scenario["links"], {"between": ["a", "b"], "shared": True}]})
+    assert all(one.lost for one in apart.jobs)
+    assert apart.jobs == together.jobs
+    assert (apart.simulated_s, apart.happened) == (together.simulated_s, together.happened)
+
+
 def test_the_same_seed_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     printed = []
     for number, seed in enumerate((3, 3, 4)):
