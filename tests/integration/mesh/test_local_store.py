@@ -202,7 +202,9 @@ def test_a_store_is_kept_where_the_operator_wants_that(
     state = tmp_path_factory.mktemp("kept") / "state"
     mesh = start_mesh(state, "--slots", "1", "--cluster", "a")
     try:
-        record = mesh.client.wait(mesh.client.submit(tiny_job("kept")).job, timeout_s=60)
+        record = mesh.client.wait(
+            mesh.client.submit(tiny_job("kept", training={"steps": 6})).job, timeout_s=60
+        )
     finally:
         stop_mesh(mesh)
     assert record.state is JobState.DONE, record.reason
