@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -26,11 +27,14 @@ from dmsc.loop_thread import LoopThread
 from dmsc.settings import find_gateway
 from dmsc.sse import EventParser
 from dmsc.weights_check import check_file, check_weights
+from schemas.base import Message
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest
 from schemas.door import Cordons, FaultList, JobLoad, MeshStatus
 from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
+
+M = TypeVar("M", bound=Message)
 
 Job = str | Path | Mapping[str, Any] | JobSpec
 """A job: a file's path, a mapping, or the model itself."""
@@ -115,31 +119,10 @@ class AsyncClient:
 
         Reconnects by itself (also to another gateway) where it left off; each record comes once.
         """
-        last, pause_s, broken_since = start - 1, _first_pause_s, None
-        while True:
-            position = door.position(last)
-            if job is not None:
-                position["params"]["job"] = job
-            url = f"{self._urls[0]}/v1/faults/events"
-            try:
-                async with self._http.stream("GET", url, timeout=door.STREAM_TIMEOUT, **position) as response:
-                    if response.is_error:
-                        await response.aread()
-                    door.raise_for(response)
-                    parser = EventParser()
-                    async for line in response.aiter_lines():
-                        found = door.next_record(parser, line, last, FaultRecord)
-                        if found is not None:
-                            last, fault = found
-                            pause_s, broken_since = _first_pause_s, None
-                            yield fault
-            except (httpx.TransportError, Unavailable) as error:
-                broken_since = broken_since or time.monotonic()
-                self._pass_over()
-                if time.monotonic() - broken_since > self._patience_s:
-                    raise door.unreachable(self._urls, error) from error
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _longest_pause_s)
+        params = {} if job is None else {"job": job}
+        async with aclosing(self._follow("/v1/faults/events", FaultRecord, start, params)) as records:
+            async for fault in records:
+                yield fault
 
     async def cordon(self, node: str, slot: int | None = None, *, reason: str = "") -> Cordons:
         """No new instances on a node, or in one slot of it. What runs there goes on."""
@@ -167,25 +150,47 @@ class AsyncClient:
 
         Reconnects by itself (also to another gateway) where it left off; each event comes once.
         """
+
+        async def over() -> bool:
+            return (await self.job(job)).state in ENDED
+
+        async with aclosing(self._follow(f"/v1/jobs/{job}/events", JobEvent, start, over=over)) as events:
+            async for event in events:
+                yield event
+                if event.kind == "state" and event.state in ENDED:
+                    return
+
+    async def _follow(
+        self,
+        path: str,
+        kind: type[M],
+        start: int,
+        params: Mapping[str, str] | None = None,
+        over: Callable[[], Awaitable[bool]] | None = None,
+    ) -> AsyncGenerator[M, None]:
+        """Each record of a stream once, from position `start`, over as many gateways as it takes.
+
+        `over`: asked when a gateway ends the stream without a word: whether nothing more will come.
+        """
         last, pause_s, broken_since = start - 1, _first_pause_s, None
         while True:
-            url, position = f"{self._urls[0]}/v1/jobs/{job}/events", door.position(last)
+            position = door.position(last)
+            position["params"].update(params or {})
             try:
-                async with self._http.stream("GET", url, timeout=door.STREAM_TIMEOUT, **position) as response:
+                async with self._http.stream(
+                    "GET", self._urls[0] + path, timeout=door.STREAM_TIMEOUT, **position
+                ) as response:
                     if response.is_error:
                         await response.aread()
                     door.raise_for(response)
                     parser = EventParser()
                     async for line in response.aiter_lines():
-                        found = door.next_event(parser, line, last)
-                        if found is None:
-                            continue
-                        last, event = found
-                        pause_s, broken_since = _first_pause_s, None
-                        yield event
-                        if event.kind == "state" and event.state in ENDED:
-                            return
-                if last >= start and (await self.job(job)).state in ENDED:
+                        found = door.next_record(parser, line, last, kind)
+                        if found is not None:
+                            last, record = found
+                            pause_s, broken_since = _first_pause_s, None
+                            yield record
+                if over is not None and last >= start and await over():
                     return
             except (httpx.TransportError, Unavailable) as error:
                 broken_since = broken_since or time.monotonic()

@@ -14,7 +14,7 @@ import httpx
 from dmsc.sse import EventParser
 from schemas.base import Message
 from schemas.errors import BadInput, BadMessage, DmscError, ErrorReply, NotFound, Refused, Unavailable
-from schemas.job import JobEvent, JobRecord, JobSpec, WeightsManifest
+from schemas.job import JobRecord, JobSpec, WeightsManifest
 from schemas.weights_digest import INDEX_NAME, weights_index
 
 M = TypeVar("M", bound=Message)
@@ -111,13 +111,8 @@ def position(last: int) -> Position:
     return Position(params={"start": str(last + 1)}, headers={"Last-Event-ID": str(last)} if last > 0 else {})
 
 
-def next_event(parser: EventParser, line: str, last: int) -> tuple[int, JobEvent] | None:
-    """One line further: (sequence, event) when one is complete and newer than `last`."""
-    return next_record(parser, line, last, JobEvent)
-
-
 def next_record(parser: EventParser, line: str, last: int, kind: type[M]) -> tuple[int, M] | None:
-    """The same for a stream of other messages."""
+    """One line further: (sequence, record) when one is complete and newer than `last`."""
     found = parser.feed(line)
     if found is None:
         return None

@@ -62,14 +62,18 @@ class FaultReport(Message, wire="fault.report", version=(1, 2)):
     witness: Member | None = None
 
 
+VerdictKind = Literal["transient", "structural", "unfounded"]
+FaultScope = Literal["none", "instance", "node"]
+
+
 class FaultVerdict(Message, wire="fault.verdict", version=(1, 1)):
     """What the SMO found with SRD and MIC, and what it does about it; on the stream `FAULTS`."""
 
     job: Token | None
     sid: Token
     incarnation: Token
-    verdict: Literal["transient", "structural", "unfounded"]
-    scope: Literal["none", "instance", "node"]
+    verdict: VerdictKind
+    scope: FaultScope
     action: str
     reason: str
     culprit: Culprit | None = None

@@ -8,7 +8,7 @@ from entities.orchestrator.instances import Instances
 from entities.orchestrator.mesh_view import MeshView
 from schemas.cluster import Judge, Judgement
 from schemas.errors import NotFound, Unavailable
-from schemas.fault import FaultReport, FaultVerdict
+from schemas.fault import FaultReport, FaultScope, FaultVerdict, VerdictKind
 from schemas.registry import InstanceState, Resolve, Resolved
 from schemas.step import Member
 
@@ -56,63 +56,38 @@ def judge(
     member: Member, state: InstanceState, judgement: Judgement | None, report: FaultReport
 ) -> FaultVerdict:
     """Pure: registry state and the agent's judgement → verdict, scope, action."""
-    base = {"job": report.job, "sid": member.sid, "incarnation": member.incarnation}
     process = judgement.process if judgement is not None else "unknown to a silent agent"
+
+    def verdict(kind: VerdictKind, scope: FaultScope, action: str, reason: str) -> FaultVerdict:
+        return FaultVerdict(
+            job=report.job,
+            sid=member.sid,
+            incarnation=member.incarnation,
+            verdict=kind,
+            scope=scope,
+            action=action,
+            reason=reason,
+        )
+
+    known = f"process {process}, registry {state}"
     if report.kind == "slow" and process != "gone" and state is InstanceState.ACTIVE:
-        return FaultVerdict(
-            **base,
-            verdict="transient",
-            scope="none",
-            action="it gets the share that it can do",
-            reason=f"process {process}, registry {state}: {report.evidence}",
-        )
+        action = "it gets the share that it can do"
+        return verdict("transient", "none", action, f"{known}: {report.evidence}")
     if judgement is None:
-        return FaultVerdict(
-            **base,
-            verdict="structural",
-            scope="node",
-            action="replace on another node",
-            reason=f"its node agent does not answer; {report.evidence}",
-        )
+        reason = f"its node agent does not answer; {report.evidence}"
+        return verdict("structural", "node", "replace on another node", reason)
     if judgement.process in ("gone", "unknown"):
-        return FaultVerdict(
-            **base,
-            verdict="structural",
-            scope="instance",
-            action="replace",
-            reason=f"process {judgement.process}: {_evidence(judgement, report)}",
-        )
+        reason = f"process {process}: {_evidence(judgement, report)}"
+        return verdict("structural", "instance", "replace", reason)
     if state in (InstanceState.FAULTED, InstanceState.GONE):
-        return FaultVerdict(
-            **base,
-            verdict="structural",
-            scope="instance",
-            action="fence and replace",
-            reason=f"registry says {state}, process {judgement.process}: {report.evidence}",
-        )
+        reason = f"registry says {state}, process {process}: {report.evidence}"
+        return verdict("structural", "instance", "fence and replace", reason)
     if report.kind == "link" and judgement.process == "running":
-        return FaultVerdict(
-            **base,
-            verdict="transient",
-            scope="none",
-            action="the link is built anew",
-            reason=f"process running, registry {state}: {report.evidence}",
-        )
+        return verdict("transient", "none", "the link is built anew", f"{known}: {report.evidence}")
     if report.kind in ("link", "unreachable"):
-        return FaultVerdict(
-            **base,
-            verdict="structural",
-            scope="instance",
-            action="fence and replace",
-            reason=f"process {judgement.process}, registry {state}, but not reachable: {report.evidence}",
-        )
-    return FaultVerdict(
-        **base,
-        verdict="unfounded",
-        scope="none",
-        action="none",
-        reason=f"process {judgement.process}, registry {state}",
-    )
+        reason = f"{known}, but not reachable: {report.evidence}"
+        return verdict("structural", "instance", "fence and replace", reason)
+    return verdict("unfounded", "none", "none", known)
 
 
 def _evidence(judgement: Judgement, report: FaultReport) -> str:
