@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from tests.sim.world import Plan, Violation, World
+from tests.sim.arithmetic import Violation
+from tests.sim.world import Plan, World
 
 SCHEDULES = int(os.environ.get("DMSC_SIM_SCHEDULES", "100"))
 """Per kind of plan, with seeds 0, 1, …; more than that many are drawn anew each time.
