@@ -20,14 +20,14 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
 from bus import subjects
 from bus.buckets import Change
@@ -166,21 +166,6 @@ async def follow(client: AsyncClient, job: str, witness: Witness) -> None:
     """The job's events, until cancelled."""
     async for event in client.events(job):
         witness.stepped(event)
-
-
-@contextmanager
-def mesh(folder: Path) -> Iterator[Path]:
-    """A mesh of its own, on free ports, gone afterwards; its state folder."""
-    state = folder / "state"
-    command = [sys.executable, "-m", "dmsc"]
-    options = ["--state", str(state), "--nats-port", "0", "--http-port", "0", "--slots", "3", "--detach"]
-    subprocess.run([*command, "up", *options], check=True, stdout=subprocess.DEVNULL, cwd=folder)
-    try:
-        yield state
-    finally:
-        subprocess.run(
-            [*command, "down", "--state", str(state)], check=True, stdout=subprocess.DEVNULL, cwd=folder
-        )
 
 
 def main() -> None:

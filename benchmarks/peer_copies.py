@@ -19,14 +19,13 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
 from dmsc.client import Client
 from schemas.envelope import EntityKind
@@ -92,21 +91,6 @@ def killed(client: Client, width: int, *, copies: bool) -> tuple[float, str, boo
         elif event.result.step == KILL_AT + 1 and not done_at:
             done_at = time.monotonic()
     return done_at - killed_at - statistics.median(taken[WARM:]), check(client, job), back
-
-
-@contextmanager
-def mesh(folder: Path) -> Iterator[Path]:
-    """A mesh of its own, on free ports, gone afterwards; its state folder."""
-    state = folder / "state"
-    command = [sys.executable, "-m", "dmsc"]
-    options = ["--state", str(state), "--nats-port", "0", "--http-port", "0", "--slots", "3", "--detach"]
-    subprocess.run([*command, "up", *options], check=True, stdout=subprocess.DEVNULL, cwd=folder)
-    try:
-        yield state
-    finally:
-        subprocess.run(
-            [*command, "down", "--state", str(state)], check=True, stdout=subprocess.DEVNULL, cwd=folder
-        )
 
 
 def check(client: Client, job: str) -> str:
