@@ -22,14 +22,14 @@ from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest
 from schemas.job import ModelSpec, OptimizerSpec
 from workers.checkpoint import copy_tensors, restore_checkpoint, write_stage
 from workers.model import build, slice_stage
-from workers.optimizer import build_optimizer
+from workers.optimizer import StageOptimizer
 
 
 async def measure(width: int, layers: int, rounds: int) -> None:
     args = {"layers": layers, "width": width, "heads": width // 64, "context": 128}
     built = build(ModelSpec(factory="workers.models.gpt:byte_gpt", args=args), 0)
     stage = slice_stage(built, 0, len(built))
-    optimizer = build_optimizer(stage, OptimizerSpec())
+    optimizer = StageOptimizer(stage, OptimizerSpec())
     copies, writings, readings = [], [], []
     size = 0
     for number in range(rounds + 1):  # the first warms up

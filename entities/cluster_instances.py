@@ -30,7 +30,7 @@ LOOK_S = 0.2
 STOPPED_LOOKS = 2
 """Looks in a row at which a process is stopped before it counts as such. Load never stops a process."""
 
-_START_WAIT_S = 10.0  # a start waits this long for a fork server that is being restarted
+_START_WAIT_S = 30.0  # a start waits this long for a fork server that is being restarted
 
 StartTask = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
 """Runs work beside the agent's other tasks."""

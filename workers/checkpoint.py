@@ -25,13 +25,13 @@ from schemas.checkpoint import (
 from schemas.errors import BadMessage, BadModel, Conflict, DamagedCheckpoint, NotFound
 from workers.checkpoint_files import file_sha256, read_folder, write_folder
 from workers.model import StageModule
-from workers.optimizer import load_state_tensors, named_state
+from workers.optimizer import StageOptimizer, load_state_tensors, named_state
 from workers.weights import Runner
 
 STEP = "step"
 
 
-def named_tensors(stage: StageModule, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def named_tensors(stage: StageModule, optimizer: StageOptimizer) -> dict[str, Tensor]:
     """Key in the checkpoint → tensor; views of the live state, except for the step counts.
 
     Raises:
@@ -53,7 +53,7 @@ def _add(found: dict[str, Tensor], key: str, tensor: Tensor) -> None:
     found[key] = tensor
 
 
-def copy_tensors(stage: StageModule, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def copy_tensors(stage: StageModule, optimizer: StageOptimizer) -> dict[str, Tensor]:
     """`named_tensors` copied to the CPU: what is written while training goes on."""
     return {
         key: tensor.detach().to("cpu", copy=True).contiguous()
@@ -95,7 +95,7 @@ async def write_stage(
 
 async def restore_checkpoint(
     stage: StageModule,
-    optimizer: torch.optim.AdamW,
+    optimizer: StageOptimizer,
     artifacts: Artifacts,
     *,
     version: int | None = None,
@@ -108,7 +108,7 @@ async def restore_checkpoint(
 
     Args:
         stage: whose parameters and buffers are replaced, in place.
-        optimizer: as built by `build_optimizer`.
+        optimizer: the stage's; its state is replaced with it.
         artifacts: the folder with the manifest.
         version: the one that it has to be of, if that is known.
         run: where the state is replaced.

@@ -50,7 +50,6 @@ TERMINATE_GRACE_S = 2.0
 PRELOAD = (
     "torch",
     "torch.distributed",
-    "torch._dynamo",  # the first optimizer of a process imports it: 0.9 s, paid here once
     "safetensors.torch",
     "pydantic",
     "structlog",

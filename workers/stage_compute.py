@@ -20,7 +20,7 @@ from schemas.step import StepCommit
 from workers.gradient_sum import GradientSum
 from workers.microbatch import Hop
 from workers.model import build, check_trained, loss_function, slice_stage
-from workers.optimizer import build_optimizer, load_state_tensors, state_tensors
+from workers.optimizer import StageOptimizer, load_state_tensors, state_tensors
 
 
 class StageCompute:
@@ -51,7 +51,7 @@ class StageCompute:
         self.module.to(self._device)
         self.loss = loss_function(spec.model) if self._last else None
         self.parameters = [weight for _, weight in self.module.trainable()]
-        self.optimizer = build_optimizer(self.module, spec.training.optimizer)
+        self.optimizer = StageOptimizer(self.module, spec.training.optimizer)
         self.sum = GradientSum(
             self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
         )
@@ -168,13 +168,7 @@ class StageCompute:
         self.version = step + 1
 
     def _update(self, step: int, gradients: Sequence[Tensor]) -> None:
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, self._start.spec.training)
-        self.optimizer.step()
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.optimizer.step(gradients, learning_rate(step, self._start.spec.training))
 
     def load(self, version: int, tensors: Sequence[Tensor]) -> None:
         """Takes over what `state_tensors` gave at another replica, at `version`."""

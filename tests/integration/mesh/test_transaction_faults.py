@@ -102,6 +102,7 @@ def spec(name: str, stages: int = 2, replicas: int = 2, **training: object) -> J
             **training,
         },
         parallel={"stages": stages, "replicas": replicas},
+        routing={"algorithm": "round-robin"},  # by load, one that was slow for once may get nothing to hold
     )
 
 

@@ -1,9 +1,10 @@
 """An instance for the link tests, in a process of its own: it takes hops, or offers a small and a big one.
 
-    python link_peer.py URL JOB SID INCARNATION take
+    python link_peer.py URL JOB SID INCARNATION take [SIGNAL]
     python link_peer.py URL JOB SID INCARNATION offer SID INCARNATION MEGABYTES
 
-Prints one JSON line per event: ready, decide, received (with a digest of the bytes), sent.
+With SIGNAL it strikes itself in the middle of the second hop that it takes, a big one: nobody else knows so
+well when that is. Prints one JSON line per event: ready, decide, received (with a digest of the bytes), sent.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,14 +26,12 @@ from schemas.envelope import EntityKind
 from schemas.step import Member
 from workers.links import HopExchange
 
+STRIKE_S = 0.02
+"""After the second hop was accepted: its 256 MB take ten times as long on loopback."""
+
 
 def say(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
-
-
-def decide(notice: MicrobatchNotice) -> str:
-    say("decide", microbatch=notice.microbatch)
-    return "accepted"
 
 
 def received(notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
@@ -43,6 +44,17 @@ def received(notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
 async def main(url: str, job: str, sid: str, incarnation: str, task: str, *rest: str) -> None:
     torch.set_num_threads(1)
     me = Member(sid=sid, incarnation=incarnation)
+    hops = 0
+
+    def decide(notice: MicrobatchNotice) -> str:
+        nonlocal hops
+        hops += 1
+        if task == "take" and rest and hops == 2:
+            number = signal.Signals[rest[0]]
+            asyncio.get_running_loop().call_later(STRIKE_S, os.kill, os.getpid(), number)
+        say("decide", microbatch=notice.microbatch)
+        return "accepted"
+
     async with (
         Bus.connect(url, name=sid, kind=EntityKind.INSTANCE, incarnation=incarnation) as bus,
         HopExchange(bus, member=me, job=job, epoch=1, decide=decide, received=received) as exchange,

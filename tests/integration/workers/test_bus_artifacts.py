@@ -20,7 +20,7 @@ from workers import analysis, sample
 from workers.checkpoint import restore_checkpoint
 from workers.data import open_dataset
 from workers.model import build, slice_stage
-from workers.optimizer import build_optimizer, state_tensors
+from workers.optimizer import StageOptimizer, state_tensors
 from workers.weights import export, load_initial
 
 SPEC = ModelSpec(
@@ -42,14 +42,12 @@ async def test_a_dataset_uploaded_to_the_bus(connect: Connect) -> None:
 async def test_weights_and_checkpoints_on_the_bus(connect: Connect) -> None:
     bus = await connect("instance")
     stage, other = (slice_stage(build(SPEC, seed), 0, 4) for seed in (0, 1))
-    optimizer, other_optimizer = (build_optimizer(each, OptimizerSpec()) for each in (stage, other))
+    optimizer, other_optimizer = (StageOptimizer(each, OptimizerSpec()) for each in (stage, other))
     weights = open_artifacts("bus://artifacts/job/weights", bus)
     await export(stage, weights, "model-00001-of-00001.safetensors")
     await load_initial(other, weights, weights.url)
     assert all(torch.equal(one, two) for one, two in zip(stage.parameters(), other.parameters(), strict=True))
-    for weight in stage.parameters():
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
+    optimizer.step([torch.ones_like(weight) for weight in stage.parameters()], 1e-3)
     checkpoint = open_artifacts("bus://artifacts/job/checkpoints/1", bus)
     await publish(checkpoint, [(stage, optimizer)], version=1)
     assert await restore_checkpoint(other, other_optimizer, checkpoint) == 1
@@ -60,7 +58,7 @@ async def test_weights_and_checkpoints_on_the_bus(connect: Connect) -> None:
 async def test_a_checkpoint_of_which_the_bus_has_lost_a_piece_is_damaged(connect: Connect) -> None:
     bus = await connect("instance")
     stage = slice_stage(build(SPEC, 0), 0, 4)
-    optimizer = build_optimizer(stage, OptimizerSpec())
+    optimizer = StageOptimizer(stage, OptimizerSpec())
     checkpoint = open_artifacts("bus://artifacts/damaged/checkpoints/1", bus)
     await publish(checkpoint, [(stage, optimizer)], version=1)
     name = "damaged/checkpoints/1/stage-00000/__0_0.distcp"

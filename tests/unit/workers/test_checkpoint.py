@@ -22,12 +22,12 @@ from workers import checkpoint as checkpoint_module
 from workers.checkpoint import copy_tensors, named_tensors, restore_checkpoint, write_stage
 from workers.checkpoint_files import read_folder, write_folder
 from workers.model import StageModule, build, slice_stage
-from workers.optimizer import build_optimizer
+from workers.optimizer import StageOptimizer
 
 SPEC = ModelSpec(
     factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
 )
-Stage = tuple[StageModule, torch.optim.AdamW]
+Stage = tuple[StageModule, StageOptimizer]
 
 
 def stages(cuts: list[int], seed: int = 0, trained: bool = False) -> list[Stage]:
@@ -35,13 +35,12 @@ def stages(cuts: list[int], seed: int = 0, trained: bool = False) -> list[Stage]
     built = []
     for first, last in zip(cuts, cuts[1:], strict=False):  # noqa: RUF007  # read as (first, last)
         stage = slice_stage(layers, first, last)
-        optimizer = build_optimizer(stage, OptimizerSpec())
+        optimizer = StageOptimizer(stage, OptimizerSpec())
         built.append((stage, optimizer))
         if trained:
             for _ in range(3):
-                for name, weight in stage.trainable():
-                    weight.grad = torch.full_like(weight, len(name) / 10)
-                optimizer.step()
+                gradients = [torch.full_like(weight, len(name) / 10) for name, weight in stage.trainable()]
+                optimizer.step(gradients, lr=1e-3)
     return built
 
 
@@ -150,7 +149,7 @@ def test_two_tensors_under_one_key_are_refused() -> None:
     layers: list[tuple[str, nn.Module]] = [("a", nn.Linear(1, 1)), ("optimizer.a.weight", Odd())]
     stage = slice_stage(layers, 0, 2)
     with pytest.raises(BadModel, match="twice"):
-        named_tensors(stage, build_optimizer(stage, OptimizerSpec()))
+        named_tensors(stage, StageOptimizer(stage, OptimizerSpec()))
 
 
 async def test_cancelled_while_writing_it_leaves_no_scratch_files(

@@ -23,7 +23,7 @@ from workers.checkpoint_files import read_folder, write_folder
 from workers.checkpoint_writer import CheckpointWriter
 from workers.compute import ComputeThread, Priority
 from workers.model import build, slice_stage
-from workers.optimizer import build_optimizer
+from workers.optimizer import StageOptimizer
 
 SPEC = ModelSpec(
     factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, compute: ComputeThread, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         module = slice_stage(build(SPEC, 0), 0, 4)
-        self.stage = SimpleNamespace(module=module, optimizer=build_optimizer(module, OptimizerSpec()))
+        self.stage = SimpleNamespace(module=module, optimizer=StageOptimizer(module, OptimizerSpec()))
         self.compute = compute
         self.folder = folder
         self.version = 3

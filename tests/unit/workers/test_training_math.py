@@ -16,7 +16,7 @@ from tests.reference_loop import run
 from workers.data import batch, open_local_dataset
 from workers.gradient_sum import GradientSum
 from workers.model import StageModule, build, loss_function, slice_stage
-from workers.optimizer import build_optimizer, load_state_tensors, state_tensors
+from workers.optimizer import StageOptimizer, load_state_tensors, state_tensors
 from workers.weights import describe_tensor, weight_tensors
 
 STEPS = 20
@@ -56,7 +56,7 @@ def train(spec: JobSpec, cuts: list[int], order: list[int]) -> tuple[list[float]
     stages = [
         slice_stage(layers, first, last, job_seed=training.seed) for first, last in itertools.pairwise(cuts)
     ]
-    optimizers = [build_optimizer(stage, training.optimizer) for stage in stages]
+    optimizers = [StageOptimizer(stage, training.optimizer) for stage in stages]
     weights = [[weight for _, weight in stage.trainable()] for stage in stages]
     sums = [GradientSum(own, exact=True, microbatches=training.microbatches) for own in weights]
     loss_of = loss_function(spec.model)
@@ -73,11 +73,8 @@ def train(spec: JobSpec, cuts: list[int], order: list[int]) -> tuple[list[float]
         squares = [square for gradients in reduced for square in GradientSum.squared_norms(gradients)]
         norm = sum(squares) ** 0.5
         clip = min(1.0, (training.clip_norm or norm) / norm)
-        for own, gradients, optimizer, total in zip(weights, reduced, optimizers, sums, strict=True):
-            for weight, gradient in zip(own, gradients, strict=True):
-                weight.grad = gradient * clip
-            optimizer.param_groups[0]["lr"] = learning_rate(step, training)
-            optimizer.step()
+        for gradients, optimizer, total in zip(reduced, optimizers, sums, strict=True):
+            optimizer.step([gradient * clip for gradient in gradients], learning_rate(step, training))
             total.clear()
     lines = {
         name: describe_tensor(tensor) for stage in stages for name, tensor in weight_tensors(stage).items()
@@ -130,14 +127,13 @@ def test_the_weights_have_the_same_hash_for_every_cut_and_every_order(spec: JobS
 
 
 def test_state_moves_to_a_newcomer_which_goes_on_alike(spec: JobSpec) -> None:
-    def stepped(stage: StageModule, optimizer: torch.optim.AdamW, seed: int) -> None:
+    def stepped(stage: StageModule, optimizer: StageOptimizer, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        for _, weight in stage.trainable():
-            weight.grad = torch.randn(weight.shape, generator=generator)
-        optimizer.step()
+        shapes = [weight.shape for _, weight in stage.trainable()]
+        optimizer.step([torch.randn(shape, generator=generator) for shape in shapes], 1e-3)
 
     old, new = (slice_stage(build(spec.model, seed), 1, 4) for seed in (0, 1))
-    old_optimizer, new_optimizer = (build_optimizer(stage, spec.training.optimizer) for stage in (old, new))
+    old_optimizer, new_optimizer = (StageOptimizer(stage, spec.training.optimizer) for stage in (old, new))
     stepped(old, old_optimizer, 0)
     stepped(old, old_optimizer, 1)
     sent = [tensor.clone() for tensor in state_tensors(old, old_optimizer)]

@@ -14,13 +14,13 @@ from schemas.errors import BadModel
 from schemas.job import ModelSpec, OptimizerSpec
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
 from workers.model import StageModule, build, slice_stage
-from workers.optimizer import build_optimizer
+from workers.optimizer import StageOptimizer
 from workers.weights import export, load_initial
 
 SPEC = ModelSpec(
     factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
 )
-Stage = tuple[StageModule, torch.optim.AdamW]
+Stage = tuple[StageModule, StageOptimizer]
 
 
 def stages(cuts: list[int], seed: int = 0) -> list[Stage]:
@@ -28,7 +28,7 @@ def stages(cuts: list[int], seed: int = 0) -> list[Stage]:
     built = []
     for first, last in zip(cuts, cuts[1:], strict=False):  # noqa: RUF007  # read as (first, last)
         stage = slice_stage(layers, first, last)
-        built.append((stage, build_optimizer(stage, OptimizerSpec())))
+        built.append((stage, StageOptimizer(stage, OptimizerSpec())))
     return built
 
 
