@@ -36,7 +36,7 @@ check: lint types layers ## the quick half of `test`
 
 .PHONY: pytest
 pytest: setup-dev ## the tests alone, two files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
-	@$(VENV)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format, changes nothing

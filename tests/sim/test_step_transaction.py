@@ -10,7 +10,7 @@ import pytest
 from tests.sim.arithmetic import Violation
 from tests.sim.world import Plan, World
 
-SCHEDULES = int(os.environ.get("DMSC_SIM_SCHEDULES", "100"))
+SCHEDULES = int(os.environ.get("DMSC_SIM_SCHEDULES", "50"))
 """Per kind of plan, with seeds 0, 1, …; more than that many are drawn anew each time.
 
 `DMSC_SIM_SEED=N pytest tests/sim` runs that one alone, with its trace.

@@ -19,6 +19,9 @@ def printed(mesh: Mesh, *arguments: str) -> Any:
 
 def test_routes_and_top_show_a_job_at_work(mesh: Mesh) -> None:
     spec = tiny_job("board", training={"steps": 5000}, parallel={"stages": 2, "replicas": 2})
+    args = {**spec.model.args, "pad_ms": 10.0}  # leaves the cores to the commands
+    padded = spec.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
+    spec = spec.model_copy(update={"model": padded})
     job = mesh.client.submit(spec).job
     try:
         for event in mesh.client.events(job):

@@ -125,13 +125,13 @@ def test_kill_9_of_the_whole_mesh_then_up_ends_with_the_same_hash(
 ) -> None:
     """The newest checkpoint is damaged meanwhile, so the one before is used."""
     folder = tmp_path_factory.mktemp("killed")
-    own = start_mesh(folder / "state", "--slots", "3")
+    own = start_mesh(folder / "state", "--slots", "6", "--cluster", "a")
     try:
         job_id = own.client.submit(job("killed", 2, 2, artifacts=str(folder / "store"))).job
         until_published(own, job_id, 2)
         kill_everything(own)
         damaged = spoil_newest(folder / "store" / job_id / "checkpoints")
-        own = start_mesh(folder / "state", "--slots", "3")
+        own = start_mesh(folder / "state", "--slots", "6", "--cluster", "a")
         record = own.client.wait(job_id, timeout_s=120)
         assert record.state is JobState.DONE, record.reason
         assert record.epoch == 2

@@ -19,13 +19,13 @@ from dmsc.client import Client
 from schemas.cluster import NodeStatus
 from schemas.door import MeshStatus
 from schemas.envelope import EntityKind
-from schemas.errors import NotFound
+from schemas.errors import DmscError, NotFound
 from schemas.fault import FaultState
 from schemas.job import JobRecord, JobState
 from schemas.registry import InstanceState
 from schemas.telemetry import DeviceSample, InstanceSample
 from tests.integration.dmsc.command_line import dmsc, wait_for
-from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 
 pytestmark = pytest.mark.timeout(180)
@@ -145,8 +145,8 @@ def test_a_wrong_place_is_one_line(mesh: Mesh, tmp_path: Path, command: tuple[st
 
 
 # --- drain ----------------------------------------------------------------------------------------------
-STEPS = 120
-"""Enough for a `dmsc drain` to find the job running."""
+STEPS = 80
+"""Enough for a drain to find the job running."""
 
 
 def long_job(name: str, replicas: int) -> object:
@@ -165,11 +165,8 @@ def undisturbed(client: Client) -> str:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_drained_node_is_emptied_and_the_weights_are_the_same(
-    mesh: Mesh, tmp_path: Path, replicas: int
-) -> None:
+def test_a_drained_node_is_emptied_and_the_weights_are_the_same(mesh: Mesh, replicas: int) -> None:
     """Also where a stage has no other replica: a checkpoint of that very step carries it over."""
-    state = ("--state", str(mesh.state))
     job = mesh.client.submit(long_job("drained", replicas)).job  # type: ignore[arg-type]
     for event in mesh.client.events(job):
         if event.result is not None and event.result.step == 5:
@@ -178,12 +175,10 @@ def test_a_drained_node_is_emptied_and_the_weights_are_the_same(
     cluster = "b" if replicas == 2 else sorted(occupied)[0]
     assert cluster in occupied
     node = agent(mesh, cluster).sid
-    told = dmsc("drain", node, "--reason", "new fans", "--timeout", "60", *state, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.strip() == f"{node} is empty and cordoned"
-    status = mesh.client.mesh()
+    mesh.client.drain(node, reason="new fans")
+    wait_for(lambda: cluster not in where(mesh.client.mesh(), job).values(), 60)
     assert mesh.client.job(job).state not in (JobState.DONE, JobState.FAILED), "the drain came too late"
-    assert cluster not in where(status, job).values()
+    status = mesh.client.mesh()
     (cordon,) = status.cordons
     assert (cordon.agent, cordon.reason, cordon.draining) == (node, "new fans", True)
     record = done(mesh, job)
@@ -198,6 +193,13 @@ def test_a_drained_node_is_emptied_and_the_weights_are_the_same(
     mesh.client.uncordon(node)
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client)
+
+
+def test_a_node_that_is_empty_is_drained_at_once(mesh: Mesh, tmp_path: Path) -> None:
+    node = agent(mesh, "b").sid
+    told = dmsc("drain", node, "--timeout", "60", "--state", str(mesh.state), cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.strip() == f"{node} is empty and cordoned"
 
 
 def test_a_drain_without_room_moves_nothing_and_says_what_it_waits_for(
@@ -280,36 +282,32 @@ def test_a_device_that_tells_of_errors_is_cordoned_until_an_operator_lifts_it(
 
 
 # --- restarts -------------------------------------------------------------------------------------------
-def test_cordons_survive_orchestrator_and_agent(tmp_path_factory: pytest.TempPathFactory) -> None:
-    own = start_mesh(tmp_path_factory.mktemp("own") / "state", "--slots", "2")
-    try:
-        node = agent(own, "a")
-        own.client.cordon(node.sid, 1, reason="to stay")
-        children = json.loads((own.state / "mesh.json").read_text())["children"]
-        before = own.client.mesh()
-        (served,) = [one for one in before.services if one.sid == "orchestrator"]
-        os.kill(children["agent-a"], signal.SIGKILL)
-        os.kill(children["control-plane"], signal.SIGKILL)
+def test_cordons_survive_orchestrator_and_agent(mesh: Mesh) -> None:
+    node = agent(mesh, "a")
+    mesh.client.cordon(node.sid, 1, reason="to stay")
+    children = json.loads((mesh.state / "mesh.json").read_text())["children"]
+    before = mesh.client.mesh()
+    (served,) = [one for one in before.services if one.sid == "orchestrator"]
+    os.kill(children["agent-a"], signal.SIGKILL)
+    os.kill(children["control-plane"], signal.SIGKILL)
 
-        def back() -> bool:
-            try:
-                now = own.client.mesh()
-            except Exception:
-                return False
-            again = [one for one in now.nodes if one.sid == node.sid and one.slots]
-            new = [one for one in now.services if one.sid == "orchestrator"]
-            return bool(
-                again
-                and again[0].incarnation != node.incarnation
-                and new
-                and new[0].incarnation != served.incarnation
-            )
+    def back() -> bool:
+        try:
+            now = mesh.client.mesh()
+        except DmscError:
+            return False
+        again = [one for one in now.nodes if one.sid == node.sid and one.slots]
+        new = [one for one in now.services if one.sid == "orchestrator"]
+        return bool(
+            again
+            and again[0].incarnation != node.incarnation
+            and new
+            and new[0].incarnation != served.incarnation
+        )
 
-        wait_for(back, 60)
-        (cordon,) = own.client.mesh().cordons
-        assert (cordon.agent, cordon.slot, cordon.reason) == (node.sid, 1, "to stay")
-        own.client.uncordon(node.sid, 1)
-        with pytest.raises(NotFound):
-            own.client.uncordon(node.sid, 1)
-    finally:
-        assert stop_mesh(own) in (0, 130)
+    wait_for(back, 60)
+    (cordon,) = mesh.client.mesh().cordons
+    assert (cordon.agent, cordon.slot, cordon.reason) == (node.sid, 1, "to stay")
+    mesh.client.uncordon(node.sid, 1)
+    with pytest.raises(NotFound):
+        mesh.client.uncordon(node.sid, 1)

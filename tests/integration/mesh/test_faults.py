@@ -17,7 +17,7 @@ from dmsc.client import Client
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from tests.integration.dmsc.command_line import running, wait_for
-from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, tiny_job
 
 
 def shape(name: str, stages: int = 2, replicas: int = 2) -> JobSpec:
@@ -75,28 +75,20 @@ def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh) 
 
 
 @pytest.mark.timeout(150)
-def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    own = start_mesh(tmp_path_factory.mktemp("own") / "state", "--slots", "3")
-    try:
-        job = own.client.submit(shape("control-plane-killed")).job
-        killed = 0
-        for event in own.client.events(job):
-            if event.result is not None and event.result.step == 5:
-                killed = json.loads((own.state / "mesh.json").read_text())["children"]["control-plane"]
-                os.kill(killed, signal.SIGKILL)
-                break
-        assert killed, "the fault never fired"
-        record = own.client.wait(job, timeout_s=90)
-        assert record.state is JobState.DONE, record.reason
-        assert record.epoch == 2
-        assert record.weights is not None
-        expected = own.client.wait(own.client.submit(shape("undisturbed")).job, timeout_s=60)
-        assert expected.weights is not None
-        assert record.weights.sha256 == expected.weights.sha256
-    finally:
-        assert stop_mesh(own) in (0, 130)
+def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(mesh: Mesh) -> None:
+    job = mesh.client.submit(shape("control-plane-killed")).job
+    killed = 0
+    for event in mesh.client.events(job):
+        if event.result is not None and event.result.step == 5:
+            killed = json.loads((mesh.state / "mesh.json").read_text())["children"]["control-plane"]
+            os.kill(killed, signal.SIGKILL)
+            break
+    assert killed, "the fault never fired"
+    record = mesh.client.wait(job, timeout_s=90)
+    assert record.state is JobState.DONE, record.reason
+    assert record.epoch == 2
+    assert record.weights is not None
+    assert record.weights.sha256 == undisturbed(mesh.client)
 
 
 @pytest.mark.timeout(150)

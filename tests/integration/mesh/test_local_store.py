@@ -38,7 +38,7 @@ def submit_and_hold(mesh: Mesh, folder: Path, gate: Path) -> str:
         words(folder),
         model={"args": {"gate": str(gate)}},
         training={"steps": HELD_STEPS, "checkpoint_every": 3},
-        parallel={"stages": 2, "replicas": 2, "segmentation": "uniform"},
+        parallel={"stages": 2, "replicas": 2, "segmentation": "uniform", "clusters": ["a"]},
     )
     job = mesh.client.submit(spec).job
     for event in mesh.client.events(job):
@@ -54,12 +54,8 @@ def command(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(150)
-async def test_a_store_is_read_over_the_bus_and_outlives_its_instance(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
+async def test_a_store_is_read_over_the_bus_and_outlives_its_instance(mesh: Mesh, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    state = tmp_path_factory.mktemp("own") / "state"
-    mesh = await asyncio.to_thread(start_mesh, state, "--slots", "4", "--cluster", "a")
     try:
         job = await asyncio.to_thread(submit_and_hold, mesh, tmp_path, gate)
         connection = Bus.connect(mesh.servers, name="reader", kind=EntityKind.CLIENT, token=mesh.bus_token)
@@ -86,7 +82,6 @@ async def test_a_store_is_read_over_the_bus_and_outlives_its_instance(
         assert len(gone.stderr.splitlines()) == 1
     finally:
         gate.unlink(missing_ok=True)
-        await asyncio.to_thread(stop_mesh, mesh)
 
 
 async def check_contents(bus: Bus, job: str, store: InstanceStore) -> None:

@@ -7,9 +7,10 @@ import gc
 import json
 import os
 import secrets
-import sys
+from asyncio import ReadTransport as Transport
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ import torch
 
 from schemas.envelope import EntityKind
 from tests.conftest import Connect
+from tests.integration.workers import peer_process
 from tests.integration.workers.exchanging import Instance, Make
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -32,28 +32,49 @@ def one_thread() -> None:
 class Child:
     """A process that prints one JSON object per line."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
+    def __init__(self, process: ForkServerProcess, reader: asyncio.StreamReader, pipe: Transport) -> None:
+        assert process.pid is not None
+        self._process, self._reader, self._pipe = process, reader, pipe
+        self._code: int | None = None
         self.pid = process.pid
 
     async def event(self, name: str, timeout_s: float = 45.0) -> dict[str, Any]:
         """The next event of that name."""
-        assert self.process.stdout is not None
         async with asyncio.timeout(timeout_s):
             while True:
-                line = await self.process.stdout.readline()
+                line = await self._reader.readline()
                 assert line, f"the child ended before it said {name!r}"
                 said: dict[str, Any] = json.loads(line)
                 if said["event"] == name:
                     return said
 
+    async def ended(self) -> int:
+        """Its exit code; -9 after SIGKILL. Nothing of it is left then."""
+        if self._code is None:
+            over = asyncio.Event()
+            loop, sentinel = asyncio.get_running_loop(), self._process.sentinel
+            loop.add_reader(sentinel, over.set)
+            await over.wait()
+            loop.remove_reader(sentinel)
+            self._process.join()
+            assert self._process.exitcode is not None
+            self._code = self._process.exitcode
+            self._process.close()
+            self._pipe.close()
+        return self._code
+
     async def kill(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
+        if self._code is None:
+            self._process.kill()
+        await self.ended()
 
 
 Spawn = Callable[..., Awaitable[Child]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _peers_start_at_once() -> None:
+    peer_process.warm_up()
 
 
 @pytest_asyncio.fixture
@@ -62,14 +83,12 @@ async def spawn() -> AsyncIterator[Spawn]:
     children: list[Child] = []
 
     async def start(script: str, *args: object) -> Child:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(Path(__file__).parent / script),
-            *(str(arg) for arg in args),
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        process, output = peer_process.start(Path(__file__).parent / script, *args)
+        reader = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), output
         )
-        children.append(Child(process))
+        children.append(Child(process, reader, pipe))
         return children[-1]
 
     yield start

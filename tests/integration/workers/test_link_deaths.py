@@ -54,7 +54,7 @@ async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
     new = Member(sid="two", incarnation="2")
     sending = asyncio.create_task(one.send(old, 0, big))
     await child.event("decide")
-    assert await child.process.wait() == -signal.SIGKILL
+    assert await child.ended() == -signal.SIGKILL
     assert await asyncio.wait_for(one.broken.get(), 5) == old  # not only after the transfer's 30 s
     one.exchange.fence(old)
     with pytest.raises(PeerUnreachable):
@@ -92,7 +92,7 @@ async def test_the_sender_is_killed_in_the_middle_of_a_big_transfer(
     await asyncio.sleep(0.03)
     await two.arrival()  # the small one
     assert two.inbox.empty()  # in the middle of the big one
-    child.process.send_signal(signal.SIGKILL)
+    os.kill(child.pid, signal.SIGKILL)
     killed = time.monotonic()
     lost = await asyncio.wait_for(two.lost.get(), 5)
     assert lost.microbatch == 7
