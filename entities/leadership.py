@@ -78,7 +78,7 @@ class Candidate:
                 entry = await self._attempt(self._read)
                 if entry is None or claimable(entry.message, silence.see(entry.revision, now())):
                     began = now()
-                    return await self._attempt(lambda: self._write_claim(entry, began))  # noqa: B023
+                    return await self._attempt(lambda: self._write_claim(entry, began))  # noqa: B023  # awaited in the same round
             except Conflict as error:
                 log.info("somebody else was quicker", reason=error.text)
             except DmscError as error:

@@ -111,7 +111,7 @@ class RegistryIndex:
         group = self._groups.get(content)
         if group is None:
             group = self._groups[content] = Group(content)
-            for key in content.keys():  # noqa: SIM118  # not a mapping
+            for key in content.keys():  # noqa: SIM118  # its own method, not a dict's  # not a mapping
                 self._leading.setdefault(key, {})[group] = None
         group.sids.add(sid)
         return group
@@ -122,7 +122,7 @@ class RegistryIndex:
         if group.sids:
             return
         del self._groups[group.content]
-        for key in group.content.keys():  # noqa: SIM118
+        for key in group.content.keys():  # noqa: SIM118  # its own method, not a dict's
             groups = self._leading.get(key)
             if groups is None:
                 continue  # a tag may stand there twice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -33,7 +34,7 @@ class Surroundings(Protocol):
     def claim(self, instance: StageInstance, hop: Hop) -> None: ...
 
 
-class Instance:
+class Instance(ABC):
     """What stage and data instances have in common: where they are, whether they live, what they are told."""
 
     machine: StageMachine | DataMachine
@@ -59,13 +60,13 @@ class Instance:
         self.transfers, self.transfer_s = 0, 0.0
         return (sample,)
 
+    @abstractmethod
     def routed(self, table: RouteTable) -> None:
         """A new table is in use; a way may be open for what waits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def arrived(self, notice: MicrobatchNotice) -> None:
         """An offer has come, and what it offers."""
-        raise NotImplementedError
 
 
 class StageInstance(Instance):

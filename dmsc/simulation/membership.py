@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from dmsc.simulation.instances import DataInstance, Instance, StageInstance
@@ -25,41 +27,46 @@ from workers.microbatch import Hop
 EPOCH = 1
 
 
-class JobMembers:
-    """One job's instances. `place(cluster)` names the node of the next one there."""
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job runs: what its world gives it.
 
-    def __init__(
-        self,
-        name: str,
-        spec: Job,
-        *,
-        kernel: Kernel,
-        network: Network,
-        registry: RegistryCore,
-        routes: JobRoutes,
-        overheads: Overheads,
-        clusters: Sequence[str],
-        place: Callable[[str], str],
-        seed: str,
-        folder: Path,
-    ) -> None:
+    `next_node(cluster)` names the node of the next instance there. `folder`: from where the scenario names
+    its files.
+    """
+
+    kernel: Kernel
+    network: Network
+    registry: RegistryCore
+    routes: JobRoutes
+    overheads: Overheads
+    clusters: tuple[str, ...]
+    next_node: Callable[[str], str]
+    seed: str
+    folder: Path
+
+
+class JobMembers(ABC):
+    """One job's instances."""
+
+    def __init__(self, name: str, spec: Job, place: Place) -> None:
         self.name = name
         self.spec = spec
         self.stages = spec.all_stages()
-        self.kernel = kernel
-        self.network = network
-        self.registry = registry
-        self.routes = routes
+        self.kernel = place.kernel
+        self.network = place.network
+        self.registry = place.registry
+        self.routes = place.routes
         self.instances: dict[Member, Instance] = {}
         self.by_sid: dict[str, Instance] = {}
-        self._overheads = overheads
-        self._hop_s = overheads.hop_ms / 1e3
-        self._clusters = tuple(clusters)
-        self._place = place
+        self._overheads = place.overheads
+        self._hop_s = place.overheads.hop_ms / 1e3
+        self._clusters = place.clusters
+        self._next_node = place.next_node
         self._draws: list[tuple[Draw, Draw]] = [
             (
-                draws(stage.forward_ms, f"{seed}/{name}/{number}/forward", folder),
-                draws(stage.backward_ms, f"{seed}/{name}/{number}/backward", folder),
+                draws(stage.forward_ms, f"{place.seed}/{name}/{number}/forward", place.folder),
+                draws(stage.backward_ms, f"{place.seed}/{name}/{number}/backward", place.folder),
             )
             for number, stage in enumerate(self.stages)
         ]
@@ -79,9 +86,9 @@ class JobMembers:
         }
         return stages | {f"{self.name}-data-r{replica}" for replica in range(self._data_instances)}
 
+    @abstractmethod
     def claim(self, instance: StageInstance, hop: Hop) -> None:
         """A microbatch is in an instance's sum."""
-        raise NotImplementedError
 
     def _newest_replica(
         self, number: int, stage: Stage, cluster: str | None = None, speed: float | None = None
@@ -102,7 +109,7 @@ class JobMembers:
     def _spawn(self, sid: str, stage: int, cluster: str, node: str | None = None) -> Instance:
         self._incarnations[sid] += 1
         member = Member(sid=sid, incarnation=f"i{self._incarnations[sid]}")
-        node = node or self._place(cluster)
+        node = node or self._next_node(cluster)
         number = int(sid.rpartition("r")[2])
         binder = new_binder(cluster, number, self.spec.microbatches, lambda: self.kernel.now)
         instance: Instance

@@ -10,20 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dmsc.simulation.instances import DataInstance, Instance, StageInstance
-from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.membership import EPOCH, JobMembers
+from dmsc.simulation.membership import EPOCH, JobMembers, Place
 from dmsc.simulation.messages import Claim, Vote, as_claim, as_vote
-from dmsc.simulation.network import Network
-from dmsc.simulation.routing import JobRoutes
-from dmsc.simulation.scenario import Job, Overheads
+from dmsc.simulation.scenario import Job
 from entities.gateway.dispatch import choose_entries
 from entities.orchestrator import step_events as ev
 from entities.orchestrator.step_ledger import StepLedger
 from entities.orchestrator.step_machine import StepMachine
-from entities.registry_core import RegistryCore
 from schemas.registry import InstanceState, StateChange
 from schemas.step import Member, MicrobatchDispatch, StepDecision, StepFenced
 from workers.microbatch import Hop
@@ -63,25 +58,9 @@ class SimulatedJob(JobMembers):
     """Runs a job's steps."""
 
     def __init__(
-        self,
-        name: str,
-        spec: Job,
-        *,
-        kernel: Kernel,
-        network: Network,
-        registry: RegistryCore,
-        routes: JobRoutes,
-        overheads: Overheads,
-        clusters: Sequence[str],
-        place: Callable[[str], str],
-        seed: str,
-        folder: Path,
-        is_done: Callable[[SimulatedJob], None],
+        self, name: str, spec: Job, place: Place, *, is_done: Callable[[SimulatedJob], None]
     ) -> None:
-        super().__init__(
-            name, spec, kernel=kernel, network=network, registry=registry, routes=routes, overheads=overheads,
-            clusters=clusters, place=place, seed=seed, folder=folder,
-        )  # fmt: skip
+        super().__init__(name, spec, place)
         self.progress = Progress()
         self._is_done = is_done
         self._lost: set[Member] = set()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dmsc.simulation.instances import StageInstance
 from dmsc.simulation.kernel import Kernel
+from dmsc.simulation.membership import Place
 from dmsc.simulation.network import Network
 from dmsc.simulation.routing import JobRoutes, windows
 from dmsc.simulation.scenario import Degrade, Event, Job, Join, Kill, Scenario, Slow, names
@@ -136,14 +137,20 @@ class World:
             algorithm=self.scenario.routing.algorithm,
             reason="initial: equal weights",
         )
-        return SimulatedJob(
-            name, spec, kernel=self._lane(), network=self.network, registry=self.registry,
-            routes=JobRoutes(name, policy, self.scenario.routing.policy), overheads=self.scenario.overheads,
-            clusters=clusters, place=self._place, seed=f"{self.seed}", folder=folder,
-            is_done=self._is_done,
-        )  # fmt: skip
+        place = Place(
+            kernel=self._lane(),
+            network=self.network,
+            registry=self.registry,
+            routes=JobRoutes(name, policy, self.scenario.routing.policy),
+            overheads=self.scenario.overheads,
+            clusters=clusters,
+            next_node=self._next_node,
+            seed=f"{self.seed}",
+            folder=folder,
+        )
+        return SimulatedJob(name, spec, place, is_done=self._is_done)
 
-    def _place(self, cluster: str) -> str:
+    def _next_node(self, cluster: str) -> str:
         node = f"node-{self._placed[cluster] % self._nodes[cluster]}"
         self._placed[cluster] += 1
         return node
