@@ -15,6 +15,7 @@ _colours = {
     FaultKind.INSTANCE: "#d62728",
     FaultKind.FREEZE: "#1f77b4",
     FaultKind.STAGE: "#8c1a1a",
+    FaultKind.WHOLE_STAGE: "#e377c2",
     FaultKind.CLUSTER: "#9467bd",
     FaultKind.ORCHESTRATOR: "#ff7f0e",
     FaultKind.SERVER: "#2b2b2b",

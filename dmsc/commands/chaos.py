@@ -35,7 +35,7 @@ def chaos(
         str,
         typer.Option(
             metavar="KINDS",
-            help="instance, freeze, stage, cluster, orchestrator, gateway, router, registry, server;"
+            help="instance, freeze, stage, whole-stage, cluster, orchestrator, gateway, router, registry, server;"
             " with commas.",
         ),
     ] = "instance,cluster,orchestrator,server",
