@@ -42,7 +42,7 @@ sys.stdin.read()
 
 
 class NeverAtWork(Exception):
-    """A peer did not get going; the text says how far it came."""
+    """A peer did not get going, or ended; the text says how far it came."""
 
 
 class Contender(Protocol):
@@ -153,7 +153,7 @@ class _Torchrun:
 
     def tend(self) -> None:
         if self._agent.poll() is not None:
-            sys.exit(f"torchrun ended with {self._agent.returncode}")
+            raise NeverAtWork(f"torchrun ended with {self._agent.returncode}")
 
     def stop(self) -> None:
         family = [*self._agent.children(recursive=True), self._agent]

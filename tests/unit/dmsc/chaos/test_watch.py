@@ -24,10 +24,9 @@ class Told:
 
 
 def crew(*standby: bool) -> JobEvent:
+    where = {"role": "stage", "stage": 0, "cluster": "a", "node": "n", "state": "active"}
     views = tuple(
-        InstanceView(
-            sid=f"j-s0-r{replica}", role="stage", stage=0, cluster="a", node="n", state="active", standby=rests
-        )
+        InstanceView.model_validate({"sid": f"j-s0-r{replica}", **where, "standby": rests})
         for replica, rests in enumerate(standby)
     )
     return JobEvent(job=JOB, kind="instances", at=1.0, instances=views)
