@@ -116,7 +116,10 @@ def main() -> None:
     arguments = parser.parse_args()
     configure_logging(level="error")
     sheet = Sheet(arguments.out)
-    ended = asyncio.run(measure(arguments, sheet))
+    try:
+        ended = asyncio.run(measure(arguments, sheet))
+    except asyncio.CancelledError:  # by Ctrl-C or SIGTERM
+        sys.exit(f"interrupted; what was measured so far is in {arguments.out}")
     print(
         f"{len(sheet.missed())} of {len(sheet.figures)} missed; written to {arguments.out}", file=sys.stderr
     )
