@@ -197,8 +197,8 @@ def _in_words(line: str) -> str:
         return line
     if not isinstance(body, dict) or "event" not in body:
         return line
-    said = [str(body[key]) for key in ("event", "reason", "error") if body.get(key)]
-    return ": ".join(said)
+    said = [str(body[key]).strip() for key in ("event", "reason", "error", "exception") if body.get(key)]
+    return ": ".join(text.splitlines()[-1] for text in said if text)  # of a traceback its last line
 
 
 def explain_exit(held: Held, exit: Exit) -> tuple[InstanceState, str]:

@@ -164,6 +164,12 @@ class TestLedger:
             "faulted",
             "exit code 1; last log line: link lost: closed",
         ),
+        (
+            False,
+            Exit(code=1, last_line='{"event": "failed", "exception": "Traceback:\\n  x\\nValueError: no"}'),
+            "faulted",
+            "exit code 1; last log line: failed: ValueError: no",
+        ),
         (False, Exit(code=1, last_line="{torn"), "faulted", "exit code 1; last log line: {torn"),
         (False, Exit(code=1, last_line="[1]"), "faulted", "exit code 1; last log line: [1]"),
         (False, Exit(), "faulted", "lost with the fork server"),
