@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,16 +243,23 @@ async def goodput(arguments: argparse.Namespace, sheet: Sheet) -> None:
 
 
 async def _killed_every_10_s(seconds: float, seed: int, *, stages: int, replicas: int) -> Report:
-    """A job of `seconds`, by the speed of a shorter clean run; so there is no hash to compare."""
+    """A job of `seconds`, against shorter clean runs before and after it: the machine may be shared.
+
+    So there is no hash to compare.
+    """
     shape = {"stages": stages, "replicas": replicas}
     async with mesh() as chaos:
-        clean = await chaos.clean_run(job(60, **shape))
-        clean = Clean(step_s=clean.step_s, steps_per_s=clean.steps_per_s, job=clean.job)
+        before = await chaos.clean_run(job(60, **shape))
+        clean = Clean(step_s=before.step_s, steps_per_s=before.steps_per_s, job=before.job)
         spec = job(max(60, round(seconds * clean.steps_per_s)), **shape)
         report = await disturbed(chaos, spec, [FaultKind.INSTANCE], Every(seconds=10.0), seed, clean=clean)
-    if report.state != "done":
-        raise RuntimeError(f"the job ended {report.state}: {report.reason}")
-    return report
+        if report.state != "done" or report.goodput is None:
+            raise RuntimeError(f"the job ended {report.state}: {report.reason}")
+        after = await chaos.clean_run(job(60, **shape))
+    rate = report.goodput * before.steps_per_s
+    mean = statistics.mean((before.steps_per_s, after.steps_per_s))
+    say(f"clean {before.steps_per_s:.2f} and {after.steps_per_s:.2f} steps/s, with kills {rate:.2f}")
+    return replace(report, goodput=rate / mean)
 
 
 async def stage(arguments: argparse.Namespace, sheet: Sheet) -> None:
