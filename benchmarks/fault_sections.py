@@ -21,7 +21,7 @@ import yaml
 from fault_figures import Plan, Sheet  # type: ignore[import-not-found,unused-ignore]
 
 from dmsc.chaos.plan import Every, FaultKind
-from dmsc.chaos.report import Clean, Report, quantile
+from dmsc.chaos.report import Clean, Report, own_clean, quantile
 from dmsc.chaos.run import Chaos, ChaosOptions, open_chaos
 from dmsc.composition import node_name
 from dmsc.layout import MeshOptions
@@ -258,7 +258,9 @@ async def _killed_every_10_s(seconds: float, seed: int, *, stages: int, replicas
         after = await chaos.clean_run(job(60, **shape))
     rate = report.goodput * before.steps_per_s
     mean = statistics.mean((before.steps_per_s, after.steps_per_s))
+    quiet = own_clean(report.advances, report.faults)
     say(f"clean {before.steps_per_s:.2f} and {after.steps_per_s:.2f} steps/s, with kills {rate:.2f}")
+    say(f"steps without a fault took {before.step_s:.3f} and {after.step_s:.3f} s, and {quiet.step_s:.3f} s")
     return replace(report, goodput=rate / mean)
 
 
