@@ -384,11 +384,12 @@ async def _goodput_of(name: str, workload: dict[str, Any], seconds: float, seed:
     if name == "mesh":
         report = await _killed_every_10_s(seconds, seed, stages=1, replicas=4)
         return report.goodput or 0.0
-    clean, killed = [
+    before, killed, after = [
         await asyncio.to_thread(elastic_peers.rate, name, workload, length_s, every_s, seed)
-        for length_s, every_s in ((seconds / 2, None), (seconds, 10.0))
+        for length_s, every_s in ((seconds / 3, None), (seconds, 10.0), (seconds / 3, None))
     ]
-    return float(killed / clean)
+    say(f"clean {before:.1f} and {after:.1f} samples/s, with kills {killed:.1f}")
+    return float(killed / statistics.mean((before, after)))
 
 
 SECTIONS: dict[str, Callable[[argparse.Namespace, Sheet], Awaitable[None]]] = {
