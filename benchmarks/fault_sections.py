@@ -321,7 +321,8 @@ async def join(arguments: argparse.Namespace, sheet: Sheet) -> None:
 async def overhead(arguments: argparse.Namespace, sheet: Sheet) -> None:
     """Without any fault: the job by default against the same without what can be left out of it.
 
-    By the steps per second of the whole run, so that checkpoints are in it. Retained tensors, votes and the
+    By the steps per second of whole runs, so that checkpoints are in it; each round runs bare, whole, whole,
+    bare, so that a machine whose speed drifts does not count. Retained tensors, votes and the
     recorded decision can't be left out: what they cost is in `benchmarks/training.py`.
     """
     bare = ("training.exact_accumulation=false", "training.checkpoint_every=0")
@@ -332,20 +333,25 @@ async def overhead(arguments: argparse.Namespace, sheet: Sheet) -> None:
         ("2 × 1, 2.4 M, copies at peers", MIDDLE, 1, (*ours, "parallel.copies=true")),
     )
     ratios: dict[str, list[float]] = {name: [] for name, *_ in shapes}
-    async with mesh() as chaos:
-        for number in range(arguments.rounds):
-            for name, model, replicas, whole in shapes:
-                pair = {"whole": whole, "bare": bare}
-                rate = {}
-                for kind in sorted(pair, reverse=bool(number % 2)):
-                    spec = job(60, replicas=replicas, model=model, settings=pair[kind])
-                    rate[kind] = (await chaos.clean_run(spec)).steps_per_s
-                ratios[name].append(100 * (rate["bare"] / rate["whole"] - 1))
-                say(f"overhead: round {number + 1}: {name}: {ratios[name][-1]:.1f} %")
-    for name, found in ratios.items():
-        spread = f"{min(found):.1f} to {max(found):.1f} in {len(found)} rounds"
-        note = f"{spread}, against {', '.join(bare)}"
-        sheet.add(Plan(section="overhead").at_most(name, statistics.median(found), "%", 3, note))
+    try:
+        async with mesh() as chaos:
+            for number in range(arguments.rounds):
+                for name, model, replicas, whole in shapes:
+                    took = []
+                    for settings in (bare, whole, whole, bare):
+                        spec = job(40, replicas=replicas, model=model, settings=settings)
+                        took.append(1 / (await chaos.clean_run(spec)).steps_per_s)
+                    ratios[name].append(100 * ((took[1] + took[2]) / (took[0] + took[3]) - 1))
+                    say(f"overhead: round {number + 1}: {name}: {ratios[name][-1]:.1f} %")
+    finally:
+        for name, found in ratios.items():
+            if found:
+                note = f"{_spread(found)}, against {', '.join(bare)}"
+                sheet.add(Plan(section="overhead").at_most(name, statistics.median(found), "%", 3, note))
+
+
+def _spread(found: Sequence[float]) -> str:
+    return f"{min(found):.2f} to {max(found):.2f} in {len(found)} rounds"
 
 
 async def peers(arguments: argparse.Namespace, sheet: Sheet) -> None:
@@ -355,29 +361,38 @@ async def peers(arguments: argparse.Namespace, sheet: Sheet) -> None:
     }  # fmt: skip
     found: dict[str, list[float]] = {"mesh": [], "torchrun": [], "torchft": []}
     skipped = {peer: why for peer in ("torchrun", "torchft") if (why := elastic_peers.missing(peer))}
-    for number in range(arguments.rounds):
-        order = [name for name in found if name not in skipped]
-        for name in reversed(order) if number % 2 else order:
-            say(f"round {number + 1}/{arguments.rounds}: {name}")
-            seed = arguments.seed + number
-            try:
-                value = await _goodput_of(name, workload, arguments.seconds, seed)
-            except elastic_peers.NeverAtWork as error:
-                skipped[name] = str(error)
-                continue
-            say(f"{name}: goodput {value:.2f}")
-            found[name].append(value)
+    try:
+        for number in range(arguments.rounds):
+            order = [name for name in found if name not in skipped]
+            for name in reversed(order) if number % 2 else order:
+                say(f"round {number + 1}/{arguments.rounds}: {name}")
+                seed = arguments.seed + number
+                try:
+                    value = await _goodput_of(name, workload, arguments.seconds, seed)
+                except elastic_peers.NeverAtWork as error:
+                    skipped[name] = str(error)
+                    continue
+                say(f"{name}: goodput {value:.2f}")
+                found[name].append(value)
+    finally:
+        for name, values in found.items():
+            _tell_peer(sheet, arguments, name, values, skipped.get(name, "not measured"))
+
+
+def _tell_peer(
+    sheet: Sheet, arguments: argparse.Namespace, name: str, values: Sequence[float], why: str
+) -> None:
+    title = f"{name} 1 × 4, goodput"
+    if not values:
+        sheet.add(Plan(section="peers").told(title, None, note=f"skipped: {why}"))
+        return
     plan = Plan(section="peers", seed=arguments.seed)
-    for name, values in found.items():
-        title = f"{name} 1 × 4, goodput"
-        if not values:
-            sheet.add(Plan(section="peers").told(title, None, note=f"skipped: {skipped.get(name, '')}"))
-            continue
-        value = statistics.median(values)
-        note = f"a kill every 10 s, {arguments.seconds:g} s; {min(values):.2f} to {max(values):.2f}"
-        note += f" in {len(values)} rounds"
-        add = plan.at_least(title, value, "", 0.85, note) if name == "mesh" else None
-        sheet.add(add or plan.told(title, value, note=note))
+    note = f"a kill every 10 s, {arguments.seconds:g} s; {_spread(values)}"
+    value = statistics.median(values)
+    if name == "mesh":
+        sheet.add(plan.at_least(title, value, "", 0.85, note))
+    else:
+        sheet.add(plan.told(title, value, note=note))
 
 
 async def _goodput_of(name: str, workload: dict[str, Any], seconds: float, seed: int) -> float:
