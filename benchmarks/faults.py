@@ -5,7 +5,8 @@
 Compute is padded (`workers/models/padded.py`): devices are independent of the cores that they share here,
 and a step takes 100 ms or more. Each section has meshes of its own on this machine, real processes and real
 signals through `dmsc.chaos`; each disturbed run is compared with a clean one of the same job. Each section
-can be run alone. The defaults are the bars' own sizes, about an hour on two cores; shorter, for instance:
+can be run alone. The defaults are the bars' own sizes, about an hour and a half on two cores; shorter, for
+instance:
 
     python benchmarks/faults.py --only kills --kills 40
     python benchmarks/faults.py --only freeze --freezes 4 --minutes 2
