@@ -109,7 +109,7 @@ def main() -> None:
     sizes.add_argument("--minutes", type=float, default=10.0, help="of oversubscription in `freeze`")
     sizes.add_argument("--kills", type=int, default=200, metavar="N", help="in the soak, 50 a job")
     sizes.add_argument("--stages", type=int, default=3, metavar="N", help="losses of a whole stage, each way")
-    sizes.add_argument("--joins", type=int, default=5, metavar="N")
+    sizes.add_argument("--joins", type=int, default=8, metavar="N", help="kills in `join`")
     sizes.add_argument(
         "--seconds", type=float, default=90.0, help="of each run with a kill every 10 s: `goodput`, `peers`"
     )
