@@ -247,15 +247,18 @@ async def _killed_every_10_s(seconds: float, seed: int, *, stages: int, replicas
 
     So there is no hash to compare.
     """
-    shape = {"stages": stages, "replicas": replicas}
+
+    def of(steps: int) -> JobSpec:
+        return job(steps, stages=stages, replicas=replicas)
+
     async with mesh() as chaos:
-        before = await chaos.clean_run(job(60, **shape))
+        before = await chaos.clean_run(of(60))
         clean = Clean(step_s=before.step_s, steps_per_s=before.steps_per_s, job=before.job)
-        spec = job(max(60, round(seconds * clean.steps_per_s)), **shape)
+        spec = of(max(60, round(seconds * clean.steps_per_s)))
         report = await disturbed(chaos, spec, [FaultKind.INSTANCE], Every(seconds=10.0), seed, clean=clean)
         if report.state != "done" or report.goodput is None:
             raise RuntimeError(f"the job ended {report.state}: {report.reason}")
-        after = await chaos.clean_run(job(60, **shape))
+        after = await chaos.clean_run(of(60))
     rate = report.goodput * before.steps_per_s
     mean = statistics.mean((before.steps_per_s, after.steps_per_s))
     quiet = own_clean(report.advances, report.faults)
