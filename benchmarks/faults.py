@@ -70,12 +70,14 @@ async def measure(arguments: argparse.Namespace, sheet: Sheet) -> bool:
             began = time.monotonic()
             say(f"{name}: {str(SECTIONS[name].__doc__).splitlines()[0]}")
             try:
-                async with asyncio.timeout(60 * arguments.limit):
+                async with asyncio.timeout(60 * arguments.limit) as limit:
                     await SECTIONS[name](arguments, sheet)
             except Exception as error:
                 whole = False
                 traceback.print_exc()
                 why = f"ended early: {str(error) or type(error).__name__}"
+                if limit.expired():
+                    why = f"ended early: not done within {arguments.limit:g} minutes (--limit)"
                 sheet.add(Figure(section=name, name="the section itself", value=None, kept=False, note=why))
             if left := await asyncio.to_thread(left_behind, mark):
                 sheet.add(Plan(section=name).at_most("processes left behind", len(left), "", 0))
