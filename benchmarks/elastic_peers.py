@@ -42,7 +42,7 @@ sys.stdin.read()
 
 
 class NeverAtWork(Exception):
-    """A peer did not get going; the text says how far it came."""
+    """A peer did not get going, or ended; the text says how far it came."""
 
 
 class Contender(Protocol):
@@ -54,9 +54,12 @@ class Contender(Protocol):
 
 def missing(peer: str) -> str:
     """Why a peer can't be run here, in words; empty if it can."""
-    if peer == "torchft" and importlib.util.find_spec("torchft") is None:
+    if peer != "torchft":
+        return ""
+    if importlib.util.find_spec("torchft") is None:
         return "torchft is not installed (pip install 'dmsc[bench-peers]')"
-    return ""
+    tried = subprocess.run([sys.executable, "-c", "import torchft"], capture_output=True, text=True)
+    return f"torchft can't be imported: {_last_line(tried.stderr)}" if tried.returncode else ""
 
 
 def rate(peer: str, workload: dict[str, Any], seconds: float, every_s: float | None, seed: int) -> float:
@@ -92,9 +95,12 @@ def _all_at_work(folder: Path, contender: Contender, workload: dict[str, Any]) -
         contender.tend()
         if time.monotonic() > deadline:
             log = (folder / "log.txt").read_text(errors="replace")
-            last = (log.strip().splitlines() or ["nothing in its log"])[-1][:300]
-            raise NeverAtWork(f"not all at work within {FIRST_COMMIT_S:.0f} s: {last}")
+            raise NeverAtWork(f"not all at work within {FIRST_COMMIT_S:.0f} s: {_last_line(log)}")
         time.sleep(LOOK_EVERY_S)
+
+
+def _last_line(log: str) -> str:
+    return (log.strip().splitlines() or ["nothing in its log"])[-1][:300]
 
 
 def _commits(folder: Path) -> list[tuple[int, float]]:
@@ -153,7 +159,7 @@ class _Torchrun:
 
     def tend(self) -> None:
         if self._agent.poll() is not None:
-            sys.exit(f"torchrun ended with {self._agent.returncode}")
+            raise NeverAtWork(f"torchrun ended with {self._agent.returncode}")
 
     def stop(self) -> None:
         family = [*self._agent.children(recursive=True), self._agent]

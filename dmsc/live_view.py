@@ -111,7 +111,8 @@ class PlainView:
             self.say(f"{event.state.value}{': ' + event.text if event.text else ''}")
         elif event.kind == "instances":
             for view in run.instances:
-                line = f"{view.role} on {view.cluster}/{view.node} ({view.device}): {view.state}"
+                role = "standby" if view.standby else view.role
+                line = f"{role} on {view.cluster}/{view.node} ({view.device}): {view.state}"
                 if self._instances.get(view.sid) != line:
                     self._instances[view.sid] = line
                     self.say(f"{view.sid}  {line}")

@@ -5,6 +5,7 @@ Pure: no I/O, no clock. `entities.cluster` receives, asks here, and carries out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -185,7 +186,19 @@ class Exit:
             how = f"exit code {self.code}"
         else:
             how = "lost with the fork server"
-        return f"{how}; last log line: {self.last_line}" if self.last_line else how
+        return f"{how}; last log line: {_in_words(self.last_line)}" if self.last_line else how
+
+
+def _in_words(line: str) -> str:
+    """What a line of our own structured log says: people read it among a job's events."""
+    try:
+        body = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(body, dict) or "event" not in body:
+        return line
+    said = [str(body[key]).strip() for key in ("event", "reason", "error", "exception") if body.get(key)]
+    return ": ".join(text.splitlines()[-1] for text in said if text)  # of a traceback its last line
 
 
 def explain_exit(held: Held, exit: Exit) -> tuple[InstanceState, str]:

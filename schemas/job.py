@@ -233,6 +233,7 @@ class InstanceView(Part):
     state: str
     device: str = "cpu"
     service_ms: float = 0.0
+    standby: bool = Field(False, description="keeps up, and works when no other replica lives")
 
 
 class WeightsManifest(Part):
@@ -295,7 +296,7 @@ class JobRecord(Message, wire="job.record", version=(1, 2)):
     setbacks: tuple[StepSetbacks, ...] = ()
 
 
-class JobEvent(Message, wire="job.event", version=(1, 1)):
+class JobEvent(Message, wire="job.event", version=(1, 2)):
     """What happened to a job, in order, on the stream `JOBS`. The live view and the curve feed on it."""
 
     job: Token

@@ -21,7 +21,8 @@ class FaultKind(StrEnum):
 
     INSTANCE = "instance"  # one stage or data instance of the job
     FREEZE = "freeze"  # one instance is stopped (SIGSTOP) and never goes on by itself
-    STAGE = "stage"  # all replicas of one stage at once
+    STAGE = "stage"  # all replicas of one stage at once, but not its standbys
+    WHOLE_STAGE = "whole-stage"  # the same with its standbys
     CLUSTER = "cluster"  # node agents of one cluster with all that they started, its router, its gateway
     ORCHESTRATOR = "orchestrator"
     GATEWAY = "gateway"
@@ -38,7 +39,9 @@ ENTITY_OF = {
 }
 """The name by which `dmsc run` knows the entity that a fault ends."""
 
-STRIKES_INSTANCES = frozenset({FaultKind.INSTANCE, FaultKind.FREEZE, FaultKind.STAGE, FaultKind.CLUSTER})
+STRIKES_INSTANCES = frozenset(
+    {FaultKind.INSTANCE, FaultKind.FREEZE, FaultKind.STAGE, FaultKind.WHOLE_STAGE, FaultKind.CLUSTER}
+)
 """Faults after which somebody's work in the open step is gone."""
 
 
@@ -71,7 +74,10 @@ class PlannedFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A live instance of the job. `started` (seconds since the epoch) pins the process to its pid."""
+    """A live instance of the job. `started` (seconds since the epoch) pins the process to its pid.
+
+    `standby`: it only keeps up, until its stage has no other replica.
+    """
 
     sid: str
     incarnation: str
@@ -79,6 +85,7 @@ class Instance:
     cluster: str
     pid: int
     started: float
+    standby: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +172,11 @@ def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
             Target(name=one.sid, processes=((one.pid, one.started),), instances=(one,))
             for one in alive.instances
         ]
-    elif kind is FaultKind.STAGE:
+    elif kind in (FaultKind.STAGE, FaultKind.WHOLE_STAGE):
+        hit = [one for one in alive.instances if kind is FaultKind.WHOLE_STAGE or not one.standby]
         found = [
-            _together(f"stage {stage}", [one for one in alive.instances if one.stage == stage])
-            for stage in {one.stage for one in alive.instances if one.stage >= 0}
+            _together(f"stage {stage}", [one for one in hit if one.stage == stage])
+            for stage in {one.stage for one in hit if one.stage >= 0}
         ]
     elif kind is FaultKind.CLUSTER:
         found = [

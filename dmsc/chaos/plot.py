@@ -15,6 +15,7 @@ _colours = {
     FaultKind.INSTANCE: "#d62728",
     FaultKind.FREEZE: "#1f77b4",
     FaultKind.STAGE: "#8c1a1a",
+    FaultKind.WHOLE_STAGE: "#e377c2",
     FaultKind.CLUSTER: "#9467bd",
     FaultKind.ORCHESTRATOR: "#ff7f0e",
     FaultKind.SERVER: "#2b2b2b",
@@ -22,6 +23,8 @@ _colours = {
     FaultKind.ROUTER: "#7a8b00",
     FaultKind.REGISTRY: "#c2529b",
 }
+LETTERS = {kind: kind.value[0] for kind in FaultKind} | {FaultKind.SERVER: "S", FaultKind.REGISTRY: "R"}
+"""One for each kind, below the curve of a terminal."""
 
 
 def rates(report: Report, columns: int) -> list[float]:
@@ -44,7 +47,7 @@ def rates(report: Report, columns: int) -> list[float]:
 
 
 def lines(report: Report, width: int = 72) -> list[str]:
-    """Two lines for a terminal: throughput from 0 up, and the faults below as their kinds' first letters."""
+    """Two lines for a terminal: throughput from 0 up, and the faults below as the letters of their kinds."""
     values = rates(report, width)
     if not values:
         return []
@@ -57,7 +60,7 @@ def lines(report: Report, width: int = 72) -> list[str]:
     for fault in report.faults:
         place = (fault.at - began) / (ended - began)
         if fault.fired and 0 <= place <= 1:
-            marks[min(int(place * width), width - 1)] = fault.kind.value[0]
+            marks[min(int(place * width), width - 1)] = LETTERS[fault.kind]
     return [drawn, "".join(marks)]
 
 

@@ -65,8 +65,9 @@ def closing(report: Report, width: int = 72) -> list[str]:
     drawn = plot.lines(report, width)
     found = []
     if drawn:
-        kinds = dict.fromkeys(fault.kind.value for fault in report.faults if fault.fired)
-        found += [f"samples/s over time ({', '.join(f'{kind[0]} {kind}' for kind in kinds)})", *drawn]
+        kinds = dict.fromkeys(fault.kind for fault in report.faults if fault.fired)
+        letters = ", ".join(f"{plot.LETTERS[kind]} {kind.value}" for kind in kinds)
+        found += [f"samples/s over time ({letters})", *drawn]
     problems = report.problems()
     return found + ([f"✗ {line}" for line in problems] or ["✓ nothing lost, nothing doubled"])
 

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,10 +50,15 @@ class LocalMesh:
         self._store = folder.store
         self._owner = psutil.Process(owner)
 
-    def alive(self, job: str, records: Iterable[ServiceRecord]) -> Alive:
-        """Who lives now: the mesh's parts, and the job's active instances whose processes are verified."""
+    def alive(
+        self, job: str, records: Iterable[ServiceRecord], standbys: Collection[str] = frozenset()
+    ) -> Alive:
+        """Who lives now: the mesh's parts, and the job's active instances whose processes are verified.
+
+        `standbys`: SIDs of those that only keep up; the job's events tell, the registry does not.
+        """
         parts = tuple(self._parts())
-        return Alive(parts=parts, instances=tuple(_instances(job, records, parts)))
+        return Alive(parts=parts, instances=tuple(_instances(job, records, parts, standbys)))
 
     def elsewhere(self, job: str, records: Iterable[ServiceRecord]) -> list[str]:
         """SIDs of the job's active instances that are no processes of this mesh on this machine."""
@@ -114,7 +119,9 @@ def _of_job(job: str, records: Iterable[ServiceRecord]) -> list[ServiceRecord]:
     ]
 
 
-def _instances(job: str, records: Iterable[ServiceRecord], parts: Sequence[Part]) -> Iterator[Instance]:
+def _instances(
+    job: str, records: Iterable[ServiceRecord], parts: Sequence[Part], standbys: Collection[str]
+) -> Iterator[Instance]:
     """The registry names a pid; it counts if the node agent of that cluster has started that process."""
     for record in _of_job(job, records):
         started = next(
@@ -135,6 +142,7 @@ def _instances(job: str, records: Iterable[ServiceRecord], parts: Sequence[Part]
                 cluster=record.endpoint.cluster,
                 pid=record.endpoint.pid,
                 started=started,
+                standby=record.sid in standbys,
             )
 
 

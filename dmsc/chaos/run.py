@@ -169,7 +169,8 @@ class Chaos:
         target: Target | None = None
         deadline = time.monotonic() + VICTIM_S
         while watched.training:
-            target = choose(planned, self._mesh.alive(watched.job, await self._records()))
+            alive = self._mesh.alive(watched.job, await self._records(), watched.standbys)
+            target = choose(planned, alive)
             if target is not None or time.monotonic() > deadline:
                 break
             await asyncio.sleep(LOOK_EVERY_S)  # everybody of the kind is being started again

@@ -19,13 +19,17 @@ OnEvent = Callable[[JobEvent], None]
 
 
 class Watched:
-    """A job under observation. `committed` is how many steps it has got to; it may go back."""
+    """A job under observation.
+
+    `committed` is how many steps it has got to; it may go back. `standbys`: SIDs of those that only keep up.
+    """
 
     def __init__(self, job: str, on_event: OnEvent) -> None:
         self.job = job
         self.events: list[JobEvent] = []
         self.decided: list[Decided] = []
         self.committed = 0
+        self.standbys: frozenset[str] = frozenset()
         self._state: JobState | None = None
         self._on_event = on_event
         self._changed = asyncio.Event()
@@ -38,6 +42,8 @@ class Watched:
                 self.events.append(event)
                 if event.result is not None:
                     self.committed = event.result.step + 1
+                if event.instances is not None:
+                    self.standbys = frozenset(view.sid for view in event.instances if view.standby)
                 self._state = event.state or self._state
                 self._changed.set()
                 self._on_event(event)

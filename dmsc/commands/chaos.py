@@ -35,8 +35,8 @@ def chaos(
         str,
         typer.Option(
             metavar="KINDS",
-            help="instance, freeze, stage, cluster, orchestrator, gateway, router, registry, server;"
-            " with commas.",
+            help="instance, freeze, stage, whole-stage, cluster, orchestrator, gateway, router, registry,"
+            " server; with commas.",
         ),
     ] = "instance,cluster,orchestrator,server",
     faults: Annotated[

@@ -278,6 +278,7 @@ class Instances:
                     node=place.node,
                     state=str(state or "starting"),
                     device=place.device,
+                    standby=unit.standby,
                 )
             )
         return tuple(shown)

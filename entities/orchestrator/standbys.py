@@ -6,15 +6,19 @@ from entities.orchestrator.communication import Communication
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.progress import Progress
 from entities.orchestrator.scaling import standby_weights
+from entities.orchestrator.telling import Telling
 
 
 class Standbys:
     """Has the routers told the weights of stages whose standbys must work now, or may rest again."""
 
-    def __init__(self, instances: Instances, communication: Communication, progress: Progress) -> None:
+    def __init__(
+        self, instances: Instances, communication: Communication, progress: Progress, telling: Telling
+    ) -> None:
         self._instances = instances
         self._communication = communication
         self._progress = progress
+        self._telling = telling
 
     def revise(self) -> None:
         """Looks again at who lives."""
@@ -26,3 +30,7 @@ class Standbys:
             awake = [unit.sid for unit in graph.stage(stage) if unit.standby and weights[unit.sid]]
             reason = f"standbys of stage {stage} {'work' if awake else 'rest'}"
             self._communication.revise(reason, weights=(stage, weights))
+            takers = [sid for sid in awake if sid in living]
+            if takers:
+                who = f"standby {', '.join(takers)} takes over"
+                self._telling.recovery(f"stage {stage}: {who}, no other replica lives")

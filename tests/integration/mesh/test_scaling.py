@@ -86,3 +86,7 @@ def test_a_standby_keeps_up_and_takes_the_stage_over(mesh: Mesh, undisturbed: st
     assert not [event.text for event in seen if "all back to step" in event.text], "nobody rolled back"
     worked = [event.result.step for event in seen if event.result and event.result.shares.get(f"{job}-s1-r1")]
     assert worked, "the standby never worked"
+    told = [event.text for event in seen if event.kind == "recovery"]
+    assert f"stage 1: standby {job}-s1-r1 takes over, no other replica lives" in told
+    crews = [event.instances for event in seen if event.instances is not None]
+    assert {view.sid for crew in crews for view in crew if view.standby} == {f"{job}-s1-r1"}

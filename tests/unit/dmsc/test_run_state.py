@@ -132,3 +132,15 @@ def test_plain_lines() -> None:
         "step 1/4  loss 4.0000  200 tokens/s  ETA 00:02",
         "policy: adopted",
     ]
+
+
+def test_a_standby_is_shown_as_one() -> None:
+    out = io.StringIO()
+    view, run = PlainView(out), RunState.of(events.record())
+    told = events.instances(("j1-s0-r1", 0, "active"))
+    assert told.instances is not None
+    resting = tuple(one.model_copy(update={"standby": True}) for one in told.instances)
+    event = told.model_copy(update={"instances": resting})
+    run.apply(event)
+    view.show(run, event)
+    assert out.getvalue() == "j1-s0-r1  standby on a/n (cpu): active\n"

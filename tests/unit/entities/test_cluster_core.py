@@ -158,6 +158,20 @@ class TestLedger:
         (False, Exit(code=0, last_line="x"), "gone", "ended by itself with exit code 0"),
         (False, Exit(code=3), "faulted", "exit code 3"),
         (False, Exit(signal="SIGSEGV", last_line="x"), "faulted", "killed by SIGSEGV; last log line: x"),
+        (
+            False,
+            Exit(code=1, last_line='{"event": "link lost", "level": "info", "reason": "closed", "to": "b"}'),
+            "faulted",
+            "exit code 1; last log line: link lost: closed",
+        ),
+        (
+            False,
+            Exit(code=1, last_line='{"event": "failed", "exception": "Traceback:\\n  x\\nValueError: no"}'),
+            "faulted",
+            "exit code 1; last log line: failed: ValueError: no",
+        ),
+        (False, Exit(code=1, last_line="{torn"), "faulted", "exit code 1; last log line: {torn"),
+        (False, Exit(code=1, last_line="[1]"), "faulted", "exit code 1; last log line: [1]"),
         (False, Exit(), "faulted", "lost with the fork server"),
     ],
 )

@@ -26,8 +26,10 @@ from schemas.errors import BadInput
 SECONDS = Every(seconds=10.0)
 
 
-def instance(sid: str, stage: int, cluster: str, pid: int) -> Instance:
-    return Instance(sid=sid, incarnation=f"i{pid}", stage=stage, cluster=cluster, pid=pid, started=1.0)
+def instance(sid: str, stage: int, cluster: str, pid: int, *, standby: bool = False) -> Instance:
+    return Instance(
+        sid=sid, incarnation=f"i{pid}", stage=stage, cluster=cluster, pid=pid, started=1.0, standby=standby
+    )
 
 
 def part(name: str, entities: tuple[str, ...], clusters: tuple[str, ...], pid: int, *tree: int) -> Part:
@@ -134,6 +136,14 @@ def test_instances_are_picked_by_the_number_that_was_drawn() -> None:
 
 def test_a_stage_is_all_its_replicas_and_never_the_data() -> None:
     assert pids(FaultKind.STAGE, Alive(instances=INSTANCES)) == [[11, 21], [22]]
+
+
+def test_a_stage_loses_its_replicas_and_keeps_its_standbys_unless_they_are_named() -> None:
+    alive = Alive(instances=(*INSTANCES, instance("j-s1-r1", 1, "a", 13, standby=True)))
+    assert pids(FaultKind.STAGE, alive) == [[11, 21], [22]]
+    assert pids(FaultKind.WHOLE_STAGE, alive) == [[11, 21], [22, 13]]
+    left = Alive(instances=(instance("j-s1-r1", 1, "a", 13, standby=True),))
+    assert pids(FaultKind.STAGE, left) == []
 
 
 def test_a_cluster_is_its_agents_with_all_that_they_started_its_router_and_its_gateway() -> None:
