@@ -147,6 +147,7 @@ def _reason(found: Proposal, situation: Situation) -> str:
     return (
         f"{stages}; with {found.sid} in stage {found.to_stage} a step would take "
         f"{forecast.step_after_s:.3f} s instead of {forecast.step_before_s:.3f} s "
-        f"(bound {found.bound_before:.1f} → {found.bound_after:.1f} microbatches/s), for at most {forecast.cost_s:.1f} s; {forecast.gain_s:.1f} s in the "
-        f"{forecast.steps_left} steps that are left"
+        f"(bound {found.bound_before:.1f} → {found.bound_after:.1f} microbatches/s), "
+        f"for at most {forecast.cost_s:.1f} s; {forecast.gain_s:.1f} s in the {forecast.steps_left} steps "
+        "that are left"
     )
