@@ -26,7 +26,7 @@ def situation(
     microbatches: int = 12,
     costs: tuple[float, ...] = (),
     overhead: float = 0.05,
-    **more,
+    **more: float,
 ) -> Situation:
     """Stages by their workers' milliseconds; a step takes its slowest stage's makespan and some more."""
     told = {
@@ -40,8 +40,13 @@ def situation(
         for stage, times in enumerate(stages)
     }
     span = max(makespan_ms(times, microbatches) for times in stages if all(_sound(ms) for ms in times))
-    fields = {"step_s": span / 1e3 + overhead, "steps_left": 1000, "bytes_per_s": 1e8, **more}
-    return Situation(stages=told, microbatches=microbatches, **fields)
+    return Situation(
+        stages=told,
+        microbatches=microbatches,
+        step_s=more.get("step_s", span / 1e3 + overhead),
+        steps_left=int(more.get("steps_left", 1000)),
+        bytes_per_s=more.get("bytes_per_s", 1e8),
+    )
 
 
 def _sound(ms: float) -> bool:

@@ -195,7 +195,7 @@ def test_at_the_end_of_a_job_what_is_known_must_do() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_oscillation_whatever_a_policy_wants(seed: int) -> None:
-    """A policy that always wants the next move, back or forth, gets at most two of the same pair of stages."""
+    """A policy that always wants the next move, back or forth, gets at most two of a pair of stages."""
     draw = random.Random(seed)
     run = Run()
     granted: list[tuple[int, int]] = []
