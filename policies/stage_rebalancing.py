@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median as middle
+from statistics import median
 from typing import ClassVar
 
 import numpy as np
 
 from bus.subjects import COMPUTE, Subject
+from policies.features import Floats
 from policies.kit import Policy, Suggestions
 from policies.rebalancing import Limits, Proposal, Situation, StageState, Worker, best_move
-from policies.view import InstanceView, JobView, median
+from policies.view import InstanceView, JobView
 from schemas.job import JobState, StepResult
 
 
@@ -88,7 +89,7 @@ class StageRebalancing(Policy):
         return Situation(
             stages=stages,
             microbatches=sum(steps[-1].shares.values()) // len(stages),
-            step_s=middle(result.step_s for result in steps),
+            step_s=median(result.step_s for result in steps),
             steps_left=view.total_steps - view.step - 1,
             bytes_per_s=_bytes_per_s(view),
         )
@@ -108,19 +109,22 @@ class StageRebalancing(Policy):
 
     def _stage(self, view: JobView, workers: Sequence[InstanceView]) -> StageState:
         samples = [one.sample for one in workers if one.sample is not None]
+        sids = [one.sid for one in workers]
+        times = np.nanmedian(self._recent(view, sids), axis=1) if sids else ()
         return StageState(
-            workers=tuple(Worker(sid=one.sid, service_ms=self._service_ms(view, one.sid)) for one in workers),
+            workers=tuple(Worker(sid=sid, service_ms=float(ms)) for sid, ms in zip(sids, times, strict=True)),
             cost_ms=max((sample.stage_cost_ms for sample in samples), default=0.0),
             state_bytes=max((sample.state_bytes for sample in samples), default=0),
         )
 
-    def _service_ms(self, view: JobView, sid: str) -> float:
-        return median(view.series("service_ms", [sid])[0, -self.config.recent :])
+    def _recent(self, view: JobView, sids: list[str]) -> Floats:
+        """The latest service times, shape `(sids, recent)`."""
+        return view.series("service_ms", sids)[:, -self.config.recent :]
 
     def _confidence(self, view: JobView, situation: Situation) -> float:
         """0.5…0.95, by how far the service times scatter about their medians."""
         sids = [worker.sid for state in situation.stages.values() for worker in state.workers]
-        recent = view.series("service_ms", sids)[:, -self.config.recent :]
+        recent = self._recent(view, sids)
         usual = np.nanmedian(recent, axis=1, keepdims=True)
         scatter = float(np.nanmax(np.nanmedian(np.abs(recent - usual) / usual, axis=1)))
         return round(float(np.clip(0.95 - scatter, 0.5, 0.95)), 3)
@@ -135,12 +139,12 @@ def _bytes_per_s(view: JobView) -> float:
         took_ms = sum(link.transfer_ms for link in links)
         if sent > 0 and took_ms > 0:
             rates.append(1e3 * sent / took_ms)
-    return middle(rates) if rates else float("nan")
+    return median(rates) if rates else float("nan")
 
 
 def _reason(found: Proposal, situation: Situation) -> str:
     stages = ", ".join(
-        f"stage {stage}: {len(state.workers)} × {middle(one.service_ms for one in state.workers):.1f} ms"
+        f"stage {stage}: {len(state.workers)} × {median(one.service_ms for one in state.workers):.1f} ms"
         for stage, state in situation.stages.items()
     )
     forecast = found.forecast

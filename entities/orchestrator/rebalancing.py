@@ -64,6 +64,8 @@ class Rebalancing:
         self._moves = moves
         self._allowed = allowed
         self._wish: Wish | None = None
+        self.under_way = ""
+        """Who is leaving for another stage, until the newcomer is one of the job's units; else ''."""
 
     def ask(self, sid: str, stage: int, by: str, forecast: MoveForecast | None = None) -> str:
         """Has an instance change its stage once the open step is decided; returns that in words.
@@ -144,6 +146,7 @@ class Rebalancing:
             )
         )  # fmt: skip
         self._tell(move)
+        self.under_way = wish.sid
         self._part_with(member)
         self._tasks.spawn(self._rehost(member, unit, newcomer))
 
@@ -154,6 +157,7 @@ class Rebalancing:
         """
         await self._replacement.end(member)
         self._swap(unit, newcomer)
+        self.under_way = ""
         if self._instances.members.get(member.sid) == member:
             del self._instances.members[member.sid]
         self._telling.changed(f"{newcomer.sid} takes the place of {member.sid}")

@@ -37,6 +37,9 @@ class MoveRules:
     cooldown_steps: int = 8
     """Steps from a verdict until the next move."""
 
+    agreement: float = 1.5
+    """How many times longer or shorter a step may be than the forecast says that it is now."""
+
     worth: float = 0.02
     """A move that saved less than this part of a step was not better: that is noise."""
 
@@ -104,13 +107,15 @@ class StageMoves:
             return f"would gain {forecast.gain_s:.1f} s and cost {forecast.cost_s:.1f} s"
         if len(self._recent) < rules.min_steps:
             return f"only {len(self._recent)} steps by this crew are known: nothing to compare with"
+        now_s = median(self._recent)
+        if not 1 / rules.agreement <= forecast.step_before_s / now_s <= rules.agreement:
+            return f"forecast for steps of {forecast.step_before_s:.3f} s, but they take {now_s:.3f} s"
         if self._since is not None and self._since < rules.cooldown_steps:
             return f"the last move was judged {self._since} steps ago; wait for {rules.cooldown_steps}"
-        return self._precedent(crew.stage_of(sid), stage)
+        return self._precedent(crew.stage_of(sid), stage, now_s)
 
-    def _precedent(self, here: int | None, stage: int) -> str:
-        """What an earlier move between the same stages teaches."""
-        now_s = median(self._recent)
+    def _precedent(self, here: int | None, stage: int, now_s: float) -> str:
+        """What an earlier move between the same stages teaches, if a step takes `now_s` now."""
         for move in reversed(self.history):
             pair = (move.from_stage, move.to_stage)
             if pair == (here, stage) and move.state in (MoveState.NO_BETTER, MoveState.FAILED):

@@ -41,7 +41,7 @@ from entities.orchestrator.step_result import step_result
 from entities.orchestrator.takeover import Settled
 from entities.orchestrator.telling import Telling
 from entities.orchestrator.troubles import Troubles
-from schemas.errors import DmscError
+from schemas.errors import Conflict, DmscError
 from schemas.job import JobState
 from schemas.stage_move import MoveForecast
 from schemas.step import Member, MicrobatchClaim, StepAbort, StepDecision
@@ -140,6 +140,8 @@ class Training:
 
     def scale(self, stage: int, replicas: int) -> str:
         """See `CrewChanges.scale`."""
+        if self._rebalancing.under_way:
+            raise Conflict(f"{self._rebalancing.under_way} is changing its stage: ask again in a moment")
         self._rebalancing.disturbed()
         return self._changes.scale(stage, replicas)
 

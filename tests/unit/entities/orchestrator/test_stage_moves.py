@@ -98,10 +98,11 @@ def test_a_good_move_is_not_taken_back_unless_steps_have_become_longer() -> None
     run = Run()
     assert run.moved(0.25).state is MoveState.BETTER
     crew = Crew(working={0: ["s0-r0", "s0-r1"], 1: ["s1-r0", NEWCOMER]})
+    forecast = WORTH_IT.model_copy(update={"step_before_s": 0.25, "step_after_s": 0.2})
     run.steps(10, 0.25)
-    assert run.moves.unwise(NEWCOMER, 0, WORTH_IT, crew).startswith("would take back the move of step 8")
+    assert run.moves.unwise(NEWCOMER, 0, forecast, crew).startswith("would take back the move of step 8")
     run.steps(10, 0.28)
-    assert run.moves.unwise(NEWCOMER, 0, WORTH_IT, crew) == ""
+    assert run.moves.unwise(NEWCOMER, 0, forecast, crew) == ""
 
 
 def test_the_next_move_waits_for_a_verdict_and_a_cooldown() -> None:
@@ -156,6 +157,12 @@ def test_a_poor_forecast_is_declined(after_s: float, cost_s: float, gain_s: floa
     run.steps(8, 0.4)
     forecast = WORTH_IT.model_copy(update={"step_after_s": after_s, "cost_s": cost_s, "gain_s": gain_s})
     assert run.moves.unwise(AWAY, 1, forecast, CREW) == why
+
+
+def test_a_forecast_from_other_steps_than_these_is_not_believed() -> None:
+    run = Run()
+    run.steps(8, 0.1)
+    assert run.moves.unwise(AWAY, 1, WORTH_IT, CREW) == "forecast for steps of 0.400 s, but they take 0.100 s"
 
 
 def test_one_that_can_not_be_started_there_is_not_tried_again() -> None:
