@@ -27,9 +27,8 @@ def shape(name: str, *, pad_ms: float, replicas: tuple[int, int]) -> JobSpec:
 
 @pytest.mark.timeout(180)
 def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp_path: Path) -> None:
-    plain = mesh.client.wait(
-        mesh.client.submit(shape("unmoved", pad_ms=0.0, replicas=(1, 1))).job, timeout_s=60
-    )
+    unmoved = mesh.client.submit(shape("unmoved", pad_ms=0.0, replicas=(1, 1))).job
+    plain = mesh.client.wait(unmoved, timeout_s=60)
     assert plain.weights is not None, plain.reason
 
     with running("policy", "run", "stage-rebalancing", "--state", str(mesh.state), cwd=tmp_path) as policy:
