@@ -75,7 +75,9 @@ class StageRebalancing(Policy):
     def _situation(self, view: JobView, now: float) -> Situation | None:
         """None: there is not enough evidence yet, or somebody is coming or going."""
         steps = self._same_crew(view)
-        if view.state is not JobState.RUNNING or len(steps) < self.config.min_steps or not view.total_steps:
+        if view.state not in (None, JobState.RUNNING):  # None: it ran before this module did
+            return None
+        if len(steps) < self.config.min_steps or not view.total_steps:
             return None
         stages: dict[int, StageState] = {}
         for stage in view.stages:
