@@ -1,6 +1,6 @@
 """What a move between stages is worth: throughput before and after, beside the bound and the forecast.
 
-    python benchmarks/rebalancing.py [--rounds 3] [--pad-ms 8] [--steps 120] [--json]
+    python benchmarks/rebalancing.py [--rounds 3] [--pad-ms 8] [--steps 60] [--json]
 
 A job of two stages begins in the wrong shape: three replicas on the stage with one padded block
 (`workers.models.padded`), one on the stage with two. `stage-rebalancing` runs beside it and has one of the
@@ -114,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pad-ms", type=float, default=8.0)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rounds: list[Round] = []
