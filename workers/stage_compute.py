@@ -53,11 +53,11 @@ class StageCompute:
         self.loss = loss_function(spec.model) if self._last else None
         self.parameters = [weight for _, weight in self.module.trainable()]
         self.optimizer = build_optimizer(self.module, spec.training.optimizer)
-        tensors = state_tensors(self.module, self.optimizer)
-        self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self.sum = GradientSum(
             self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
         )
+        tensors = state_tensors(self.module, self.optimizer)
+        self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def forward(self, hop: Hop) -> None:
         """Runs the layers. The last stage goes on to the loss and, when training, to the gradient.
