@@ -11,7 +11,7 @@ from schemas.stage_move import MoveState, StageMove
 from tests.integration.dmsc.command_line import running
 from tests.integration.mesh.conftest import Mesh, tiny_job
 
-STEPS = 56
+STEPS = 70
 
 
 def shape(name: str, *, pad_ms: float, replicas: tuple[int, int]) -> JobSpec:
