@@ -420,6 +420,10 @@ SUBMIT = _row(
 SCALE = _row(
     "scale", "job.command.scale", door.ScaleJob, MG, SMO, REQUEST, "more or fewer replicas", reply=Ack,
 )  # fmt: skip
+CHANGE_STAGE = _row(
+    "change stage", "job.command.change_stage", door.ChangeStage, MG, SMO,
+    REQUEST, "an instance is to change its stage", reply=Ack,
+)  # fmt: skip
 CANCEL = _row(
     "cancel", "job.command.cancel", door.CancelJob, MG, SMO, REQUEST, "end a job", reply=job.JobRecord,
 )  # fmt: skip

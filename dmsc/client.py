@@ -101,6 +101,11 @@ class AsyncClient:
         answer = await self._ask("POST", f"/v1/jobs/{job}/scale?replicas={replicas}{where}")
         return str(answer["note"])
 
+    async def move(self, job: str, sid: str, stage: int) -> str:
+        """Has an instance change its stage at the end of the open step; returns what will happen."""
+        answer = await self._ask("POST", f"/v1/jobs/{job}/move?sid={sid}&stage={stage}")
+        return str(answer["note"])
+
     async def cancel(self, job: str) -> JobRecord:
         """Ask for the end of a job; it is told, and cleaned up after."""
         return JobRecord.model_validate(await self._ask("POST", f"/v1/jobs/{job}/cancel"))
@@ -331,6 +336,10 @@ class Client:
     def scale(self, job: str, replicas: int, stage: int | None = None) -> str:
         """Gives one stage, or all, this many working replicas; returns what will happen."""
         return self._runner.call(self._client.scale(job, replicas, stage))
+
+    def move(self, job: str, sid: str, stage: int) -> str:
+        """Has an instance change its stage at the end of the open step; returns what will happen."""
+        return self._runner.call(self._client.move(job, sid, stage))
 
     def cancel(self, job: str) -> JobRecord:
         """Ask for the end of a job."""

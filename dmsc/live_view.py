@@ -30,6 +30,7 @@ _marks = {
     "policy": "[cyan]⇄[/]",
     "checkpoint": "[blue]▪[/]",
     "skipped": "[yellow]↷[/]",
+    "rebalancing": "[cyan]⇆[/]",
 }
 
 

@@ -11,7 +11,10 @@ from types import ModuleType
 from policies.kit import Policy
 from schemas.errors import BadInput
 
-BUILT_IN = {"service-time-weights": ("policies.service_time_weights", "ServiceTimeWeights")}
+BUILT_IN = {
+    "service-time-weights": ("policies.service_time_weights", "ServiceTimeWeights"),
+    "stage-rebalancing": ("policies.stage_rebalancing", "StageRebalancing"),
+}
 """Name → module and class of the policies that come with DMSC."""
 
 

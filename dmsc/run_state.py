@@ -64,7 +64,10 @@ class RunState:
             self.validations.append((event.validation_step or self.done, event.validation_loss))
         elif event.kind == "sample":
             self.sample = event.sample
-        elif event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped") and event.text:
+        elif (
+            event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped", "rebalancing")
+            and event.text
+        ):
             self.faults += event.kind == "fault"
             self.notices.append((event.at, event.kind, event.text))
 

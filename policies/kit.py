@@ -28,7 +28,8 @@ from policies.store_reads import StoreRead
 from policies.view import JobView
 from schemas.base import Message, is_token
 from schemas.envelope import EntityKind
-from schemas.policy import Action, AvoidInstance, NoAction, PolicySuggestion, SetWeights
+from schemas.policy import Action, AvoidInstance, MoveInstance, NoAction, PolicySuggestion, SetWeights
+from schemas.stage_move import MoveForecast
 from schemas.store import Scalar, StoreQuery, StoreTable
 
 Suggestions = PolicySuggestion | Sequence[PolicySuggestion] | None
@@ -140,6 +141,21 @@ class Policy:
         return self.suggest(
             view, AvoidInstance(sid=sid), reason=reason, confidence=confidence, valid_s=valid_s
         )
+
+    def move(
+        self,
+        view: JobView,
+        sid: str,
+        stage: int,
+        forecast: MoveForecast,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 30.0,
+    ) -> PolicySuggestion:
+        """Have this instance leave its stage, and its slot host one of `stage` instead."""
+        action = MoveInstance(sid=sid, stage=stage, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def note(
         self, view: JobView, text: str, *, confidence: float = 0.5, valid_s: float = 60.0

@@ -16,7 +16,7 @@ from policies.features import Floats, Panel
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
 from schemas.job import ENDED, JobEvent, JobState
-from schemas.policy import AvoidInstance, PolicyDecision, PolicySuggestion, SetWeights
+from schemas.policy import AvoidInstance, MoveInstance, PolicyDecision, PolicySuggestion, SetWeights
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import ComputeNotification, QosReport, RouteAdvertisement
 from schemas.step import MicrobatchClaim
@@ -48,6 +48,8 @@ class InstanceView:
     sample: InstanceSample | None = None
     sampled_at: float = float("-inf")
     samples: int = 0
+    weight: float = 1.0
+    """As the routers have it (Type 4), if the policy subscribes to that; 0: it gets no work, as a standby."""
     fenced: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -82,6 +84,8 @@ class JobView:
         self.job = job
         self.state: JobState | None = None
         self.step = 0
+        self.total_steps = 0
+        """Of the job; 0 until an event has said so."""
         self.instances: dict[str, InstanceView] = {}
         self.qos: dict[str, QosReport] = {}
         self.own: dict[str, OwnSuggestion] = {}
@@ -138,12 +142,14 @@ class JobView:
 
 
 def topic(suggestion: PolicySuggestion) -> str:
-    """What a suggestion is about, so that a later one replaces an earlier one: `stage 1`, `instance x`."""
+    """What a suggestion is about, so that a later one replaces it: `stage 1`, `instance x`, `move`."""
     match suggestion.action:
         case SetWeights(stage=stage):
             return f"stage {stage}"
         case AvoidInstance(sid=sid):
             return f"instance {sid}"
+        case MoveInstance():
+            return "move"
         case _:
             return "note"
 
@@ -190,6 +196,7 @@ class Observations:
                     known = self.jobs.get(entry.job)
                     if known is not None and entry.sid in known.instances:
                         known.instances[entry.sid].state = entry.state
+                        known.instances[entry.sid].weight = entry.weight
                 for load in message.stages:
                     if load.job in self.jobs:
                         self.jobs[load.job].algorithms[load.stage] = load.algorithm
@@ -285,6 +292,7 @@ class Observations:
             return None
         view.events.append(event)
         view.state = event.state or view.state
+        view.total_steps = event.total_steps or view.total_steps
         if event.result is not None:
             view.step = max(view.step, event.result.step)
         if view.state in ENDED:

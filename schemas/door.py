@@ -38,6 +38,15 @@ class ScaleJob(Message, wire="job.scale"):
     user: str = ""
 
 
+class ChangeStage(Message, wire="job.change_stage"):
+    """MG → SMO: have this instance leave its stage, and its slot host one of `stage` instead."""
+
+    job: Token
+    sid: Token
+    stage: int = Field(ge=0)
+    user: str
+
+
 class CancelJob(Message, wire="job.cancel"):
     job: Token
     user: str

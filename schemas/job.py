@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from schemas.base import Message, Part, Token
 from schemas.routing import RoutingSpec
+from schemas.stage_move import StageMove
 from schemas.task_graph import TaskGraph
 
 Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -107,6 +108,11 @@ class ParallelSpec(Part):
     copies: bool = Field(
         False,
         description="a stage with one replica and no standby keeps a copy of its state at a peer",
+    )
+    rebalance: bool = Field(
+        True,
+        description="whether a policy may have an instance change its stage; `replicas` is then what the "
+        "job begins with",
     )
     clusters: tuple[Token, ...] = ()
     segmentation: Literal["measured", "uniform"] = "measured"
@@ -269,7 +275,7 @@ class StepSetbacks(Part):
     errors: tuple[tuple[int | None, str], ...] = Field((), description="(stage, code) of errors of its own")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 2)):
+class JobRecord(Message, wire="job.record", version=(1, 3)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -294,6 +300,7 @@ class JobRecord(Message, wire="job.record", version=(1, 2)):
     sample: str | None = None
     microbatch_faults: tuple[MicrobatchFault, ...] = Field((), description="what a new orchestrator inherits")
     setbacks: tuple[StepSetbacks, ...] = ()
+    moves: tuple[StageMove, ...] = Field((), description="instances that changed their stage, the last 16")
 
 
 class JobEvent(Message, wire="job.event", version=(1, 2)):
@@ -312,6 +319,7 @@ class JobEvent(Message, wire="job.event", version=(1, 2)):
         "weights",
         "sample",
         "skipped",
+        "rebalancing",
     ]
     at: float
     text: str = ""
@@ -320,6 +328,7 @@ class JobEvent(Message, wire="job.event", version=(1, 2)):
     result: StepResult | None = None
     instances: tuple[InstanceView, ...] | None = None
     skipped_step: int | None = None
+    move: StageMove | None = None
     validation_step: int | None = None
     validation_loss: float | None = None
     weights: WeightsManifest | None = None

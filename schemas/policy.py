@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from schemas.base import Message, Part, Token
+from schemas.stage_move import MoveForecast
 
 
 class ModuleState(StrEnum):
@@ -61,6 +62,15 @@ class AvoidInstance(Part):
     sid: Token
 
 
+class MoveInstance(Part):
+    """Have this instance leave its stage; its slot hosts one of `stage` instead, with state from a peer."""
+
+    action: Literal["move_instance"] = "move_instance"
+    sid: Token
+    stage: int
+    forecast: MoveForecast
+
+
 class NoAction(Part):
     """An observation without a wish; kept on the stream, never adopted."""
 
@@ -68,10 +78,10 @@ class NoAction(Part):
     note: str = ""
 
 
-Action = SetWeights | AvoidInstance | NoAction
+Action = SetWeights | AvoidInstance | MoveInstance | NoAction
 
 
-class PolicySuggestion(Message, wire="policy.suggestion"):
+class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 1)):
     """What a module would do, how sure it is, why, and for how long that holds.
 
     `input_revision` names what it was derived from: the last step it saw.

@@ -34,10 +34,12 @@ class LinkSample(Part):
     errors: int = 0
 
 
-class InstanceSample(Message, wire="telemetry.instance"):
+class InstanceSample(Message, wire="telemetry.instance", version=(1, 1)):
     """An instance's load and speed; once a second and after each step.
 
     `service_ms` is a moving average of compute per microbatch, forward plus backward; pauses do not count.
+    `stage_cost_ms` is the same as analysed, for all stages on one machine; `state_bytes` is what a newcomer
+    of its stage would be sent.
     """
 
     job: Token
@@ -58,6 +60,8 @@ class InstanceSample(Message, wire="telemetry.instance"):
     reduce_ms: float = 0.0
     retained_bytes: int = 0
     resident_bytes: int = 0
+    stage_cost_ms: float = 0.0
+    state_bytes: int = 0
     links: tuple[LinkSample, ...] = ()
     device: DeviceSample | None = None
 

@@ -327,6 +327,8 @@ class Instance:
                         "tokens_per_s": (load.tokens - tokens_before) / elapsed,
                         "reduce_ms": load.reduce_ms,
                         "retained_bytes": runtime.retained_bytes,
+                        "stage_cost_ms": self.unit.requirements.cost_ms,
+                        "state_bytes": runtime.trained.state_bytes,
                     }
                 )
                 busy_before, tokens_before = runtime.compute.busy_s, load.tokens

@@ -32,6 +32,7 @@ class StageCompute:
         self._first = start.unit.stage == 0
         self._last = start.unit.stage == start.stages - 1
         self.version = 0  # steps applied, for whoever must know it together with the weights
+        self.state_bytes = 0  # what a newcomer is sent; 0 until it is built
 
     def build(self) -> None:
         """Builds the whole model from the job's seed, keeps the stage's slice of it.
@@ -55,6 +56,8 @@ class StageCompute:
         self.sum = GradientSum(
             self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
         )
+        tensors = state_tensors(self.module, self.optimizer)
+        self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def forward(self, hop: Hop) -> None:
         """Runs the layers. The last stage goes on to the loss and, when training, to the gradient.

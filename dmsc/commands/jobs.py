@@ -1,4 +1,4 @@
-"""`dmsc jobs`, `dmsc cancel`, `dmsc scale` and `dmsc status`: what a gateway knows, and is asked for."""
+"""`dmsc jobs`, `cancel`, `scale`, `move` and `status`: what a gateway knows, and is asked for."""
 
 from __future__ import annotations
 
@@ -83,6 +83,29 @@ def scale(
     Example: dmsc scale stdlib-gpt-1 4 --stage 0
     """
     told: str = run_async(_call(gateway, token, state, "scale", job, replicas, stage))
+    print_json({"job": job, "note": told}) if json else print(told)
+
+
+def move(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    sid: Annotated[
+        str, typer.Argument(metavar="SID", help="The instance, see `dmsc routes`.", show_default=False)
+    ],
+    stage: Annotated[
+        int, typer.Argument(min=0, metavar="STAGE", help="Where it is to work.", show_default=False)
+    ],
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have an instance of a running job change its stage; the result does not depend on it.
+
+    Example: dmsc move stdlib-gpt-1 stdlib-gpt-1-s0-r2 1
+    """
+    told: str = run_async(_call(gateway, token, state, "move", job, sid, stage))
     print_json({"job": job, "note": told}) if json else print(told)
 
 

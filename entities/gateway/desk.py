@@ -13,6 +13,7 @@ from entities.gateway.guard import Guard
 from schemas.base import Message
 from schemas.door import (
     CancelJob,
+    ChangeStage,
     CordonPlace,
     Cordons,
     DoorRequest,
@@ -88,6 +89,13 @@ class Desk:
         access = await self.guard.check(token, "job.cancel", job)
         message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user)
         answer = await self._bus.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
+        assert isinstance(answer, Ack)
+        return answer
+
+    async def change_stage(self, token: str, job: str, sid: str, stage: int) -> Ack:
+        access = await self.guard.check(token, "job.cancel", job)
+        message = ChangeStage(job=job, sid=sid, stage=stage, user=access.user)
+        answer = await self._bus.command(subjects.CHANGE_STAGE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Ack)
         return answer
 

@@ -27,7 +27,7 @@ from bus.logs import get_logger
 from entities.checkpoint_store import CheckpointStore, checkpoints_url, read_manifest
 from entities.gateway.desk import Desk
 from entities.gateway.events import EventsConfig, first_sequence, job_events
-from entities.gateway.operations import Authorization, add_operations, bearer, job_id
+from entities.gateway.operations import Authorization, add_operations, bearer, instance_id, job_id
 from entities.gateway.problems import MEDIA_TYPE, TooLarge, problem, status_of
 from entities.gateway.ranges import parse_range
 from schemas.base import Part, is_token
@@ -126,6 +126,16 @@ def _jobs(app: FastAPI, desk: Desk, config: DoorConfig) -> None:
     ) -> Response:
         """More or fewer working replicas of one stage, or of all: joined and left between steps."""
         return _json(await desk.scale(bearer(authorization), job_id(job), replicas, stage))
+
+    @app.post("/v1/jobs/{job}/move", response_model=Ack, tags=["jobs"])
+    async def move(
+        job: str,
+        sid: Annotated[str, Query(max_length=200)],
+        stage: Annotated[int, Query(ge=0)],
+        authorization: Authorization = None,
+    ) -> Response:
+        """Have an instance leave its stage at the end of the step; its slot hosts one of `stage` instead."""
+        return _json(await desk.change_stage(bearer(authorization), job_id(job), instance_id(sid), stage))
 
     @app.post("/v1/jobs/{job}/cancel", response_model=JobRecord, tags=["jobs"])
     async def cancel(

@@ -79,6 +79,13 @@ def job_id(job: str) -> str:
     return job
 
 
+def instance_id(sid: str) -> str:
+    """An instance's SID as it came in a request. Raises `NotFound` where it can't be one."""
+    if not is_token(sid):
+        raise NotFound("there is no such instance; an id has only letters, digits, _ and -")
+    return sid
+
+
 def _node(node: str) -> str:
     if not is_token(node):
         raise NotFound("there is no such node; a name has only letters, digits, _ and -")

@@ -22,7 +22,15 @@ from dataclasses import dataclass, field, replace
 from entities.orchestrator import module_standing
 from entities.orchestrator.module_standing import STRANGERS, Key, Standing, StandingConfig
 from schemas.errors import BadInput
-from schemas.policy import AvoidInstance, ModuleLifecycle, ModuleState, NoAction, PolicySuggestion, SetWeights
+from schemas.policy import (
+    AvoidInstance,
+    ModuleLifecycle,
+    ModuleState,
+    MoveInstance,
+    NoAction,
+    PolicySuggestion,
+    SetWeights,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +106,8 @@ class ArbitrationState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The answer. If adopted, `weights` is the stage's whole new table and `revision` its policy's number.
+    """The answer. If adopted, `weights` is the stage's whole new table and `revision` its policy's number;
+    or `move` is what the job's run is asked for, which has the last word on it.
 
     `answer` is False for what a flood has too much of: counted, but not answered one by one.
     `suspended` is True for the suggestion that brought the module's suspension.
@@ -109,6 +118,7 @@ class Outcome:
     stage: int | None = None
     weights: Mapping[str, float] | None = None
     revision: int | None = None
+    move: MoveInstance | None = None
     answer: bool = True
     suspended: bool = False
 
@@ -240,7 +250,21 @@ def _judge(
         return _no(f"expired: valid for {suggestion.valid_s:.1f} s, considered after {age:.1f} s"), state
     if facts.step is not None and facts.step - suggestion.input_revision > config.max_lag_steps:
         return _no(f"derived from step {suggestion.input_revision}, the job is at {facts.step}"), state
+    if suggestion.confidence < config.min_confidence:
+        least = f"{config.min_confidence:.2f}"
+        return _no(
+            f"confidence {suggestion.confidence:.2f} is below {least}", _stage(suggestion, facts)
+        ), state
+    if isinstance(suggestion.action, MoveInstance):
+        return _pass_on(suggestion, suggestion.action, standing), state
     return _weigh(state, suggestion, standing, facts, now, age, config)
+
+
+def _pass_on(suggestion: PolicySuggestion, move: MoveInstance, standing: Standing) -> Outcome:
+    """A move is no table: whether it is worth it, the job's run knows (`stage_moves`)."""
+    if standing.state is ModuleState.SHADOW:
+        return _no(f"in shadow, would have been passed on: {suggestion.reason}", move.stage)
+    return Outcome(adopted=True, reason=f"adopted: {suggestion.reason}", stage=move.stage, move=move)
 
 
 def _weigh(
@@ -267,9 +291,6 @@ def _weigh(
     after = _table(changed, suggestion.job, stage, facts)
     moved = max(abs(_share(after, sid) - _share(before, sid)) for sid in before)
     shadow = standing.state is ModuleState.SHADOW
-    if suggestion.confidence < config.min_confidence:
-        least = f"{config.min_confidence:.2f}"
-        return _no(f"confidence {suggestion.confidence:.2f} is below {least}", stage), state
     if moved <= config.min_share_change:
         least = f"{config.min_share_change:.0%}"
         text = f"would change nothing: no share of stage {stage} moves by more than {least}"
@@ -303,6 +324,16 @@ def _nonsense(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
                 return f"unknown instance {sid}"
             if not any(weight > 0 for other, weight in _current(facts, stage).items() if other != sid):
                 return f"without {sid} nobody would be left to do stage {stage}"
+        case MoveInstance(sid=sid, stage=stage):
+            if stage not in facts.active:
+                return f"unknown stage {stage}"
+            here = next((one for one, sids in facts.active.items() if sid in sids), None)
+            if here is None:
+                return f"unknown instance {sid}"
+            if here == stage:
+                return f"{sid} is in stage {stage} already"
+            if len(facts.active[here]) < 2:
+                return f"without {sid} nobody would be left to do stage {here}"
         case SetWeights(stage=stage, weights=weights):
             active = facts.active.get(stage)
             if not active:
@@ -351,7 +382,7 @@ def _weights(suggestion: PolicySuggestion) -> dict[str, float]:
 
 
 def _stage(suggestion: PolicySuggestion, facts: JobFacts) -> int:
-    if isinstance(suggestion.action, SetWeights):
+    if isinstance(suggestion.action, SetWeights | MoveInstance):
         return suggestion.action.stage
     assert isinstance(suggestion.action, AvoidInstance)
     sid = suggestion.action.sid

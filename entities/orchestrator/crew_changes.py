@@ -96,7 +96,7 @@ class CrewChanges:
             member = self._instances.members.get(sid)
             if member is None or not self._progress.running:
                 continue
-            self._part_with(member)
+            self.part_with(member)
             self._tasks.spawn(self._forget(member))
         if not self._progress.at_end:
             stages = self._progress.stages
@@ -131,11 +131,12 @@ class CrewChanges:
     def _move(self, member: Member) -> None:
         """It leaves its node, and a new incarnation takes its place."""
         log.info("hand-over", job=self._progress.job, sid=member.sid, step=self._progress.step)
-        self._part_with(member)
+        self.part_with(member)
         self._recruits.bring(member.sid, member)
         self._telling.recovery(f"{member.sid} leaves its node: another takes its place")
 
-    def _part_with(self, member: Member) -> None:
+    def part_with(self, member: Member) -> None:
+        """It leaves: nothing of the step that is open now is its own. Call it when a step is decided."""
         self._instances.mark_lost(member)
         self._progress.lost(member)
         self._standbys.revise()

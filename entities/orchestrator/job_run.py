@@ -30,6 +30,7 @@ from schemas.fault import FaultReport
 from schemas.job import JobState, WeightsManifest
 from schemas.registry import InstanceState, ReleaseJob, ServiceRecord
 from schemas.signals import TerminationReport
+from schemas.stage_move import MoveForecast
 from schemas.step import Member, MicrobatchClaim
 from schemas.task_graph import ModelTopology, TaskGraph
 
@@ -146,6 +147,12 @@ class JobRun:
         if self.over or self.instances.graph is None or sid not in self.instances.members:
             return "not running now"
         return self.training.drain(sid)
+
+    def move(self, sid: str, stage: int, by: str, forecast: MoveForecast | None = None) -> str:
+        """See `Rebalancing.ask`."""
+        if self.journal.record.state is not JobState.RUNNING:
+            raise Conflict(f"job {self.job} is {self.journal.record.state}; only in a running one can move")
+        return self.training.move(sid, stage, by, forecast)
 
     def scale(self, stage: int | None, replicas: int) -> str:
         """See `Training.scale`; without a stage, all of them."""

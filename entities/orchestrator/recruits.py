@@ -9,6 +9,7 @@ from entities.orchestrator.guarded_tasks import GuardedTasks
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.progress import Progress
 from entities.orchestrator.replacement import Replacement
+from entities.orchestrator.setbacks import Unrecoverable
 from entities.orchestrator.takeover import Settled
 from entities.orchestrator.telling import Telling
 from schemas.step import Member
@@ -38,7 +39,11 @@ class Recruits:
         return self._coming.keys()
 
     def bring(
-        self, sid: str, lost: Member | None = None, first: Callable[[], Awaitable[None]] | None = None
+        self,
+        sid: str,
+        lost: Member | None = None,
+        first: Callable[[], Awaitable[None]] | None = None,
+        given_up: Callable[[Unrecoverable], None] | None = None,
     ) -> None:
         """Brings a new incarnation; one that is being brought already looks after its own failures.
 
@@ -46,20 +51,31 @@ class Recruits:
             sid: its unit.
             lost: the one before, of which nothing may be left.
             first: what has to be done before, at the end of the one before.
+            given_up: told that it can't be started, where the job can do without it; else the job fails.
         """
         present = self._coming.get(sid)
         if present is not None and not present.done():
             return
-        task = self._tasks.spawn(self._bring(sid, lost, first))
+        task = self._tasks.spawn(self._bring(sid, lost, first, given_up))
         self._coming[sid] = task
         task.add_done_callback(lambda done: self._brought(sid, done))
 
     async def _bring(
-        self, sid: str, lost: Member | None, first: Callable[[], Awaitable[None]] | None
+        self,
+        sid: str,
+        lost: Member | None,
+        first: Callable[[], Awaitable[None]] | None,
+        given_up: Callable[[Unrecoverable], None] | None,
     ) -> None:
         if first is not None:
             await first()
-        newcomer = await self._replacement.bring(sid, lost)
+        try:
+            newcomer = await self._replacement.bring(sid, lost)
+        except Unrecoverable as error:
+            if given_up is None:
+                raise
+            given_up(error)
+            return
         self._telling.changed(f"{newcomer.sid} is ready")
         assert self._instances.graph is not None
         self._progress.arrived(newcomer, self._instances.graph.unit(newcomer.sid).stage)

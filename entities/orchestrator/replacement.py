@@ -32,6 +32,8 @@ RETRY_S = 0.5
 """Pause before a start that failed without a culprit is tried again."""
 LAST_WORDS_S = 1.0
 """How long to wait until the registry says how a lost instance ended; mostly it has already."""
+FREE_S = 3.0
+"""How long to wait for the agent to say that a slot is free, before another one is looked for."""
 STARTS = 5
 """Starts of one unit in a row that fail before the job does."""
 
@@ -100,6 +102,17 @@ class Replacement:
         assert self._instances.graph is not None
         placed = self._place(units, self._instances.graph.placements)
         return placed.reason if isinstance(placed, NoRoom) else ""
+
+    def is_open(self, sid: str) -> bool:
+        """Its node is there, and its slot may host something new."""
+        assert self._instances.graph is not None
+        where = self._instances.graph.placement(sid)
+        agent = self._mesh.agent_of(where.cluster, where.node)
+        return agent is not None and not is_cordoned(self._mesh.cordons.places(), agent, where.slot)
+
+    async def until_free(self, unit: TaskUnit) -> None:
+        """Returns once the slot that a unit is placed in is free for it, or that does not come about."""
+        await self._mesh.until(lambda: self.may_stay(unit), FREE_S)
 
     async def end(self, member: Member) -> None:
         """Ends an instance that the job needs no more."""

@@ -19,25 +19,19 @@ from bus.packed import Sendable
 from bus.services import Handler, Server, Subscription
 from entities.leadership import Candidate
 from entities.lease import LeaseConfig
-from entities.orchestrator.arbitration import (
-    ArbitrationConfig,
-    ArbitrationState,
-    JobFacts,
-    arbitrate,
-    forget_job,
-    lapse,
-    register,
-)
+from entities.orchestrator.arbitration import ArbitrationConfig
 from entities.orchestrator.cordoning import Cordoning
 from entities.orchestrator.draining import Draining
 from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.job_run import JobRun
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.policy_desk import PolicyDesk
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.door import (
     CancelJob,
+    ChangeStage,
     JobList,
     JobQuery,
     JobSummary,
@@ -50,7 +44,6 @@ from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import ENDED, JobRecord, JobState
-from schemas.policy import ModuleLifecycle, PolicyDecision, PolicySuggestion
 from schemas.registry import ServiceRecord
 from schemas.signals import NodeRegistration, QosReport, TerminationReport
 from schemas.step import MicrobatchClaim
@@ -58,8 +51,6 @@ from schemas.task_graph import ModelTopology, Placement
 
 log = get_logger("orchestrator")
 
-LAPSE_EVERY_S = 1.0
-"""How often adopted suggestions are checked for having lapsed."""
 RETRY_S = 0.2
 """Pause before the bus is asked again for what a new leader has to know."""
 
@@ -101,9 +92,8 @@ class Leader:
         self._runs: dict[str, JobRun] = {}
         self._ended: dict[str, JobRecord] = {}
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
-        self._arbitration = ArbitrationState()
+        self._policies = PolicyDesk(bus, self._runs, candidate.confirmed, config.arbitration)
         self._tasks: asyncio.TaskGroup | None = None
-        self._revising = asyncio.Lock()
 
     async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
         """Leads until `keeping` ends, with who leads instead. `began` is called once all is served.
@@ -139,7 +129,7 @@ class Leader:
         self.mesh.on_leaving = self._leaving
         await began()
         self._tasks.create_task(self._draining.run(), name="draining")
-        await self._lapses()
+        await self._policies.lapses()
 
     async def _stop(self, served: list[Subscription], deposed: bool) -> None:
         self.mesh.on_leaving = lambda record: None
@@ -160,10 +150,11 @@ class Leader:
             (subjects.ANALYSIS_FAILED, self._analysis_failed),
             (subjects.SAMPLE_WRITTEN, self._sample_written),
             (subjects.FAULT_REPORT, self._fault),
-            (subjects.MODULE_LIFECYCLE, self._lifecycle),
+            (subjects.MODULE_LIFECYCLE, self._policies.lifecycle),
             (subjects.SUBMIT, self._submit),
             (subjects.CANCEL, self._cancel),
             (subjects.SCALE, self._scale),
+            (subjects.CHANGE_STAGE, self._change_stage),
             (subjects.QUERY, self._query),
             (subjects.MESH_QUERY, self._mesh_query),
             (subjects.CORDON_PLACE, self._cordoning.cordon),
@@ -175,7 +166,7 @@ class Leader:
             (subjects.STEP_CLAIM, self._claim),
             (subjects.TERMINATION, self._termination),
             (subjects.QOS_REPORT, self._quality),
-            (subjects.SUGGESTION, self._suggestion),
+            (subjects.SUGGESTION, self._policies.suggestion),
         )
         for row, handler in heard:
             served.append(await self._insistently(partial(bus.subscribe, row, handler)))
@@ -283,7 +274,7 @@ class Leader:
             self._ended[run.job] = run.journal.record
             while len(self._ended) > self.config.ended_kept:
                 del self._ended[next(iter(self._ended))]
-            self._arbitration = forget_job(self._arbitration, run.job)
+            self._policies.forget(run.job)
             self.mesh.forget_job(run.job)
 
     async def _resume(self) -> None:
@@ -343,6 +334,12 @@ class Leader:
         if run is None:
             raise NotFound(f"no job {message.job} runs: `dmsc jobs` lists them")
         return Ack(note=run.scale(message.stage, message.replicas))
+
+    async def _change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
+        run = self._runs.get(message.job)
+        if run is None:
+            raise NotFound(f"no job {message.job} runs: `dmsc jobs` lists them")
+        return Ack(note=run.move(message.sid, message.stage, message.user))
 
     async def _cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
         run = self._runs.get(message.job)
@@ -410,75 +407,6 @@ class Leader:
     async def _quality(self, message: QosReport, envelope: Envelope) -> None:
         if message.job in self._runs:
             self.mesh.report(message)
-
-    # --- functional modules -----------------------------------------------------------------------------
-    async def _lifecycle(self, message: ModuleLifecycle, envelope: Envelope) -> Ack:
-        self._arbitration = register(self._arbitration, message, time.monotonic())
-        return Ack()
-
-    async def _suggestion(self, message: PolicySuggestion, envelope: Envelope) -> None:
-        await self._candidate.confirmed()
-        async with self._revising:
-            run = self._runs.get(message.job)
-            facts = self._facts(run) if run is not None else None
-            outcome, self._arbitration = arbitrate(
-                self._arbitration, message, facts, time.monotonic(), config=self.config.arbitration
-            )
-            revision = None
-            if (
-                outcome.adopted
-                and run is not None
-                and outcome.stage is not None
-                and outcome.weights is not None
-            ):
-                revision = run.communication.revise(
-                    f"{message.module}: {message.reason}", weights=(outcome.stage, outcome.weights)
-                )
-                await run.journal.tell("policy", text=f"{message.module} {message.version}: {outcome.reason}")
-        if outcome.answer:
-            decision = PolicyDecision(
-                module=message.module,
-                version=message.version,
-                job=message.job,
-                suggestion=envelope.id,
-                adopted=outcome.adopted,
-                reason=outcome.reason,
-                policy_revision=revision,
-            )
-            await self._bus.publish(subjects.POLICY_DECISION, decision, cause=envelope, module=message.module)
-
-    def _facts(self, run: JobRun) -> JobFacts | None:
-        policy = run.communication.policy
-        if policy is None or policy.ended or run.instances.graph is None:
-            return None
-        return JobFacts(
-            active={
-                stage: [member.sid for member in members if member not in run.instances.lost]
-                for stage, members in enumerate(run.instances.stages())
-            },
-            weights=run.communication.weights(),
-            revision=policy.revision,
-            step=run.step,
-        )
-
-    async def _lapses(self) -> None:
-        while True:
-            await asyncio.sleep(LAPSE_EVERY_S)
-            await self._candidate.confirmed()
-            async with self._revising:
-                facts = {
-                    job: held for job, run in self._runs.items() if (held := self._facts(run)) is not None
-                }
-                lapses, self._arbitration = lapse(self._arbitration, facts, time.monotonic())
-                for one in lapses:
-                    run = self._runs.get(one.job)
-                    if run is None:
-                        continue
-                    run.communication.revise(one.reason, weights=(one.stage, one.weights))
-                    try:
-                        await run.journal.tell("policy", text=one.reason)
-                    except DmscError as error:
-                        log.warning("lapse not carried out", job=one.job, reason=str(error))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         assert self._tasks is not None

@@ -9,7 +9,9 @@ from typing import Any
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.quarantine import BadMicrobatch
+from entities.orchestrator.stage_moves import in_words
 from schemas.job import StepResult
+from schemas.stage_move import StageMove
 
 
 class Telling:
@@ -18,6 +20,7 @@ class Telling:
     def __init__(self, journal: Journal, instances: Instances) -> None:
         self._journal = journal
         self._instances = instances
+        self._steps = journal.record.spec.training.steps
         self._words: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -44,7 +47,7 @@ class Telling:
                 tokens_per_s=result.tokens_per_s,
                 **counted,
             )
-            await self._journal.tell("step", result=result)
+            await self._journal.tell("step", result=result, total_steps=self._steps)
 
         self._words.put_nowait(word)
 
@@ -61,6 +64,15 @@ class Telling:
         async def word() -> None:
             await self._journal.note(step=bad.step + 1)
             await self._journal.tell("skipped", text=f"left out: {bad}", skipped_step=bad.step)
+
+        self._words.put_nowait(word)
+
+    def moved(self, move: StageMove, kept: tuple[StageMove, ...]) -> None:
+        """News of an instance that changes its stage. `kept`: what the record holds of all moves."""
+
+        async def word() -> None:
+            await self._journal.note(now=True, moves=kept)
+            await self._journal.tell("rebalancing", text=in_words(move), move=move)
 
         self._words.put_nowait(word)
 

@@ -28,9 +28,11 @@ from entities.orchestrator.omission import Omission
 from entities.orchestrator.peer_copies import PeerCopies
 from entities.orchestrator.progress import Progress
 from entities.orchestrator.quarantine import BadMicrobatch, Quarantine, skip_decision
+from entities.orchestrator.rebalancing import Rebalancing
 from entities.orchestrator.recruits import Recruits
 from entities.orchestrator.replacement import OccupiedFn, Replacement
 from entities.orchestrator.setbacks import Setbacks, Unrecoverable
+from entities.orchestrator.stage_moves import StageMoves
 from entities.orchestrator.standbys import Standbys
 from entities.orchestrator.step_events import Replay, in_order
 from entities.orchestrator.step_ledger import StepLedger
@@ -39,8 +41,9 @@ from entities.orchestrator.step_result import step_result
 from entities.orchestrator.takeover import Settled
 from entities.orchestrator.telling import Telling
 from entities.orchestrator.troubles import Troubles
-from schemas.errors import DmscError
+from schemas.errors import Conflict, DmscError
 from schemas.job import JobState
+from schemas.stage_move import MoveForecast
 from schemas.step import Member, MicrobatchClaim, StepAbort, StepDecision
 
 log = get_logger("orchestrator")
@@ -91,6 +94,10 @@ class Training:
         self._changes = CrewChanges(
             instances, replacement, self._recruits, self._standbys, checkpoints, progress, telling, tasks
         )
+        self._rebalancing = Rebalancing(
+            instances, replacement, self._recruits, progress, telling, tasks, self._changes.part_with,
+            StageMoves(list(journal.record.moves)), allowed=self._spec.parallel.rebalance,
+        )  # fmt: skip
         self._copies = PeerCopies(bus, instances, self._epoch, progress, self._recruits, telling, tasks)
         self._decided_at = time.monotonic()
 
@@ -133,7 +140,14 @@ class Training:
 
     def scale(self, stage: int, replicas: int) -> str:
         """See `CrewChanges.scale`."""
+        if self._rebalancing.under_way:
+            raise Conflict(f"{self._rebalancing.under_way} is changing its stage: ask again in a moment")
+        self._rebalancing.disturbed()
         return self._changes.scale(stage, replicas)
+
+    def move(self, sid: str, stage: int, by: str, forecast: MoveForecast | None) -> str:
+        """See `Rebalancing.ask`."""
+        return self._rebalancing.ask(sid, stage, by, forecast)
 
     async def told(self) -> None:
         """Returns once everything so far is on the job's stream."""
@@ -147,6 +161,7 @@ class Training:
             Fenced: another orchestrator leads this job.
         """
         await self.record.take()
+        self._rebalancing.disturbed()
         self._progress.step = await self._restore(fresh=True)
         if self.step:
             await self._journal.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
@@ -156,6 +171,7 @@ class Training:
         """Takes up the job with the living instances of an orchestrator before this one."""
         self._progress.step = settled.step
         self._troubles.taken_over(settled.step)
+        self._rebalancing.disturbed()
         await self._open(settled)
         present = {member.sid for member in settled.everyone if member not in self._instances.lost}
         for unit in self._instances.units:
@@ -233,6 +249,7 @@ class Training:
         version = self._progress.step = await self._restore(attempt=before.attempt)
         text = f"{gone.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
         self._troubles.rolled_back(text)
+        self._rebalancing.disturbed()
         await self._journal.tell("recovery", text=text)
         await self._journal.move(JobState.RUNNING, f"step {version} of {self._spec.training.steps}")
         await self._open(self._progress.afresh(before.attempt, before.generation))
@@ -323,6 +340,7 @@ class Training:
         self._checkpoints.committed(result)
         self._telling.step(result, self._troubles.counted)
         self._changes.decided()
+        self._rebalancing.decided(result)
         self._standbys.revise()
 
     def committed(self, step: int) -> None:

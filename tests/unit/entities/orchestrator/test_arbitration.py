@@ -16,7 +16,16 @@ from entities.orchestrator.arbitration import (
     register,
 )
 from entities.orchestrator.module_standing import StandingConfig
-from schemas.policy import AvoidInstance, ModuleLifecycle, ModuleState, NoAction, PolicySuggestion, SetWeights
+from schemas.policy import (
+    AvoidInstance,
+    ModuleLifecycle,
+    ModuleState,
+    MoveInstance,
+    NoAction,
+    PolicySuggestion,
+    SetWeights,
+)
+from schemas.stage_move import MoveForecast
 
 FACTS = JobFacts(active={0: ("a", "b"), 1: ("c", "d", "e")}, weights={}, revision=7, step=10)
 
@@ -33,6 +42,11 @@ def weights(
 
 def avoid(sid: str, module="m", confidence=0.8, valid_s=60.0) -> PolicySuggestion:
     return suggestion(AvoidInstance(sid=sid), module, "1", confidence, valid_s, 10)
+
+
+def move(sid: str, stage: int, confidence=0.8) -> PolicySuggestion:
+    forecast = MoveForecast(step_before_s=1, step_after_s=0.5, cost_s=1, gain_s=50, steps_left=100)
+    return suggestion(MoveInstance(sid=sid, stage=stage, forecast=forecast), confidence=confidence)
 
 
 def suggestion(
@@ -269,3 +283,42 @@ def test_the_given_state_is_never_changed():
     arbitrate(state, weights(a=2.0, b=1.0), FACTS, 0.0)
     arbitrate(state, avoid("a"), FACTS, 0.0)
     assert repr(state) == before
+
+
+def test_a_move_is_passed_on_to_the_jobs_run_and_changes_no_table():
+    mesh = Mesh()
+    wish = move("e", 0)
+    outcome, state = arbitrate(mesh.state, wish, FACTS, 0.0)
+    assert outcome.adopted
+    assert outcome.move == wish.action
+    assert outcome.weights is None
+    assert (state.base, state.adopted, state.avoided) == ({}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        (move("e", 7), "unknown stage 7"),
+        (move("z", 0), "unknown instance z"),
+        (move("e", 1), "e is in stage 1 already"),
+        (move("e", 0, confidence=0.2), "confidence 0.20 is below 0.50"),
+    ],
+)
+def test_a_move_that_can_not_be_meant_is_declined(wish, reason):
+    outcome = Mesh().ask(wish)
+    assert not outcome.adopted
+    assert outcome.reason == reason
+
+
+def test_nobody_is_the_last_of_a_stage_to_move():
+    mesh = Mesh()
+    mesh.facts = JobFacts(active={0: ("a",), 1: ("c", "d")}, weights={}, revision=7, step=10)
+    assert mesh.ask(move("a", 1)).reason == "without a nobody would be left to do stage 0"
+
+
+def test_a_shadow_module_moves_nobody():
+    mesh = Mesh()
+    mesh.state = register(mesh.state, lifecycle("m", ModuleState.SHADOW), 0.0)
+    outcome = mesh.ask(move("e", 0))
+    assert not outcome.adopted
+    assert outcome.reason.startswith("in shadow, would have been passed on")

@@ -1,0 +1,73 @@
+"""An instance changes its stage in mid-run, for a policy and by hand: the weights do not change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schemas.job import JobSpec, JobState
+from schemas.stage_move import MoveState, StageMove
+from tests.integration.dmsc.command_line import running
+from tests.integration.mesh.conftest import Mesh, tiny_job
+
+STEPS = 70
+
+
+def shape(name: str, *, pad_ms: float, replicas: tuple[int, int]) -> JobSpec:
+    """One block in stage 0, two in stage 1; padded, so that they take as long as they say."""
+    sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
+    return tiny_job(
+        name,
+        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
+        training={"steps": STEPS, "microbatches": 6, "microbatch_samples": 2, "seed": 5},
+        parallel={"stages": 2, "replicas": replicas, "segmentation": "uniform"},
+    )
+
+
+@pytest.mark.timeout(180)
+def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp_path: Path) -> None:
+    unmoved = mesh.client.submit(shape("unmoved", pad_ms=0.0, replicas=(1, 1))).job
+    plain = mesh.client.wait(unmoved, timeout_s=60)
+    assert plain.weights is not None, plain.reason
+
+    with running("policy", "run", "stage-rebalancing", "--state", str(mesh.state), cwd=tmp_path) as policy:
+        job = mesh.client.submit(shape("moved", pad_ms=5.0, replicas=(3, 1))).job
+        moves: list[StageMove] = []
+        texts: list[str] = []
+        shares: list[dict[str, int]] = []
+        asked = ""
+        for event in mesh.client.events(job):
+            texts += [f"{event.kind}: {event.text}"] if event.text else []
+            if event.result is not None:
+                shares.append(event.result.shares)
+            if event.move is None:
+                continue
+            moves.append(event.move)
+            if event.move.state is MoveState.BETTER and not asked:
+                asked = mesh.client.move(job, f"{job}-s1-r0", 0)
+        record = mesh.client.wait(job, timeout_s=60)
+        said = policy.output
+
+    story = "\n".join([*texts, said])
+    assert record.state is JobState.DONE, story
+    assert [move.state for move in moves[:3]] == [MoveState.MOVING, MoveState.JOINED, MoveState.BETTER], story
+    judged = moves[2]
+    assert (judged.from_stage, judged.to_stage, judged.by) == (0, 1, "stage-rebalancing")
+    assert judged.newcomer == f"{job}-s1-r1"
+    assert judged.forecast is not None
+    assert judged.before_s is not None
+    assert judged.after_s is not None
+    assert judged.cost_s is not None
+    assert judged.after_s < judged.before_s
+    assert any(text.startswith("rebalancing: ") and "measured cost" in text for text in texts), story
+    assert asked == f"{job}-s1-r0 will leave for stage 0 at the end of this step"
+    by_hand = [move for move in moves if move.forecast is None]
+    assert by_hand, story
+    assert (by_hand[0].sid, by_hand[0].newcomer) == (f"{job}-s1-r0", judged.sid)
+    assert record.moves[0] == judged
+    assert record.recoveries == 0, story
+    assert len(shares) == STEPS
+    assert all(sum(share.values()) == 12 for share in shares), "nothing lost, nothing twice"
+    assert record.weights is not None
+    assert record.weights.sha256 == plain.weights.sha256
