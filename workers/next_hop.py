@@ -1,9 +1,9 @@
 """Late binding: which instance of the next stage gets this microbatch (DESIGN §2, §5 rule 1).
 
 The router hands out weights and what it measured; the owner of a microbatch chooses when it is about to send,
-by what it knows best: how much of its own work is still open at each candidate, and what each said of itself
-when it last answered. The order among candidates is the algorithm's (`balancers`); windows, fences and
-weights are kept here, whatever the algorithm.
+by what it knows best: how much of its own work is still open at each candidate, what each said of itself when
+it last answered, and how long its own transfers take there. The order among candidates is the algorithm's
+(`balancers`); windows, fences and weights are kept here, whatever the algorithm.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from schemas.data_plane import HopLoad, RouteTable
 from schemas.errors import DmscError
 from schemas.step import Member
 from workers.balancers import UNKNOWN_MS, Balancer, Candidate, balancer
+from workers.expected_completion import TRIAL_PART
+from workers.link_quality import LinkCost
 
 log = get_logger("routing")
 
@@ -31,6 +33,14 @@ SLOWEST_MS = 1e7
 
 MOST_OPEN = 4096
 """Microbatches that one instance can have open: the most that a step has."""
+
+LINK_PART = 0.1
+LINK_MS = 1.0
+"""Links whose transfers take longer than the best one's by less than this part of the usual service time, and
+by less than this, count as equal to it; once they do not, half of it makes them equal again."""
+
+REVIEW_S = 1.0
+"""Links are looked at again this often: they may have changed without any work of this sender."""
 
 GOLDEN = 0.6180339887498949
 
@@ -46,6 +56,9 @@ class _Stage:
         self.heard: set[str] = set()  # who said so itself since the last table, which is older then
         self.usual_ms = UNKNOWN_MS
         self.news = 0
+        self.told_ms: dict[str, float] = {}  # SID → transfer time, by the router
+        self.best_ms = 0.0  # the shortest transfer time
+        self.reviewed_at = -math.inf
 
     def effective_ms(self, sid: str) -> float:
         """What a candidate counts with: those near the median, and unknown ones, with the median."""
@@ -72,6 +85,7 @@ class Binder:
         place: number of this sender among its like: each begins its turns elsewhere, so that they do not all
             send to the same one first.
         microbatches: of a step; 0: unknown, then nothing is held back at a step's end.
+        link_cost: what this sender's own transfers to an instance take; None: nothing went there yet.
         clock: seconds, monotonic.
     """
 
@@ -81,11 +95,13 @@ class Binder:
         *,
         place: int = 0,
         microbatches: int = 0,
+        link_cost: Callable[[Member], LinkCost | None] = lambda member: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._place = place
         self._microbatches = microbatches
+        self._link_cost = link_cost
         self._clock = clock
         self._tables: dict[int, RouteTable] = {}
         self._stages: dict[int, _Stage] = {}
@@ -121,7 +137,8 @@ class Binder:
                 held = Candidate(sid, incarnation, entry.window)
                 stage.reported.pop(sid, None)
                 stage.heard.discard(sid)
-            held.window, held.weight, held.link_ms = entry.window, entry.weight, entry.link_ms
+            held.window, held.weight = entry.window, entry.weight
+            stage.told_ms[sid] = entry.link_ms if _believable(entry.link_ms) else 0.0
             held.remote = entry.cluster != self._cluster
             held.outstanding = self._outstanding[sid]
             if service_ms and sid not in stage.heard and _believable(service_ms):
@@ -129,9 +146,12 @@ class Binder:
             stage.candidates[sid] = held
         for sid in stage.reported.keys() - stage.candidates.keys():
             del stage.reported[sid]
+        for sid in stage.told_ms.keys() - stage.candidates.keys():
+            del stage.told_ms[sid]
         stage.heard.clear()
         self._turns(stage, [held for held in stage.candidates.values() if held.sid not in before])
         stage.settle()
+        self._review(stage, self._clock())
         return stage
 
     def _begin(self, algorithm: str, before: _Stage | None) -> _Stage:
@@ -142,6 +162,7 @@ class Binder:
             return before or _Stage("expected-completion", self._place)
         if before is not None:
             stage.candidates, stage.reported = before.candidates, before.reported
+            stage.told_ms = before.told_ms
         return stage
 
     def _turns(self, stage: _Stage, new: list[Candidate]) -> None:
@@ -173,6 +194,8 @@ class Binder:
             self._highest = max(self._highest, microbatch)
             remaining = max(waiting, self._microbatches - 1 - self._highest + waiting)
         now = self._clock()
+        if now - held.reviewed_at >= REVIEW_S:
+            self._review(held, now)
         chosen = held.balancer.choose(now, remaining)
         if chosen is None:
             return None
@@ -180,7 +203,8 @@ class Binder:
         self._turn += 1
         chosen.used, chosen.used_at = self._turn, now
         chosen.outstanding += 1
-        chosen.free_at = max(now, chosen.free_at) + chosen.takes_ms / 1e3
+        chosen.free_at = max(now, chosen.free_at) + chosen.paced_ms / 1e3
+        self._weigh_link(held, chosen, now)
         held.balancer.changed(chosen)
         return chosen.member
 
@@ -216,7 +240,9 @@ class Binder:
         if load is not None:
             candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - candidate.outstanding)
             self._measured(stage, candidate, load.service_ms)
-        candidate.free_at = self._clock() + candidate.load * candidate.takes_ms / 1e3
+        now = self._clock()
+        self._weigh_link(stage, candidate, now)
+        candidate.free_at = now + candidate.done_ms / 1e3
         stage.balancer.changed(candidate)
 
     def _measured(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
@@ -232,6 +258,38 @@ class Binder:
             stage.settle()
         else:
             candidate.service_ms = stage.effective_ms(candidate.sid)
+
+    # --- links ------------------------------------------------------------------------------------------
+    def _review(self, stage: _Stage, now: float) -> None:
+        """The best link anew, and every other one beside it. O(candidates)."""
+        stage.reviewed_at, stage.best_ms = now, math.inf
+        for candidate in stage.candidates.values():
+            stage.best_ms = min(stage.best_ms, self._cost(stage, candidate).transfer_ms)
+        for candidate in stage.candidates.values():
+            before = (candidate.link_ms, candidate.wire_ms)
+            self._weigh_link(stage, candidate, now)
+            if before != (candidate.link_ms, candidate.wire_ms):
+                stage.balancer.changed(candidate)
+
+    def _cost(self, stage: _Stage, candidate: Candidate) -> LinkCost:
+        """By own transfers; else by the router; else as good as the best."""
+        own = self._link_cost(candidate.member)
+        if own is not None and _believable(own.transfer_ms):
+            return own
+        return LinkCost(stage.told_ms.get(candidate.sid) or stage.best_ms)
+
+    def _weigh_link(self, stage: _Stage, candidate: Candidate, now: float) -> None:
+        """How much longer transfers to it take than to the best. A link that is shunned is measured less, and
+        may have recovered: as with slow instances, it is tried again when that costs little beside the time
+        since it was last used."""
+        cost = self._cost(stage, candidate)
+        stage.best_ms = min(stage.best_ms, cost.transfer_ms)
+        longer_ms = cost.transfer_ms - stage.best_ms if math.isfinite(stage.best_ms) else 0.0
+        alike_ms = max(ALIKE * stage.best_ms, LINK_PART * stage.usual_ms, LINK_MS)
+        if longer_ms <= (alike_ms / 2 if candidate.link_ms > 0 else alike_ms):
+            longer_ms = 0.0
+        candidate.link_ms = max(0.0, longer_ms - TRIAL_PART * (now - candidate.used_at) * 1e3)
+        candidate.wire_ms = cost.wire_ms
 
     # --- boundaries -----------------------------------------------------------------------------------------
     def next_step(self) -> None:
