@@ -79,6 +79,7 @@ class LinkQuality:
         self._latency = Average()
         self._last_ping_ms = 0.0
         self._pings: deque[float] = deque(maxlen=2 * WINDOW)
+        self._waiting: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._sizes: dict[int, _Size] = {}
         self._attempts = 0.0
         self._lost = 0.0
@@ -90,22 +91,31 @@ class LinkQuality:
         if not _sound(took_ms):
             self.refused += 1
             return
-        self._last_ping_ms = took_ms
+        beside_ms, self._last_ping_ms = max(took_ms, self._last_ping_ms), took_ms
         self._latency.add(took_ms)
         self._pings.append(took_ms)
+        while self._waiting:
+            self._take(*self._waiting.popleft(), beside_ms)
 
-    def measured(self, size_bytes: int, took_ms: float) -> None:
-        """A transfer arrived that had the link to itself; the last ping went ahead of it."""
+    def measured(self, size_bytes: int, took_ms: float, *, ahead: bool = True) -> None:
+        """A transfer arrived that had the link to itself. `ahead`: the last ping went ahead of it; else it
+        waits for the next one, and the longer of the two counts."""
         if not _sound(took_ms) or not 0 <= size_bytes <= MOST_BYTES:
             self.refused += 1
             return
         if size_bytes <= SMALL_BYTES:
             self.pinged(took_ms)
             return
+        if ahead and self._pings:
+            self._take(size_bytes, took_ms, self._last_ping_ms)
+        else:
+            self._waiting.append((size_bytes, took_ms))
+
+    def _take(self, size_bytes: int, took_ms: float, ping_ms: float) -> None:
         held = self._size(size_bytes.bit_length())
         held.bytes = size_bytes
         held.used += 1
-        held.wire.add(max(0.0, took_ms - self._last_ping_ms))
+        held.wire.add(max(0.0, took_ms - ping_ms))
         held.took_ms.append(took_ms)
 
     def arrived(self) -> None:

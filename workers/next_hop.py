@@ -35,7 +35,7 @@ MOST_OPEN = 4096
 """Microbatches that one instance can have open: the most that a step has."""
 
 LINK_PART = 0.1
-LINK_MS = 1.0
+LINK_MS = 2.0
 """Links whose transfers take longer than the best one's by less than this part of the usual service time, and
 by less than this, count as equal to it; once they do not, half of it makes them equal again."""
 

@@ -388,7 +388,7 @@ class TensorLink:
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self._counts.received_bytes += size
         if incoming.timed:
-            self._quality.back.measured(size, wire_ms)
+            self._quality.back.measured(size, wire_ms, ahead=False)
         self._counts.transfers += 1
         self._counts.transfer_ms += took_ms
         if not incoming.done.done():
