@@ -115,7 +115,8 @@ class LinkQuality:
         held = self._size(size_bytes.bit_length())
         held.bytes = size_bytes
         held.used += 1
-        held.wire.add(max(0.0, took_ms - ping_ms))
+        if took_ms > ping_ms:  # else it was the ping that paused, and says nothing about size
+            held.wire.add(took_ms - ping_ms)
         held.took_ms.append(took_ms)
 
     def arrived(self) -> None:

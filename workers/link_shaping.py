@@ -58,6 +58,7 @@ class Shaping:
     path: Path
     _seen: tuple[int, int] | None = None
     _shapes: Shapes = field(default_factory=Shapes)
+    _random: random.Random = field(default_factory=lambda: random.Random(1))
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Shaping | None:
@@ -85,16 +86,16 @@ class Shaping:
 
     def line(self, sender: str, receiver: str) -> ShapedLine:
         """What a link puts its sends through."""
-        return ShapedLine(lambda: self.of(sender, receiver), f"{sender}>{receiver}")
+        return ShapedLine(lambda: self.of(sender, receiver), self._random)
 
 
 class ShapedLine:
     """One direction: first come, first served at its rate, then the latency. Called from any thread."""
 
-    def __init__(self, shape: Callable[[], Shape | None], seed: str) -> None:
+    def __init__(self, shape: Callable[[], Shape | None], chance: random.Random) -> None:
         self._shape = shape
         self._loop = asyncio.get_running_loop()
-        self._random = random.Random(seed)
+        self._random = chance
         self._free_at = 0.0
 
     def post(self, size: int, put: Callable[[], None], lost: Callable[[], None]) -> None:
