@@ -56,7 +56,7 @@ PING, PONG = -2, -3
 TOOK = -1000
 """From here down: the transfer whose receipt follows took `TOOK - value` microseconds."""
 PING_GAP_S = 0.1
-"""A transfer has a ping ahead of it unless the last one was so short a while ago."""
+"""A transfer has a ping ahead of it unless the last one was so short a while ago; the first two have."""
 PING_PATIENCE_S = 10.0
 """An unanswered ping counts for nothing after this time, and another may be sent."""
 WORD_BYTES = 8
@@ -202,7 +202,7 @@ class TensorLink:
         if self._group is None:
             outgoing.done.set_exception(LinkClosed(f"tensor link {self.name} is closed", link=self.name))
             return outgoing.done
-        if time.perf_counter() - self._last_ping_at > PING_GAP_S:
+        if self._pongs < 2 or time.perf_counter() - self._last_ping_at > PING_GAP_S:
             self.ping()
         self._outgoing[first] = outgoing
 
