@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
 
+import pytest
+
 from schemas.telemetry import LinkFigures
+from tests.integration.workers.conftest import ROOT
 from tests.integration.workers.exchanging import Instance, Make, numbered
+from tests.integration.workers.link_namespace import DELAY_MS, RATE_BYTES_PER_S
+from tests.integration.workers.link_namespace import FLOATS as FLOATS_IN_NAMESPACE
 from workers.link_shaping import Shaping
 
 FLOATS = 25_000
@@ -70,3 +79,30 @@ async def test_a_new_incarnation_has_a_link_of_its_own_and_a_fenced_one_none(mak
     assert one.exchange.cost(again.member) is None
     one.exchange.fence(two.member)
     assert one.exchange.cost(two.member) is None
+
+
+async def test_what_the_kernel_shapes_is_measured_too(tmp_path: Path) -> None:
+    """netem in a network namespace where the kernel has it; else its token bucket, which has no latency."""
+    if not all(map(shutil.which, ("unshare", "ip", "tc"))):
+        pytest.skip("unshare, ip and tc are not installed")
+    script = Path(__file__).with_name("link_namespace.py")
+    process = await asyncio.create_subprocess_exec(
+        "unshare", "--user", "--map-root-user", "--net", sys.executable, str(script), str(tmp_path),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    out, err = await process.communicate()
+    if process.returncode and (b"unshare" in err or b"RTNETLINK" in err):
+        pytest.skip(f"no network namespaces here: {err.decode().splitlines()[-1]}")
+    assert process.returncode == 0, err.decode()
+    said = json.loads(out.splitlines()[-1])
+    print(said)
+    if not said["qdisc"]:
+        pytest.skip("this kernel has neither netem nor tbf")
+    figures = LinkFigures.model_validate(said["figures"])
+    assert figures.bytes == 4 * FLOATS_IN_NAMESPACE
+    assert figures.bandwidth_bytes_per_s is not None
+    assert figures.bandwidth_bytes_per_s < 1.5 * RATE_BYTES_PER_S
+    if said["qdisc"] == "netem":
+        assert figures.latency_ms is not None
+        assert figures.latency_ms >= 2 * DELAY_MS, "loopback is passed twice"
