@@ -1,6 +1,6 @@
-"""What routing around a slow link is worth: steps per second beside a static split, and beside healthy links.
+"""What routing around a slow link is worth: steps per second beside a static split, and healthy links.
 
-    python benchmarks/slow_link.py [--latency-ms 300] [--megabytes-per-s N] [--loss P] [--steps 30] [--rounds 2]
+    python benchmarks/slow_link.py [--latency-ms 300] [--megabytes-per-s N] [--loss P] [--rounds 2]
 
 Two stages of two replicas, padded (`workers/models/padded.py`); of the four links between them one, from the
 first replica of stage 0 to the second of stage 1, is shaped at the data plane (`workers/link_shaping.py`: an
@@ -101,12 +101,9 @@ async def measure(arguments: argparse.Namespace) -> dict[str, list[Found]]:
         data, shaping = folder / "data.bin", folder / "shaping.json"
         data.write_bytes(bytes(range(256)) * 4096)
         os.environ[ENVIRONMENT] = str(shaping)
-        link = {
-            "from": "*-s0-r0",
-            "to": "*-s1-r1",
-            "latency_ms": arguments.latency_ms,
-            "loss": arguments.loss,
-        }
+        link = {"from": "*-s0-r0", "to": "*-s1-r1", "latency_ms": arguments.latency_ms}
+        if arguments.loss:
+            link["loss"] = arguments.loss
         if arguments.megabytes_per_s:
             link["bytes_per_s"] = arguments.megabytes_per_s * 1e6
         options = MeshOptions(
@@ -129,8 +126,11 @@ async def measure(arguments: argparse.Namespace) -> dict[str, list[Found]]:
                             shaping.unlink(missing_ok=True)
                         one = await run(client, bus, spec(algorithm, arguments, data))
                         found[kind].append(one)
-                        print(f"  round {number + 1}: {kind:14} {one.step_s * 1e3:6.0f} ms a step, "
-                              f"{one.share:.1%} of the microbatches over the link", file=sys.stderr)  # fmt: skip
+                        print(
+                            f"  round {number + 1}: {kind:14} {one.step_s * 1e3:6.0f} ms a step, "
+                            f"{one.share:.1%} of the microbatches over the link",
+                            file=sys.stderr,
+                        )
     return found
 
 
