@@ -57,7 +57,9 @@ class _Stage:
         self.usual_ms = UNKNOWN_MS
         self.news = 0
         self.told_ms: dict[str, float] = {}  # SID → transfer time, by the router
-        self.best_ms = 0.0  # the shortest transfer time
+        self.best_ms = math.inf  # the shortest transfer time; infinite: none is known
+        self.best_told_ms = math.inf
+        self.linked: set[str] = set()  # whose links are looked at again
         self.reviewed_at = -math.inf
 
     def effective_ms(self, sid: str) -> float:
@@ -69,12 +71,16 @@ class _Stage:
 
     def settle(self) -> None:
         """Takes the median anew, and everybody's place in the order. O(candidates)."""
+        self.take_speeds()
+        self.balancer.reset(list(self.candidates.values()))
+
+    def take_speeds(self) -> None:
+        """Takes the median anew, and what everybody counts with."""
         self.news = 0
         known = [ms for sid, ms in self.reported.items() if sid in self.candidates]
         self.usual_ms = median(known) if known else UNKNOWN_MS
         for sid, candidate in self.candidates.items():
             candidate.service_ms = self.effective_ms(sid)
-        self.balancer.reset(list(self.candidates.values()))
 
 
 class Binder:
@@ -150,8 +156,9 @@ class Binder:
             del stage.told_ms[sid]
         stage.heard.clear()
         self._turns(stage, [held for held in stage.candidates.values() if held.sid not in before])
-        stage.settle()
-        self._review(stage, self._clock())
+        stage.take_speeds()
+        self._survey(stage, self._clock())
+        stage.balancer.reset(list(stage.candidates.values()))
         return stage
 
     def _begin(self, algorithm: str, before: _Stage | None) -> _Stage:
@@ -260,36 +267,56 @@ class Binder:
             candidate.service_ms = stage.effective_ms(candidate.sid)
 
     # --- links ------------------------------------------------------------------------------------------
+    def _survey(self, stage: _Stage, now: float) -> None:
+        """With a new table: the best link, and every other one beside it. O(candidates)."""
+        own = {sid for sid, held in stage.candidates.items() if self._own(held) is not None}
+        told = (ms for sid, ms in stage.told_ms.items() if ms > 0 and sid not in own)
+        stage.best_told_ms = min(told, default=math.inf)
+        stage.linked = own
+        self._find_best(stage, now)
+        for candidate in stage.candidates.values():
+            self._weigh_link(stage, candidate, now)
+
     def _review(self, stage: _Stage, now: float) -> None:
-        """The best link anew, and every other one beside it. O(candidates)."""
-        stage.reviewed_at, stage.best_ms = now, math.inf
-        for candidate in stage.candidates.values():
-            stage.best_ms = min(stage.best_ms, self._cost(stage, candidate).transfer_ms)
-        for candidate in stage.candidates.values():
+        """The links that matter, again: own ones, 64 at most, and those by which somebody is farther away."""
+        for candidate in self._find_best(stage, now):
             before = (candidate.link_ms, candidate.wire_ms)
             self._weigh_link(stage, candidate, now)
             if before != (candidate.link_ms, candidate.wire_ms):
                 stage.balancer.changed(candidate)
 
-    def _cost(self, stage: _Stage, candidate: Candidate) -> LinkCost:
-        """By own transfers; else by the router; else as good as the best."""
+    def _find_best(self, stage: _Stage, now: float) -> list[Candidate]:
+        """The best link anew; returns whose links matter."""
+        stage.reviewed_at, stage.best_ms = now, stage.best_told_ms
+        linked = [stage.candidates[sid] for sid in stage.linked if sid in stage.candidates]
+        for candidate in linked:
+            own = self._own(candidate)
+            if own is not None:
+                stage.best_ms = min(stage.best_ms, own.transfer_ms)
+        return linked
+
+    def _own(self, candidate: Candidate) -> LinkCost | None:
         own = self._link_cost(candidate.member)
-        if own is not None and _believable(own.transfer_ms):
-            return own
-        return LinkCost(stage.told_ms.get(candidate.sid) or stage.best_ms)
+        return own if own is not None and _believable(own.transfer_ms) else None
 
     def _weigh_link(self, stage: _Stage, candidate: Candidate, now: float) -> None:
-        """How much longer transfers to it take than to the best. A link that is shunned is measured less, and
-        may have recovered: as with slow instances, it is tried again when that costs little beside the time
-        since it was last used."""
-        cost = self._cost(stage, candidate)
-        stage.best_ms = min(stage.best_ms, cost.transfer_ms)
-        longer_ms = cost.transfer_ms - stage.best_ms if math.isfinite(stage.best_ms) else 0.0
+        """How much longer transfers to it take than to the best: by own ones, else by the router; of an
+        unknown link nothing bad is thought. One that is shunned is measured less, and may have recovered: as
+        with slow instances, it is tried again when that costs little beside the time since its last use."""
+        own = self._own(candidate)
+        if own is not None:
+            transfer_ms, candidate.wire_ms = own.transfer_ms, own.wire_ms
+            stage.best_ms = min(stage.best_ms, transfer_ms)
+            stage.linked.add(candidate.sid)
+        else:
+            transfer_ms, candidate.wire_ms = stage.told_ms.get(candidate.sid) or stage.best_ms, 0.0
+        longer_ms = transfer_ms - stage.best_ms if math.isfinite(stage.best_ms) else 0.0
         alike_ms = max(ALIKE * stage.best_ms, LINK_PART * stage.usual_ms, LINK_MS)
         if longer_ms <= (alike_ms / 2 if candidate.link_ms > 0 else alike_ms):
-            longer_ms = 0.0
+            candidate.link_ms = 0.0
+            return
         candidate.link_ms = max(0.0, longer_ms - TRIAL_PART * (now - candidate.used_at) * 1e3)
-        candidate.wire_ms = cost.wire_ms
+        stage.linked.add(candidate.sid)
 
     # --- boundaries -----------------------------------------------------------------------------------------
     def next_step(self) -> None:
