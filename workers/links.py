@@ -49,7 +49,7 @@ ATTEMPTS = 3
 WITHDRAWN_S = 5.0
 """How long a withdrawn offer is kept up so that the receiver can decline it; then its link goes."""
 REMEMBERED_LATER = 1024
-PING_S = 1.0
+PING_S = 0.5
 """Every idle link is pinged this often: one that got no work tells how it is all the same."""
 
 

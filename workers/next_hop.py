@@ -39,7 +39,7 @@ LINK_MS = 2.0
 """Links whose transfers take longer than the best one's by less than this part of the usual service time, and
 by less than this, count as equal to it; once they do not, half of it makes them equal again."""
 
-REVIEW_S = 1.0
+REVIEW_S = 0.5
 """Links are looked at again this often: they may have changed without any work of this sender."""
 
 GOLDEN = 0.6180339887498949

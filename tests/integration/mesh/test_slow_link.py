@@ -23,8 +23,8 @@ from schemas.step import MicrobatchClaim
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from workers.link_shaping import ENVIRONMENT
 
-STEPS = 75
-SLOW, HEALED = 10, 35
+STEPS = 70
+SLOW, HEALED = 8, 26
 """From these steps on the link is slow, and well again."""
 MICROBATCHES = 12
 
@@ -98,7 +98,7 @@ async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shapi
     def share(first: int, last: int) -> float:
         return sum(over[step] for step in range(first, last)) / (last - first) / MICROBATCHES
 
-    before, slow, after = share(2, SLOW), share(SLOW + 10, HEALED), share(STEPS - 15, STEPS)
+    before, slow, after = share(2, SLOW), share(SLOW + 8, HEALED), share(STEPS - 14, STEPS)
     print(f"share of all microbatches over the link: {before:.1%}, slow {slow:.1%}, well again {after:.1%}")
     assert before > 0.1
     assert slow < before / 3
