@@ -6,6 +6,7 @@ its route tables tell senders which have sent nothing there yet, and by sender: 
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 from statistics import median
@@ -85,14 +86,16 @@ class LinkStatistics:
 
     def report(self, job: str) -> tuple[LinkReport, ...]:
         """The slowest links of a job, slowest first."""
-        known = [
-            LinkReport(sender=sender, receiver=receiver, figures=told.figures)
+        known = (
+            (told.figures.transfer_ms or 0.0, sender, receiver)
             for receiver, senders in self._to.items()
             for sender, told in senders.items()
             if told.job == job
-        ]
-        known.sort(key=lambda one: (-(one.figures.transfer_ms or 0.0), one.sender, one.receiver))
-        return tuple(known[:REPORTED])
+        )
+        return tuple(
+            LinkReport(sender=sender, receiver=receiver, figures=self._to[receiver][sender].figures)
+            for _, sender, receiver in heapq.nlargest(REPORTED, known)
+        )
 
 
 def in_words(figures: LinkFigures) -> str:

@@ -342,7 +342,7 @@ class TensorLink:
     def _watch_arrivals(self) -> None:
         while (incoming := self._arriving.get()) is not None:
             try:
-                *works, trailer = incoming.works
+                *works, trailer = incoming.works  # each is waited for once: a second wait never ends
                 trailer.wait(incoming.timeout)
                 for work in works:
                     work.wait(incoming.timeout)
