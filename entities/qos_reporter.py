@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from bus import subjects
 from bus.connection import Bus
@@ -12,7 +13,7 @@ from entities.qos_window import QosWindow
 from entities.registry_view import RegistryFollower
 from schemas.errors import DmscError
 from schemas.registry import InstanceState
-from schemas.signals import TerminationReport
+from schemas.signals import LinkReport, TerminationReport
 
 log = get_logger("qos-reporter")
 
@@ -30,6 +31,7 @@ class QosReporter:
         window: QosWindow,
         follower: RegistryFollower,
         every_s: float,
+        links: Callable[[str], tuple[LinkReport, ...]] = lambda job: (),
     ) -> None:
         self._bus = bus
         self._sid = sid
@@ -38,6 +40,7 @@ class QosReporter:
         self._window = window
         self._follower = follower
         self._every_s = every_s
+        self._links = links
 
     async def run(self) -> None:
         """Report until cancelled; what can't be sent is left out."""
@@ -54,7 +57,7 @@ class QosReporter:
                     window_s=self._every_s,
                     instances=sum(record.state is InstanceState.ACTIVE for record in ours),
                     lost=lost,
-                )
+                ).model_copy(update={"links": self._links(job)})
                 try:
                     await self._bus.publish(subjects.QOS_REPORT, report, sid=self._sid)
                 except DmscError as error:

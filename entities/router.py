@@ -25,6 +25,7 @@ from entities.ejection import Ejection, EjectionConfig, Health
 from entities.fail_slow import FailSlow, FailSlowConfig
 from entities.fault_reporter import FaultReporter, FaultReporterConfig, death_of
 from entities.instance_feed import InstanceFeed
+from entities.link_statistics import LinkStatistics
 from entities.load_statistics import LoadStatistics
 from entities.mesh_registration import keep_registered
 from entities.policy_book import PolicyBook
@@ -100,6 +101,7 @@ class Router:
         self._dirty_jobs: set[str] = set()
         self._dirty = asyncio.Event()
         self._measured = LoadStatistics()
+        self._links = LinkStatistics()
         self._slow: dict[str, FailSlow] = {}
         self._ejections: dict[tuple[str, int], Ejection] = {}
         self._feed = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
@@ -107,7 +109,7 @@ class Router:
         self._qos = QosWindow()
         self._reporter = QosReporter(
             bus, sid=config.sid, cluster=config.cluster, book=self.book, window=self._qos,
-            follower=self.follower, every_s=config.report_every_s,
+            follower=self.follower, every_s=config.report_every_s, links=self._links.report,
         )  # fmt: skip
         self._faults = FaultReporter(bus, config.faults)
 
@@ -172,6 +174,7 @@ class Router:
             record = records.get(sid)
             if record is None:
                 self._measured.forget(sid)
+                self._links.forget(sid)
                 for judge in self._slow.values():
                     judge.forget(sid)
                 # Whose it was is known only to the tables that name it: look at all of them.
@@ -209,7 +212,7 @@ class Router:
                 for stage in policy.stages:
                     if stage.stage >= 0:
                         health = self._health(job, stage.stage, instances, now)
-                        decision = decide_table(policy, stage, instances, self._measured, health)
+                        decision = decide_table(policy, stage, instances, self._measured, health, self._links)
                         await self._write_table(policy, stage, decision, now)
             except DmscError as error:
                 log.warning("route table not written yet", job=job, code=error.code, error=error.text)
@@ -294,6 +297,7 @@ class Router:
                     device=errors,
                 )
             )
+        self._links.add(message)
         if message.job in self.book.active:
             self._qos.add_sample(message)
         self._compute_news.set()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from entities.ejection import WELL, Health
+from entities.link_statistics import LinkStatistics, in_words
 from entities.load_statistics import Figures, LoadStatistics, relative, usual
 from schemas.data_plane import RouteEntry
 from schemas.registry import InstanceState, ServiceRecord
@@ -53,14 +54,17 @@ def decide_table(
     instances: Iterable[ServiceRecord],
     measured: LoadStatistics | None = None,
     health: Mapping[Member, Health] | None = None,
+    links: LinkStatistics | None = None,
 ) -> TableDecision:
     """The next hops of `stage` for the senders of one cluster.
 
     Active instances of all clusters take part with their weight in the policy (1 where it names none, 0
     is a standby) times their health. Draining ones stay with weight 0, so that what is bound to them can
     still finish; pending, faulted and gone ones are out. If health would leave nobody, it counts for nothing.
+    Transfer times are those of this cluster's senders, where they have told any, else of all that an instance
+    receives.
     """
-    measured, health = measured or LoadStatistics(), health or {}
+    measured, health, links = measured or LoadStatistics(), health or {}, links or LinkStatistics()
     takers: list[tuple[ServiceRecord, float, str]] = []
     left_out = []
     for record in sorted(instances, key=lambda record: record.sid):
@@ -86,8 +90,9 @@ def decide_table(
             weight=weight * states[record.sid].factor,
             window=stage.window,
             service_ms=round(_of(figures[record.sid], "service_ms"), 3),
-            link_ms=round(_of(figures[record.sid], "latency_ms"), 3),
-            reason=_reason(wish, weight, states[record.sid], figures[record.sid], times.get(record.sid, 1.0)),
+            link_ms=round(_link_ms(links, stage, record, figures[record.sid]), 3),
+            reason=_reason(wish, weight, states[record.sid], figures[record.sid], times.get(record.sid, 1.0))
+            + _slow_link(links, stage, record),
         )
         for record, weight, wish in takers
     ]
@@ -141,6 +146,19 @@ def _wish(stage: StagePolicy, sid: str) -> float:
 
 def _of(figures: Figures | None, name: Literal["service_ms", "latency_ms"]) -> float:
     return getattr(figures, name) if figures is not None else 0.0
+
+
+def _link_ms(
+    links: LinkStatistics, stage: StagePolicy, record: ServiceRecord, figures: Figures | None
+) -> float:
+    told = links.transfer_ms(record.sid, stage.stage - 1)
+    return told if told is not None else _of(figures, "latency_ms")
+
+
+def _slow_link(links: LinkStatistics, stage: StagePolicy, record: ServiceRecord) -> str:
+    """The worst link of this cluster's to it."""
+    worst = links.worst(record.sid, stage.stage - 1)
+    return "" if worst is None else f"; worst link from {worst[0]}: {in_words(worst[1])}"
 
 
 def _reason(wish: str, weight: float, health: Health, figures: Figures | None, part: float) -> str:

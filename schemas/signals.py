@@ -9,6 +9,7 @@ from pydantic import Field
 from schemas.base import Message, Part, Token
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.routing import DEFAULT_ALGORITHM, Algorithm
+from schemas.telemetry import LinkFigures
 
 
 # Type 1: Service Instance Registration (MI, MG, SR, MIC, module → SRD) ------------------------------
@@ -118,11 +119,20 @@ class ComputeNotification(Message, wire="signal.compute", version=(1, 1)):
 
 
 # Type 5: QoS Telemetry (MG, SR → SMO) and Policy Update (SMO → MG, SR) ------------------------------
-class QosReport(Message, wire="signal.qos.report"):
+class LinkReport(Part):
+    """One directed tensor link, by its sender's measurements."""
+
+    sender: Token
+    receiver: Token
+    figures: LinkFigures
+
+
+class QosReport(Message, wire="signal.qos.report", version=(1, 1)):
     """Type 5, upward: aggregated over the last `window_s` seconds of one cluster.
 
     `temperature_c` is that of the hottest device, `ecc_errors` the uncorrected memory errors since the job
-    was first seen on each device; None where no device tells.
+    was first seen on each device; None where no device tells. `links` are the slowest of those that the
+    cluster's instances send over.
     """
 
     sid: Token
@@ -138,6 +148,7 @@ class QosReport(Message, wire="signal.qos.report"):
     job: Token | None = None
     temperature_c: float | None = None
     ecc_errors: int | None = None
+    links: tuple[LinkReport, ...] = ()
 
 
 class StagePolicy(Part):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from schemas.base import Message, Part, Token
+
+Trend = Literal["slower", "faster", "steady", ""]
+"""Of a link's transfers, one window beside the one before; empty: too few."""
 
 
 class DeviceSample(Part):
@@ -23,8 +28,25 @@ class DeviceSample(Part):
     xid_errors: tuple[int, ...] | None = None
 
 
+class LinkFigures(Part):
+    """How good a link is in the direction of whoever tells, by its own transfers.
+
+    A transfer takes `latency_ms` however small, and its size at `bandwidth_bytes_per_s` (None: not known, for
+    latency is nearly all of it). `loss` is the part of transfers that had to be made again. `transfer_ms` is
+    what one of the usual size, `bytes`, takes, what is lost included. `evidence` is the trend's.
+    """
+
+    latency_ms: float | None = None
+    bandwidth_bytes_per_s: float | None = None
+    loss: float = 0.0
+    bytes: int = 0
+    transfer_ms: float | None = None
+    trend: Trend = ""
+    evidence: str = ""
+
+
 class LinkSample(Part):
-    """One tensor link since the last sample."""
+    """One tensor link since the last sample. `figures`: when they have changed, and every 5 seconds."""
 
     peer: Token
     sent_bytes: int = 0
@@ -32,6 +54,7 @@ class LinkSample(Part):
     transfers: int = 0
     transfer_ms: float = 0.0
     errors: int = 0
+    figures: LinkFigures | None = None
 
 
 class InstanceSample(Message, wire="telemetry.instance", version=(1, 1)):

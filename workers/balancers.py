@@ -38,10 +38,11 @@ UNKNOWN_MS = 1.0
 class Candidate:
     """One possible next hop, as one sender sees it.
 
-    `outstanding` are this sender's open microbatches there, `elsewhere` the others' by the receiver's last
-    word. `free_at` (seconds on the sender's clock) is when all of them should be done. `used` is the turn
-    of the last choice, so that equals are taken in turn, `used_at` its time. `version` rises with each
-    change.
+    `link_ms` is by how much a transfer there takes longer than to the best; `wire_ms` for how long each
+    microbatch occupies the link. `outstanding` are this sender's open microbatches there, `elsewhere` the
+    others' by the receiver's last word. `free_at` (seconds on the sender's clock) is when all of them should
+    be done. `used` is the turn of the last choice, so that equals are taken in turn, `used_at` its time.
+    `version` rises with each change.
     """
 
     sid: str
@@ -51,6 +52,7 @@ class Candidate:
     remote: bool = False
     service_ms: float = UNKNOWN_MS
     link_ms: float = 0.0
+    wire_ms: float = 0.0
     outstanding: int = 0
     elsewhere: int = 0
     free_at: float = 0.0
@@ -80,6 +82,16 @@ class Candidate:
     def takes_ms(self) -> float:
         """Milliseconds per microbatch; a policy that halves the weight makes it count as half as fast."""
         return self.service_ms / self.weight
+
+    @property
+    def paced_ms(self) -> float:
+        """Milliseconds between two microbatches: the link to it, or it, whichever is slower."""
+        return max(self.takes_ms, self.wire_ms)
+
+    @property
+    def done_ms(self) -> float:
+        """Milliseconds until it has done all that is open there; others' do not come over this link."""
+        return max(self.load * self.takes_ms, self.outstanding * self.wire_ms)
 
     @property
     def far_ms(self) -> float:

@@ -4,9 +4,10 @@ A step is over when its slowest microbatch is, so a slow instance is worth its w
 and a loss at its end. For each candidate i with room,
 
     completion_i = max(now, free_at_i) + transfer_i + service_i
-    without_i    = (remaining + Σ_{j≠i} load_j) / Σ_{j≠i} 1/service_j
+    without_i    = (remaining + Σ_{j≠i} load_j) / Σ_{j≠i} 1/pace_j
 
-say when i would be done with this microbatch, and when the others would be done with all that is left. Who
+say when i would be done with this microbatch, and when the others would be done with all that is left, where
+pace is the service time, or the time for which a microbatch occupies the link if that is longer. Who
 can begin first is taken if completion_i ≤ without_i: with much left that keeps everybody busy, slow ones too
 (list scheduling; Graham 1969), near the end it leaves out whoever would hold the step up. If that leaves
 nobody, the earliest completion is taken, or, where a full window promises an earlier one, waited for.
@@ -96,7 +97,7 @@ class ExpectedCompletion:
         for sid, candidate in self._news.items():
             candidate.version += 1
             takes_ms, load = candidate.takes_ms, candidate.load
-            rate = 1.0 / takes_ms
+            rate = 1.0 / candidate.paced_ms
             before = counted.get(sid)
             if before is not None:
                 self._rate -= before[0]

@@ -55,7 +55,10 @@ class HopRuntime:
         spec = self.start.spec
         balancer(spec.routing.algorithm)  # user code that fails, fails here, and not at the first microbatch
         self.binder = Binder(
-            self.cluster, place=self.start.unit.replica, microbatches=spec.training.microbatches
+            self.cluster,
+            place=self.start.unit.replica,
+            microbatches=spec.training.microbatches,
+            link_cost=lambda peer: self.exchange.cost(peer) if self.exchange is not None else None,
         )
 
     def load_told(self) -> HopLoad | None:

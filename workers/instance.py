@@ -58,6 +58,7 @@ from workers.blame import culprit_of
 from workers.chronicle import Chronicle, Order
 from workers.compute import ComputeThread
 from workers.data_runtime import DataRuntime
+from workers.link_shaping import Shaping
 from workers.links import HopExchange
 from workers.local_store import LocalStore
 from workers.stage_runtime import StageRuntime
@@ -212,6 +213,7 @@ class Instance:
             address=self.given.address,
             ports=self.given.ports,
             device=device,
+            shaping=Shaping.of_environment(os.environ),
         )
         runtime.exchange = await stack.enter_async_context(exchange)
         stack.push_async_callback(runtime.close)  # before the links: what we end ourselves is nobody's fault

@@ -15,6 +15,8 @@ from schemas.errors import DmscError, PeerUnreachable
 from schemas.step import Member
 from workers.gloo import GroupBuild, release
 from workers.link_names import Pair
+from workers.link_quality import LinkBothWays
+from workers.link_shaping import Shaping
 from workers.tensor_link import SLOWEST_BYTES_PER_S, LinkClosed, LinkCounts, TensorLink
 
 log = get_logger("workers.links")
@@ -41,6 +43,8 @@ class LinkConfig:
     """Links kept; each costs two threads and one socket."""
     target: str = "cpu"
     """Where received tensors are wanted."""
+    shaping: Shaping | None = None
+    """Emulates bad links, for tests and benchmarks."""
 
 
 @dataclass(eq=False)
@@ -121,12 +125,37 @@ class LinkTable:
         self._builds: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self.counts: dict[str, LinkCounts] = {}
+        self._qualities: OrderedDict[tuple[str, str], LinkBothWays] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(not slot.over for slot in self._slots.values())
 
     def is_fenced(self, peer: Member) -> bool:
         return _key(peer) in self._fenced
+
+    def quality(self, peer: Member) -> LinkBothWays:
+        """What is known of the links to an incarnation; outlives them, for the latest so many."""
+        held = self._qualities.get(_key(peer))
+        if held is None:
+            held = self._qualities[_key(peer)] = LinkBothWays()
+            while len(self._qualities) > 2 * self._config.most:
+                self._qualities.popitem(last=False)
+        self._qualities.move_to_end(_key(peer))
+        return held
+
+    def known(self, peer: Member) -> LinkBothWays | None:
+        """The same, without beginning to know it."""
+        return self._qualities.get(_key(peer))
+
+    def qualities(self) -> dict[str, LinkBothWays]:
+        """By the peer's SID: of its latest incarnation."""
+        return {sid: quality for (sid, _), quality in self._qualities.items()}
+
+    def ping(self) -> None:
+        """Measures the latency of all links that are idle."""
+        for slot in self._slots.values():
+            if not slot.over and slot.link is not None:
+                slot.link.ping()
 
     def open(self, peer: Member) -> Slot:
         """The present link to `peer`; begins to build one if there is none.
@@ -188,6 +217,7 @@ class LinkTable:
     def fence(self, peer: Member) -> None:
         """Ends the links to this incarnation now and for ever."""
         self._fenced.add(_key(peer))
+        self._qualities.pop(_key(peer), None)
         slot = self._slots.get(_key(peer))
         if slot is not None:
             self.drop(slot, _fenced(peer))
@@ -242,14 +272,17 @@ class LinkTable:
         if slot.over:
             release(group)  # given up while it was built
             return
+        shaping = self._config.shaping
         slot.link = TensorLink(
             slot.name,
             group,
             device,
             counts=self.counts.setdefault(slot.peer.sid, LinkCounts()),
+            quality=self.quality(slot.peer),
             target=torch.device(self._config.target),
             timeout_s=self._config.transfer_timeout_s,
             ended=lambda error: self._over(slot, error),
+            line=shaping.line(self._me.sid, slot.peer.sid) if shaping is not None else None,
         )
         slot.ready.set_result(slot.link)
 

@@ -27,6 +27,8 @@ from schemas.errors import DmscError, PeerUnreachable, Unavailable
 from schemas.step import Member
 from schemas.telemetry import LinkSample
 from workers.gloo import in_thread
+from workers.link_quality import LinkCost, Telling
+from workers.link_shaping import Shaping
 from workers.link_table import LinkConfig, LinkTable, Slot
 from workers.staging import describe, to_host
 from workers.tensor_link import LinkClosed, Verdict
@@ -47,6 +49,8 @@ ATTEMPTS = 3
 WITHDRAWN_S = 5.0
 """How long a withdrawn offer is kept up so that the receiver can decline it; then its link goes."""
 REMEMBERED_LATER = 1024
+PING_S = 0.5
+"""Every idle link is pinged this often: one that got no work tells how it is all the same."""
 
 
 def next_pause(pause_s: float, answer: Answer | None) -> float:
@@ -101,7 +105,8 @@ class HopExchange:
         heard: takes what a receiver said of itself with its answer.
         address, ports: where this process listens for links (`workers.gloo.open_device`).
         device: where received tensors are wanted.
-        config: the rest; overrides address, ports and device.
+        shaping: emulates bad links, for tests and benchmarks.
+        config: the rest; overrides address, ports, device and shaping.
     """
 
     def __init__(
@@ -120,6 +125,7 @@ class HopExchange:
         address: str = "127.0.0.1",
         ports: tuple[int, int] | None = None,
         device: torch.device | str = "cpu",
+        shaping: Shaping | None = None,
         config: LinkConfig | None = None,
     ) -> None:
         self.epoch = epoch
@@ -131,10 +137,11 @@ class HopExchange:
         self._lost = lost
         self._load = load
         self._heard = heard
-        self._config = config or LinkConfig(address=address, ports=ports, target=str(device))
+        self._config = config or LinkConfig(address=address, ports=ports, target=str(device), shaping=shaping)
         self._table = LinkTable(
             bus, me=member, job=job, config=self._config, broken=broken or (lambda peer, error: None)
         )
+        self._telling: dict[str, Telling] = {}
         self._offers: dict[tuple[str, int], _Offer] = {}
         self._open: set[_Offer] = set()
         self._later: dict[tuple[str, int], MicrobatchNotice] = {}
@@ -149,6 +156,7 @@ class HopExchange:
             await self._bus.subscribe(NOTICE, self._on_notice, job=job, sid=sid),
         ]
         self._bus.on_reconnect(self._on_reconnect)
+        self._start(self._ping(), "ping links")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -218,8 +226,23 @@ class HopExchange:
             del self._later[key]
 
     def samples(self) -> tuple[LinkSample, ...]:
-        """What went over the links since the last call, by peer."""
-        return tuple(counts.take(peer) for peer, counts in self._table.counts.items())
+        """What went over the links since the last call, by peer, and what has changed about them."""
+        now, qualities, samples = time.monotonic(), self._table.qualities(), []
+        for peer, counts in self._table.counts.items():
+            figures = qualities[peer].out.figures() if peer in qualities else None
+            told = self._telling.setdefault(peer, Telling()).news(figures, now)
+            samples.append(counts.take(peer).model_copy(update={"figures": told}))
+        return tuple(samples)
+
+    def cost(self, peer: Member) -> LinkCost | None:
+        """Of a microbatch to `peer` and back, as far as anything went there; O(1)."""
+        known = self._table.known(peer)
+        return known.cost if known is not None else None
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            self._table.ping()
 
     async def _deliver(self, offer: _Offer) -> Outcome:
         if any(tensor.device.type != "cpu" or not tensor.is_contiguous() for tensor in offer.tensors):
@@ -228,8 +251,12 @@ class HopExchange:
             tensors = to_host(offer.tensors)
         failures = 0
         while True:
+            began = time.monotonic()
             try:
-                return await self._offer_on(self._table.open(offer.receiver), offer, tensors)
+                outcome = await self._offer_on(self._table.open(offer.receiver), offer, tensors)
+                if outcome != "withdrawn":
+                    self._table.quality(offer.receiver).out.arrived()
+                return outcome
             except PeerUnreachable as error:
                 if offer.withdrawn_at is not None:
                     return "withdrawn"
@@ -239,7 +266,9 @@ class HopExchange:
                     offer.wake.clear()
                     await _wait(offer.wake, REPEAT_MOST_S)
                     continue
-                failures += not isinstance(error, LinkClosed)
+                if not isinstance(error, LinkClosed):
+                    failures += 1
+                    self._table.quality(offer.receiver).out.lost((time.monotonic() - began) * 1e3)
                 if failures >= ATTEMPTS:
                     raise PeerUnreachable(
                         f"{offer.receiver.sid} ({offer.receiver.incarnation}) cannot be reached from "

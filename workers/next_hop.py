@@ -1,9 +1,9 @@
 """Late binding: which instance of the next stage gets this microbatch (DESIGN §2, §5 rule 1).
 
 The router hands out weights and what it measured; the owner of a microbatch chooses when it is about to send,
-by what it knows best: how much of its own work is still open at each candidate, and what each said of itself
-when it last answered. The order among candidates is the algorithm's (`balancers`); windows, fences and
-weights are kept here, whatever the algorithm.
+by what it knows best: how much of its own work is still open at each candidate, what each said of itself when
+it last answered, and how long its own transfers take there. The order among candidates is the algorithm's
+(`balancers`); windows, fences and weights are kept here, whatever the algorithm.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from schemas.data_plane import HopLoad, RouteTable
 from schemas.errors import DmscError
 from schemas.step import Member
 from workers.balancers import UNKNOWN_MS, Balancer, Candidate, balancer
+from workers.expected_completion import TRIAL_PART
+from workers.link_quality import LinkCost
 
 log = get_logger("routing")
 
@@ -31,6 +33,14 @@ SLOWEST_MS = 1e7
 
 MOST_OPEN = 4096
 """Microbatches that one instance can have open: the most that a step has."""
+
+LINK_PART = 0.1
+LINK_MS = 2.0
+"""Links whose transfers take longer than the best one's by less than this part of the usual service time, and
+by less than this, count as equal to it; once they do not, half of it makes them equal again."""
+
+REVIEW_S = 0.5
+"""Links are looked at again this often: they may have changed without any work of this sender."""
 
 GOLDEN = 0.6180339887498949
 
@@ -46,6 +56,11 @@ class _Stage:
         self.heard: set[str] = set()  # who said so itself since the last table, which is older then
         self.usual_ms = UNKNOWN_MS
         self.news = 0
+        self.told_ms: dict[str, float] = {}  # SID → transfer time, by the router
+        self.best_ms = math.inf  # the shortest transfer time; infinite: none is known
+        self.best_told_ms = math.inf
+        self.linked: set[str] = set()  # whose links are looked at again
+        self.reviewed_at = -math.inf
 
     def effective_ms(self, sid: str) -> float:
         """What a candidate counts with: those near the median, and unknown ones, with the median."""
@@ -56,12 +71,16 @@ class _Stage:
 
     def settle(self) -> None:
         """Takes the median anew, and everybody's place in the order. O(candidates)."""
+        self.take_speeds()
+        self.balancer.reset(list(self.candidates.values()))
+
+    def take_speeds(self) -> None:
+        """Takes the median anew, and what everybody counts with."""
         self.news = 0
         known = [ms for sid, ms in self.reported.items() if sid in self.candidates]
         self.usual_ms = median(known) if known else UNKNOWN_MS
         for sid, candidate in self.candidates.items():
             candidate.service_ms = self.effective_ms(sid)
-        self.balancer.reset(list(self.candidates.values()))
 
 
 class Binder:
@@ -72,6 +91,7 @@ class Binder:
         place: number of this sender among its like: each begins its turns elsewhere, so that they do not all
             send to the same one first.
         microbatches: of a step; 0: unknown, then nothing is held back at a step's end.
+        link_cost: what this sender's own transfers to an instance take; None: nothing went there yet.
         clock: seconds, monotonic.
     """
 
@@ -81,11 +101,13 @@ class Binder:
         *,
         place: int = 0,
         microbatches: int = 0,
+        link_cost: Callable[[Member], LinkCost | None] = lambda member: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._place = place
         self._microbatches = microbatches
+        self._link_cost = link_cost
         self._clock = clock
         self._tables: dict[int, RouteTable] = {}
         self._stages: dict[int, _Stage] = {}
@@ -121,7 +143,8 @@ class Binder:
                 held = Candidate(sid, incarnation, entry.window)
                 stage.reported.pop(sid, None)
                 stage.heard.discard(sid)
-            held.window, held.weight, held.link_ms = entry.window, entry.weight, entry.link_ms
+            held.window, held.weight = entry.window, entry.weight
+            stage.told_ms[sid] = entry.link_ms if _believable(entry.link_ms) else 0.0
             held.remote = entry.cluster != self._cluster
             held.outstanding = self._outstanding[sid]
             if service_ms and sid not in stage.heard and _believable(service_ms):
@@ -129,9 +152,13 @@ class Binder:
             stage.candidates[sid] = held
         for sid in stage.reported.keys() - stage.candidates.keys():
             del stage.reported[sid]
+        for sid in stage.told_ms.keys() - stage.candidates.keys():
+            del stage.told_ms[sid]
         stage.heard.clear()
         self._turns(stage, [held for held in stage.candidates.values() if held.sid not in before])
-        stage.settle()
+        stage.take_speeds()
+        self._survey(stage, self._clock())
+        stage.balancer.reset(list(stage.candidates.values()))
         return stage
 
     def _begin(self, algorithm: str, before: _Stage | None) -> _Stage:
@@ -142,6 +169,7 @@ class Binder:
             return before or _Stage("expected-completion", self._place)
         if before is not None:
             stage.candidates, stage.reported = before.candidates, before.reported
+            stage.told_ms = before.told_ms
         return stage
 
     def _turns(self, stage: _Stage, new: list[Candidate]) -> None:
@@ -173,6 +201,8 @@ class Binder:
             self._highest = max(self._highest, microbatch)
             remaining = max(waiting, self._microbatches - 1 - self._highest + waiting)
         now = self._clock()
+        if now - held.reviewed_at >= REVIEW_S:
+            self._review(held, now)
         chosen = held.balancer.choose(now, remaining)
         if chosen is None:
             return None
@@ -180,7 +210,8 @@ class Binder:
         self._turn += 1
         chosen.used, chosen.used_at = self._turn, now
         chosen.outstanding += 1
-        chosen.free_at = max(now, chosen.free_at) + chosen.takes_ms / 1e3
+        chosen.free_at = max(now, chosen.free_at) + chosen.paced_ms / 1e3
+        self._weigh_link(held, chosen, now)
         held.balancer.changed(chosen)
         return chosen.member
 
@@ -216,7 +247,9 @@ class Binder:
         if load is not None:
             candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - candidate.outstanding)
             self._measured(stage, candidate, load.service_ms)
-        candidate.free_at = self._clock() + candidate.load * candidate.takes_ms / 1e3
+        now = self._clock()
+        self._weigh_link(stage, candidate, now)
+        candidate.free_at = now + candidate.done_ms / 1e3
         stage.balancer.changed(candidate)
 
     def _measured(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
@@ -232,6 +265,58 @@ class Binder:
             stage.settle()
         else:
             candidate.service_ms = stage.effective_ms(candidate.sid)
+
+    # --- links ------------------------------------------------------------------------------------------
+    def _survey(self, stage: _Stage, now: float) -> None:
+        """With a new table: the best link, and every other one beside it. O(candidates)."""
+        own = {sid for sid, held in stage.candidates.items() if self._own(held) is not None}
+        told = (ms for sid, ms in stage.told_ms.items() if ms > 0 and sid not in own)
+        stage.best_told_ms = min(told, default=math.inf)
+        stage.linked = own
+        self._find_best(stage, now)
+        for candidate in stage.candidates.values():
+            self._weigh_link(stage, candidate, now)
+
+    def _review(self, stage: _Stage, now: float) -> None:
+        """The links that matter, again: own ones, 64 at most, and those by which somebody is farther away."""
+        for candidate in self._find_best(stage, now):
+            before = (candidate.link_ms, candidate.wire_ms)
+            self._weigh_link(stage, candidate, now)
+            if before != (candidate.link_ms, candidate.wire_ms):
+                stage.balancer.changed(candidate)
+
+    def _find_best(self, stage: _Stage, now: float) -> list[Candidate]:
+        """The best link anew; returns whose links matter."""
+        stage.reviewed_at, stage.best_ms = now, stage.best_told_ms
+        linked = [stage.candidates[sid] for sid in stage.linked if sid in stage.candidates]
+        for candidate in linked:
+            own = self._own(candidate)
+            if own is not None:
+                stage.best_ms = min(stage.best_ms, own.transfer_ms)
+        return linked
+
+    def _own(self, candidate: Candidate) -> LinkCost | None:
+        own = self._link_cost(candidate.member)
+        return own if own is not None and _believable(own.transfer_ms) else None
+
+    def _weigh_link(self, stage: _Stage, candidate: Candidate, now: float) -> None:
+        """How much longer transfers to it take than to the best: by own ones, else by the router; of an
+        unknown link nothing bad is thought. One that is shunned is measured less, and may have recovered: as
+        with slow instances, it is tried again when that costs little beside the time since its last use."""
+        own = self._own(candidate)
+        if own is not None:
+            transfer_ms, candidate.wire_ms = own.transfer_ms, own.wire_ms
+            stage.best_ms = min(stage.best_ms, transfer_ms)
+            stage.linked.add(candidate.sid)
+        else:
+            transfer_ms, candidate.wire_ms = stage.told_ms.get(candidate.sid) or stage.best_ms, 0.0
+        longer_ms = transfer_ms - stage.best_ms if math.isfinite(stage.best_ms) else 0.0
+        alike_ms = max(ALIKE * stage.best_ms, LINK_PART * stage.usual_ms, LINK_MS)
+        if longer_ms <= (alike_ms / 2 if candidate.link_ms > 0 else alike_ms):
+            candidate.link_ms = 0.0
+            return
+        candidate.link_ms = max(0.0, longer_ms - TRIAL_PART * (now - candidate.used_at) * 1e3)
+        stage.linked.add(candidate.sid)
 
     # --- boundaries -----------------------------------------------------------------------------------------
     def next_step(self) -> None:

@@ -11,6 +11,9 @@ name the finished transfer.
 So a link has two threads: one waits for trailers in the order in which receives were posted (each belongs
 to a send that is already posted, so none waits for anything but the wire), one waits for receipts. The
 latter always has a receive queued, so it also notices at once when the other end dies or says goodbye.
+
+What is said on the receipts' tag beside receipts is below 0, which a peer that does not know it ignores: a
+goodbye, a ping and its answer, and how long the transfer took whose receipt follows (`workers.link_quality`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,6 +36,7 @@ from schemas.data_plane import TensorMeta
 from schemas.errors import DmscError, PeerUnreachable
 from schemas.telemetry import LinkSample
 from workers import gloo
+from workers.link_quality import LinkBothWays
 from workers.staging import landing, size_bytes, to_device
 
 
@@ -47,6 +51,15 @@ VERDICTS: tuple[Verdict, ...] = ("delivered", "held", "stale")
 """What became of a transfer; a receipt is `first tag * len(VERDICTS) + index`."""
 GOODBYE = -1
 """A receipt of this value says: I close this link on purpose."""
+PING, PONG = -2, -3
+"""A word that is answered at once by the other."""
+TOOK = -1000
+"""From here down: the transfer whose receipt follows took `TOOK - value` microseconds."""
+PING_GAP_S = 0.1
+"""A transfer has a ping ahead of it unless the last one was so short a while ago; the first two have."""
+PING_PATIENCE_S = 10.0
+"""An unanswered ping counts for nothing after this time, and another may be sent."""
+WORD_BYTES = 8
 FOREVER = timedelta(days=365)
 SLOWEST_BYTES_PER_S = 4e6
 """A transfer may take its timeout plus its size at this rate, before its link counts as broken."""
@@ -68,10 +81,10 @@ class _Incoming:
     verdict: Verdict
     target: torch.device
     tensors: list[Tensor]
-    works: list[dist.Work]
-    trailer: dist.Work
     timeout: timedelta
     began: float
+    timed: bool  # it had the link to itself
+    works: list[dist.Work] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -100,15 +113,27 @@ class LinkCounts:
         return sample
 
 
+class Line(Protocol):
+    """What a link's sends go through; `put` posts them. Called from any thread."""
+
+    def post(self, size: int, put: Callable[[], None], lost: Callable[[], None]) -> None: ...
+
+
+class _PlainLine:
+    def post(self, size: int, put: Callable[[], None], lost: Callable[[], None]) -> None:
+        put()
+
+
 class TensorLink:
     """A built link. All methods on the event loop.
 
     Args:
         group: two ranks, connected.
         device: the gloo device, kept open as long as the link.
-        counts: of the peer, added to.
+        counts, quality: of the peer, added to.
         target: where received tensors are wanted.
         ended: called once, on the loop, when the link is over: None after a goodbye, else the error.
+        line: what sends go through, where a link is shaped (`workers.link_shaping`).
     """
 
     def __init__(
@@ -118,9 +143,11 @@ class TensorLink:
         device: gloo.Device,
         *,
         counts: LinkCounts,
+        quality: LinkBothWays,
         target: torch.device,
         timeout_s: float,
         ended: Callable[[PeerUnreachable | None], None],
+        line: Line | None = None,
     ) -> None:
         self.name = name
         self._loop = asyncio.get_running_loop()
@@ -129,10 +156,16 @@ class TensorLink:
         self._me = group.rank()
         self._peer = 1 - group.rank()
         self._counts = counts
+        self._quality = quality
+        self._line = line or _PlainLine()
         self._target = target
         self._timeout_s = timeout_s
         self._ended = ended
         self.progress_at = time.monotonic()
+        self._pinged_at: float | None = None
+        self._last_ping_at = 0.0
+        self._pongs = 0
+        self._received = 0
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._arriving: queue.SimpleQueue[_Incoming | None] = queue.SimpleQueue()
@@ -140,7 +173,7 @@ class TensorLink:
         self._closing: asyncio.Task[None] | None = None
         self._threads = [
             threading.Thread(target=self._watch_receipts, args=(group,), name="link-receipts", daemon=True),
-            threading.Thread(target=self._watch_arrivals, args=(group,), name="link-arrivals", daemon=True),
+            threading.Thread(target=self._watch_arrivals, name="link-arrivals", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -166,13 +199,15 @@ class TensorLink:
         """
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         outgoing = _Outgoing(self._future(), tensors, size)
-        group = self._group
-        if group is None:
+        if self._group is None:
             outgoing.done.set_exception(LinkClosed(f"tensor link {self.name} is closed", link=self.name))
             return outgoing.done
+        if self._pongs < 2 or time.perf_counter() - self._last_ping_at > PING_GAP_S:
+            self.ping()
         self._outgoing[first] = outgoing
-        tag = first
-        try:
+
+        def put(group: gloo.Group) -> None:
+            tag = first
             for tensor in tensors:
                 if tensor.numel():
                     outgoing.works.append(group.send([tensor], self._peer, tag))
@@ -181,8 +216,8 @@ class TensorLink:
             outgoing.tensors = (*tensors, trailer)
             outgoing.works.append(group.send([trailer], self._peer, tag))
             self._counts.sent_bytes += size
-        except RuntimeError as error:
-            self._over(self._broken(gloo.first_line(error)))
+
+        self._post(size, put)
         return outgoing.done
 
     def receive(
@@ -200,8 +235,7 @@ class TensorLink:
         Raises (from the future): `PeerUnreachable`; `BadMessage` for a dtype that is none.
         """
         done: asyncio.Future[list[Tensor]] = self._future()
-        group = self._group
-        if group is None:
+        if self._group is None:
             done.set_exception(LinkClosed(f"tensor link {self.name} is closed", link=self.name))
             return done
         try:
@@ -210,25 +244,55 @@ class TensorLink:
         except DmscError as error:
             done.set_exception(error)
             return done
-        works: list[dist.Work] = []
-        tag = first
-        try:
+        timeout = timedelta(seconds=self._timeout_s + size_bytes(metas) / SLOWEST_BYTES_PER_S)
+        self._received += 1
+        timed = self._received > 1 and not self._incoming  # the first waits for the other end to be built
+        incoming = _Incoming(done, first, verdict, target, tensors, timeout, time.perf_counter(), timed)
+        self._incoming[first] = incoming
+
+        def put(group: gloo.Group) -> None:
+            tag = first
             for tensor in tensors:
                 if tensor.numel():
-                    works.append(group.recv([tensor], self._peer, tag))
+                    incoming.works.append(group.recv([tensor], self._peer, tag))
                 tag += 2
-            trailer = group.recv([torch.empty(1, dtype=torch.uint8)], self._peer, tag)
-        except RuntimeError as error:
-            done.set_exception(self._broken(gloo.first_line(error)))
-            self._over(self._broken(gloo.first_line(error)))
-            return done
-        timeout = timedelta(seconds=self._timeout_s + size_bytes(metas) / SLOWEST_BYTES_PER_S)
-        incoming = _Incoming(
-            done, first, verdict, target, tensors, works, trailer, timeout, time.perf_counter()
-        )
-        self._incoming[first] = incoming
-        self._arriving.put(incoming)
+            incoming.works.append(group.recv([torch.empty(1, dtype=torch.uint8)], self._peer, tag))
+            self._arriving.put(incoming)
+
+        self._post(0, put)
         return done
+
+    def ping(self) -> None:
+        """Measures the latency, if the link is idle: behind a transfer a word would wait for it."""
+        now = time.perf_counter()
+        waiting = self._pinged_at is not None and now - self._pinged_at < PING_PATIENCE_S
+        if waiting or self.busy or self._group is None:
+            return
+        self._pinged_at = self._last_ping_at = now
+        self._say(PING)
+
+    def _post(self, size: int, put: Callable[[gloo.Group], None]) -> None:
+        """Has `put` post its operations, now or when the line lets them through; from any thread."""
+
+        def now() -> None:
+            group = self._group
+            if group is None:
+                return
+            try:
+                put(group)
+            except RuntimeError as error:
+                self._tell(self._over, self._broken(gloo.first_line(error)))
+
+        self._line.post(size, now, lambda: self._over(self._broken("lost, as it is shaped")))
+
+    def _say(self, word: int) -> None:
+        """A receipt, or what is said in its place; from any thread."""
+        said = torch.tensor([word], dtype=torch.int64)
+
+        def put(group: gloo.Group) -> None:
+            self._receipts.append((group.send([said], self._peer, self._me), said))
+
+        self._post(WORD_BYTES, put)
 
     def close(self, error: PeerUnreachable | None = None) -> None:
         """Ends the link now: open transfers fail, blocked threads come free. Twice is fine.
@@ -253,33 +317,45 @@ class TensorLink:
     def _watch_receipts(self, group: gloo.Group) -> None:
         """Each receipt ends one of our sends. The peer's parity of the first tags carries them."""
         end: PeerUnreachable | None = None
+        took_ms: float | None = None
         try:
             while True:
                 receipt = torch.empty(1, dtype=torch.int64)
                 group.recv([receipt], self._peer, self._peer).wait(FOREVER)
-                if receipt.item() == GOODBYE:
+                word = int(receipt.item())
+                if word == GOODBYE:
                     break
-                first, verdict = divmod(int(receipt.item()), len(VERDICTS))
-                self._tell(self._sent, first, VERDICTS[verdict])
+                if word == PING:
+                    self._say(PONG)
+                elif word == PONG:
+                    self._tell(self._ponged, time.perf_counter())
+                elif word <= TOOK:
+                    took_ms = (TOOK - word) / 1e3
+                elif word >= 0:
+                    first, verdict = divmod(word, len(VERDICTS))
+                    self._tell(self._sent, first, VERDICTS[verdict], took_ms)
+                    took_ms = None
         except RuntimeError as error:
             end = self._broken(gloo.first_line(error))
         self._tell(self._over, end)
 
-    def _watch_arrivals(self, group: gloo.Group) -> None:
+    def _watch_arrivals(self) -> None:
         while (incoming := self._arriving.get()) is not None:
             try:
-                incoming.trailer.wait(incoming.timeout)
-                for work in incoming.works:
+                *works, trailer = incoming.works  # each is waited for once: a second wait never ends
+                trailer.wait(incoming.timeout)
+                for work in works:
                     work.wait(incoming.timeout)
-                code = incoming.first * len(VERDICTS) + VERDICTS.index(incoming.verdict)
-                receipt = torch.tensor([code], dtype=torch.int64)
-                self._receipts.append((group.send([receipt], self._peer, self._me), receipt))
+                wire_ms = (time.perf_counter() - incoming.began) * 1e3
+                if incoming.timed:
+                    self._say(TOOK - round(wire_ms * 1e3))
+                self._say(incoming.first * len(VERDICTS) + VERDICTS.index(incoming.verdict))
                 tensors = to_device(incoming.tensors, incoming.target)
             except RuntimeError as error:
                 self._tell(self._over, self._broken(gloo.first_line(error)))
                 return
             took_ms = (time.perf_counter() - incoming.began) * 1e3
-            self._tell(self._arrived, incoming, tensors, took_ms)
+            self._tell(self._arrived, incoming, tensors, took_ms, wire_ms)
             del incoming, tensors
 
     def _tell(self, what: Callable[..., None], *args: object) -> None:
@@ -289,16 +365,30 @@ class TensorLink:
             return  # the loop has ended; nobody waits any more
 
     # --- on the loop --------------------------------------------------------------------------------------
-    def _sent(self, first: int, verdict: Verdict) -> None:
+    def _sent(self, first: int, verdict: Verdict, took_ms: float | None) -> None:
         self.progress_at = time.monotonic()
         outgoing = self._outgoing.pop(first, None)
+        if outgoing is not None and took_ms is not None:
+            self._quality.out.measured(outgoing.size, took_ms)
         if outgoing is not None and not outgoing.done.done():
             outgoing.done.set_result(verdict)
 
-    def _arrived(self, incoming: _Incoming, tensors: list[Tensor], took_ms: float) -> None:
+    def _ponged(self, at: float) -> None:
+        if self._pinged_at is None:
+            return
+        took_ms, self._pinged_at = (at - self._pinged_at) * 1e3, None
+        self._pongs += 1
+        if self._pongs > 1:  # the first one waits for the other end to be built
+            self._quality.out.pinged(took_ms)
+            self._quality.back.pinged(took_ms)
+
+    def _arrived(self, incoming: _Incoming, tensors: list[Tensor], took_ms: float, wire_ms: float) -> None:
         if self._incoming.pop(incoming.first, None) is None:
             return
-        self._counts.received_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._counts.received_bytes += size
+        if incoming.timed:
+            self._quality.back.measured(size, wire_ms, ahead=False)
         self._counts.transfers += 1
         self._counts.transfer_ms += took_ms
         if not incoming.done.done():

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from dmsc.board.links import LinkLine, Links
 from schemas.data_plane import RouteTable
 from schemas.door import MeshStatus
 from schemas.envelope import EntityKind
@@ -117,6 +118,7 @@ class Board:
         self.mesh: MeshStatus | None = None
         self._tables: dict[tuple[str, str, int], RouteTable] = {}
         self._samples: dict[str, tuple[float, InstanceSample]] = {}
+        self._links = Links()
         self._nodes: dict[tuple[str, str], tuple[float, NodeSample]] = {}
         self._jobs: dict[str, _Job] = defaultdict(_Job)
 
@@ -135,6 +137,7 @@ class Board:
 
     def take_sample(self, sample: InstanceSample, at: float) -> None:
         self._samples[sample.sid] = (at, sample)
+        self._links.take(sample, at)
 
     def take_node(self, sample: NodeSample, at: float) -> None:
         self._nodes[sample.cluster, sample.node] = (at, sample)
@@ -150,6 +153,7 @@ class Board:
         self.mesh = mesh
         sids = {record.sid for record in mesh.services}
         self._samples = {sid: held for sid, held in self._samples.items() if sid in sids}
+        self._links.keep(sids)
         jobs = {job.job for job in mesh.jobs} | {key[0] for key in self._tables}
         for gone in self._jobs.keys() - jobs:
             del self._jobs[gone]
@@ -159,6 +163,15 @@ class Board:
         """Stage instances that take part and have not told how they are."""
         wanted = {entry.sid for table in self._tables.values() for entry in table.entries}
         return wanted - self._samples.keys()
+
+    def unheard_links(self) -> set[str]:
+        """Stage instances that take part and have told nothing of a link."""
+        wanted = {entry.sid for table in self._tables.values() for entry in table.entries}
+        return wanted - self._links.told()
+
+    def links(self, now: float, job: str | None = None) -> list[LinkLine]:
+        """The links of one job, or of all, as their senders measure them."""
+        return self._links.lines(self._records(), now, job)
 
     def routes(self, now: float, job: str | None = None) -> list[StageRoutes]:
         """The present tables of one job, or of all, with what was measured beside them."""

@@ -30,6 +30,8 @@ LOOK_S = 2.0
 """How often the gateway is asked for the mesh."""
 HEARD_S = 2.5
 """A single picture waits this long, at most, for everybody's next sample: they come once a second."""
+LINKS_S = 6.5
+"""… and so long where links are asked for: their figures come every five seconds if they do not change."""
 
 
 @dataclass
@@ -39,11 +41,12 @@ class BoardFeed:
     board: Board
     heard: asyncio.Event
 
-    async def settle(self) -> None:
-        """Returns once every instance of a table has said how it is, or after `HEARD_S`."""
+    async def settle(self, *, links: bool = False) -> None:
+        """Returns once every instance of a table has said how it is (and its links), or after a while."""
+        missing = self.board.unheard_links if links else self.board.unheard
         try:
-            async with asyncio.timeout(HEARD_S):
-                while self.board.unheard():
+            async with asyncio.timeout(LINKS_S if links else HEARD_S):
+                while missing():
                     self.heard.clear()
                     await self.heard.wait()
         except TimeoutError:

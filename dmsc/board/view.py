@@ -11,10 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from dmsc.board.board import Board, InstanceLine, JobLine, NodeLine, StageRoutes
+from dmsc.board.links import LinkLine
 from dmsc.run_state import quantity
 
 _colours = {"active": "green", "pending": "yellow", "draining": "yellow", "faulted": "bold red"}
 ROUTE_COLUMNS = ("instance", "cluster", "state", "weight", "share", "ms/microbatch", "queue", "open", "why")
+LINK_COLUMNS = (
+    "from", "to", "latency", "bandwidth", "lost", "ms/transfer", "beside best", "share", "trend", "evidence",
+)  # fmt: skip
 MOST_LINES = 40
 """Instances that fit a terminal; the busiest of each stage are shown first."""
 
@@ -50,6 +54,30 @@ def routes_text(stages: Sequence[StageRoutes]) -> RenderableType:
         parts.append(Text(stage_heading(stage), "dim", no_wrap=True, overflow="ellipsis"))
         parts.append(_table(ROUTE_COLUMNS, route_rows(stage), right=(4, 5, 6, 7)))
     return Group(*parts) if parts else Text("no routes: no job runs")
+
+
+def links_text(links: Sequence[LinkLine]) -> RenderableType:
+    """All links, for a terminal."""
+    if not links:
+        return Text("no links: nothing was sent lately")
+    return _table(LINK_COLUMNS, [link_row(link) for link in links], right=(2, 3, 4, 5, 6, 7))
+
+
+def link_row(link: LinkLine) -> tuple[str, ...]:
+    """One link, as in `LINK_COLUMNS`."""
+    rate = link.bandwidth_bytes_per_s
+    return (
+        link.sender,
+        link.receiver,
+        _figure(link.latency_ms, ".1f", " ms"),
+        "–" if rate is None else f"{quantity(rate)}B/s",
+        f"{link.loss:.1%}",
+        _figure(link.transfer_ms, ".1f"),
+        _figure(link.beside_ms, "+.1f", " ms"),
+        _figure(link.share, ".0%"),
+        link.trend or "–",
+        link.evidence,
+    )
 
 
 def top_dict(board: Board, now: float) -> dict[str, Any]:

@@ -30,6 +30,9 @@ _redraw_s = 0.5
 
 def routes(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job; else all.")] = None,
+    links: Annotated[
+        bool, typer.Option("--links", help="Also each link: latency, bandwidth, loss, trend.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Redraw on changes, until Ctrl-C.")] = False,
     gateway: GatewayOption = None,
     token: TokenOption = None,
@@ -41,24 +44,35 @@ def routes(
     """Show per stage who gets what share and why: the routers' tables beside what is measured.
 
     Weight and reason are the table's; share is of the last 10 steps' microbatches; the rest is the instance's
-    last word. With --watch and --json: one document a line.
+    last word. With --links, each link as its sender measures it: what a transfer takes (ms/transfer), how
+    much longer than over the sender's best link to that stage (beside best: that is what routes around it),
+    and what part of the sender's bytes went over it lately. With --watch and --json: one document a line.
 
-    Example: dmsc routes gpt-1 --watch
+    Example: dmsc routes gpt-1 --links --watch
     """
-    from dmsc.board.view import routes_text
+    from dataclasses import asdict
+
+    from rich.console import Group
+
+    from dmsc.board.view import links_text, routes_text
     from schemas.errors import NotFound
 
     def look(board: Board) -> dict[str, Any]:
         stages = board.routes(time.time(), job)
         if job is not None and not stages and not watch:
             raise NotFound(f"no routes of {job}: it does not run; see `dmsc jobs`")
-        return {"stages": [stage.as_dict() for stage in stages]}
+        document: dict[str, Any] = {"stages": [stage.as_dict() for stage in stages]}
+        if links:
+            document["links"] = [asdict(link) for link in board.links(time.time(), job)]
+        return document
 
     def draw(board: Board) -> RenderableType:
         look(board)
-        return routes_text(board.routes(time.time(), job))
+        routes = routes_text(board.routes(time.time(), job))
+        return Group(routes, "", links_text(board.links(time.time(), job))) if links else routes
 
-    run_async(_show(_Addresses(gateway, token, bus, bus_token, state), look, draw, live=watch, json=json))
+    addresses = _Addresses(gateway, token, bus, bus_token, state)
+    run_async(_show(addresses, look, draw, live=watch, json=json, links=links))
 
 
 def top(
@@ -113,6 +127,7 @@ async def _show(
     *,
     live: bool,
     json: bool,
+    links: bool = False,
 ) -> None:
     import asyncio
     import sys
@@ -130,7 +145,7 @@ async def _show(
             AsyncClient(addresses.gateway, token=addresses.token, state=addresses.state) as client,
             board_feed(addresses.bus, client) as feed,
         ):
-            await feed.settle()
+            await feed.settle(links=links)
             if not live:
                 if json:
                     print_json(look(feed.board))

@@ -27,11 +27,15 @@ def test_routes_and_top_show_a_job_at_work(mesh: Mesh) -> None:
         for event in mesh.client.events(job):
             if event.kind == "step" and event.result is not None and event.result.step >= 3:
                 break
-        stages = printed(mesh, "routes", job)["stages"]
+        routes = printed(mesh, "routes", job, "--links")
         top = printed(mesh, "top", "--once")
     finally:
         mesh.client.cancel(job)
+    stages = routes["stages"]
     assert [stage["stage"] for stage in stages] == [0, 1]
+    forward = [link for link in routes["links"] if "-s0-" in link["sender"] and link["stage"] == 1]
+    assert {link["sender"] for link in forward} == {f"{job}-s0-r0", f"{job}-s0-r1"}
+    assert all(link["latency_ms"] > 0 and link["transfer_ms"] > 0 and link["loss"] == 0 for link in forward)
     for stage in stages:
         assert stage["measured_steps"] > 0
         assert len(stage["instances"]) == 2

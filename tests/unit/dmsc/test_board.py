@@ -8,13 +8,13 @@ from typing import Any
 from rich.console import Console
 
 from dmsc.board.board import FRESH_S, STEPS, Board
-from dmsc.board.view import routes_text, top_dict, top_text
+from dmsc.board.view import links_text, routes_text, top_dict, top_text
 from schemas.data_plane import RouteEntry, RouteTable
 from schemas.door import JobSummary, MeshStatus
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, StepResult
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
-from schemas.telemetry import InstanceSample, LinkSample, NodeSample
+from schemas.telemetry import InstanceSample, LinkFigures, LinkSample, NodeSample
 
 NOW = 1000.0
 SIDS = ("gpt-1-s0-r0", "gpt-1-s0-r1")
@@ -155,6 +155,38 @@ def test_route_changes_are_counted_once_they_are_seen_to_happen() -> None:
     found.take_table(("gpt-1", "a", 0), table(revision=2), NOW + 2, news=True)
     assert found.jobs(NOW + 2)[0].route_changes_per_min == 1
     assert found.jobs(NOW + 90)[0].route_changes_per_min == 0
+
+
+def test_links_are_shown_with_what_routes_around_them() -> None:
+    found = board()
+    sender = "gpt-1-data-r0"
+    data = mesh().services[0].model_copy(update={"sid": sender, "stage": -1})
+    found.take_mesh(mesh().model_copy(update={"services": (*mesh().services, data)}))
+    slow = LinkFigures(
+        latency_ms=300.0, bandwidth_bytes_per_s=2e6, loss=0.1, bytes=9000, transfer_ms=304.5, trend="slower",
+        evidence="last 8 pings",
+    )  # fmt: skip
+    fast = slow.model_copy(update={"transfer_ms": 1.5, "latency_ms": 1.0, "trend": "steady", "loss": 0.0})
+    links = (
+        LinkSample(peer=SIDS[0], sent_bytes=9000, figures=fast),
+        LinkSample(peer=SIDS[1], sent_bytes=1000, figures=slow),
+    )
+    assert set(SIDS) <= found.unheard_links()
+    found.take_sample(sample(sender, links=links), NOW)
+    found.take_sample(sample(sender, links=(LinkSample(peer=SIDS[0], sent_bytes=2000),)), NOW + 1)
+    first, second = found.links(NOW + 1)
+    assert (first.receiver, first.stage, first.beside_ms) == (SIDS[0], 0, 0.0)
+    assert first.share == 11 / 12
+    assert (second.beside_ms, second.loss, second.trend) == (303.0, 0.1, "slower")
+    text = shown(links_text([first, second]))
+    assert "+303.0 ms" in text
+    assert "10.0%" in text
+    assert "slower" in text
+    assert found.links(NOW + 60) == [], "old figures say nothing about now"
+    assert found.links(NOW, "other") == []
+    assert "no links" in shown(links_text([]))
+    found.take_sample(sample(sender).model_copy(update={"incarnation": "i2"}), NOW + 2)
+    assert found.links(NOW + 2) == []
 
 
 def test_what_is_gone_is_forgotten() -> None:

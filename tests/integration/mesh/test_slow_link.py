@@ -1,0 +1,108 @@
+"""A slow link in a mesh at work is routed around, gets its work back, and changes no weights.
+
+The link is shaped at the data plane (`workers.link_shaping`): not every kernel has netem, and all instances
+share one loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bus.connection import Bus
+from bus.subjects import QOS_REPORT, STEP_CLAIM
+from schemas.envelope import EntityKind
+from schemas.job import JobSpec, JobState
+from schemas.signals import LinkReport, QosReport
+from schemas.step import MicrobatchClaim
+from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
+from workers.link_shaping import ENVIRONMENT
+
+STEPS = 70
+SLOW, HEALED = 8, 26
+"""From these steps on the link is slow, and well again."""
+MICROBATCHES = 12
+
+
+@pytest.fixture
+def shaping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a test may shape links."""
+    file = tmp_path / "shaping.json"
+    monkeypatch.setenv(ENVIRONMENT, str(file))
+    return file
+
+
+@pytest.fixture
+def own_mesh(tmp_path: Path, shaping: Path) -> Iterator[Mesh]:
+    running = start_mesh(tmp_path / "state", "--slots", "6")
+    try:
+        yield running
+    finally:
+        stop_mesh(running)
+
+
+def job(name: str, replicas: int, pad_ms: float) -> JobSpec:
+    """Padded, so that a step is mostly waiting; pads change no numbers."""
+    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
+    return tiny_job(
+        name,
+        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
+        training={"steps": STEPS, "microbatches": MICROBATCHES, "validation_microbatches": 0},
+        parallel={"stages": 2, "replicas": replicas, "segmentation": "uniform"},
+    )
+
+
+@pytest.mark.timeout(90)
+async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shaping: Path) -> None:
+    client = own_mesh.client
+
+    def train(spec: JobSpec, *, shape: bool) -> tuple[str, str]:
+        name = client.submit(spec).job
+        for event in client.events(name):
+            if event.result is None or not shape:
+                continue
+            if event.result.step == SLOW:
+                link = {"from": f"{name}-s0-r0", "to": f"{name}-s1-r1", "latency_ms": 300}
+                shaping.write_text(json.dumps({"links": [link]}))
+            elif event.result.step == HEALED:
+                shaping.unlink()
+        record = client.wait(name, timeout_s=60)
+        assert record.state is JobState.DONE, record.reason
+        assert record.weights is not None
+        return name, record.weights.sha256
+
+    _, undisturbed = await asyncio.to_thread(train, job("plain", 1, 0.0), shape=False)
+    name, sha256 = await asyncio.to_thread(train, job("shaped", 2, 4.0), shape=True)
+    assert sha256 == undisturbed
+
+    over: Counter[int] = Counter()  # step → microbatches over the link
+    worst: LinkReport | None = None
+    async with Bus.connect(
+        own_mesh.servers, name="witness", kind=EntityKind.CLIENT, token=own_mesh.bus_token
+    ) as bus:
+        async for item in bus.history(STEP_CLAIM, job=name):
+            claim = item.message
+            assert isinstance(claim, MicrobatchClaim)
+            over[claim.step] += (claim.owner.sid, claim.upstream) == (f"{name}-s1-r1", f"{name}-s0-r0")
+        async for item in bus.history(QOS_REPORT):
+            assert isinstance(item.message, QosReport)
+            for link in item.message.links:
+                if worst is None or (link.figures.transfer_ms or 0) > (worst.figures.transfer_ms or 0):
+                    worst = link
+
+    def share(first: int, last: int) -> float:
+        return sum(over[step] for step in range(first, last)) / (last - first) / MICROBATCHES
+
+    before, slow, after = share(2, SLOW), share(SLOW + 8, HEALED), share(STEPS - 14, STEPS)
+    print(f"share of all microbatches over the link: {before:.1%}, slow {slow:.1%}, well again {after:.1%}")
+    assert before > 0.1
+    assert slow < before / 3
+    assert after > before / 2
+    assert worst is not None
+    assert (worst.sender, worst.receiver) == (f"{name}-s0-r0", f"{name}-s1-r1")
+    assert (worst.figures.latency_ms or 0) > 150

@@ -1,0 +1,62 @@
+"""In a network namespace whose loopback the kernel shapes: measures a tensor link there, prints its figures.
+
+    unshare --user --map-root-user --net python link_namespace.py FOLDER
+
+With netem where the kernel has it, else with a token bucket (a rate, no latency). Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from bus.embedded import EmbeddedServer
+from tests.integration.workers.exchanging import own_connections
+
+RATE_BYTES_PER_S = 5e6
+DELAY_MS = 20
+QDISCS = {
+    "netem": f"netem delay {DELAY_MS}ms rate 40mbit limit 10000",
+    "tbf": "tbf rate 40mbit burst 128kb latency 800ms",
+}
+FLOATS = 200_000
+TRANSFERS = 8
+
+
+def shape_loopback() -> str:
+    """Which queueing discipline stands; empty: this kernel has none of them."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    for name, options in QDISCS.items():
+        command = ["tc", "qdisc", "add", "dev", "lo", "root", *options.split()]
+        if subprocess.run(command, capture_output=True).returncode == 0:
+            return name
+    return ""
+
+
+async def measure(folder: Path) -> dict[str, object]:
+    async with (
+        EmbeddedServer(folder / "nats", sync_always=False) as server,
+        own_connections(server.url) as (one, two),
+    ):
+        for number in range(TRANSFERS):
+            await one.send(two, number, torch.zeros(FLOATS))
+            await two.arrival(30)
+        (sample,) = one.exchange.samples()
+        assert sample.figures is not None
+        return sample.figures.model_dump()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    qdisc = shape_loopback()
+    figures = asyncio.run(measure(Path(sys.argv[1]))) if qdisc else {}
+    print(json.dumps({"qdisc": qdisc, "figures": figures}))
+
+
+if __name__ == "__main__":
+    main()
