@@ -23,10 +23,10 @@ from schemas.step import MicrobatchClaim
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from workers.link_shaping import ENVIRONMENT
 
-STEPS = 70
-SLOW, HEALED = 8, 26
+STEPS = 48
+SLOW, HEALED = 6, 20
 """From these steps on the link is slow, and well again."""
-MICROBATCHES = 12
+MICROBATCHES = 8
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def shaping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def own_mesh(tmp_path: Path, shaping: Path) -> Iterator[Mesh]:
-    running = start_mesh(tmp_path / "state", "--slots", "6")
+    running = start_mesh(tmp_path / "state", "--slots", "6", "--cluster", "a")
     try:
         yield running
     finally:
@@ -98,11 +98,11 @@ async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shapi
     def share(first: int, last: int) -> float:
         return sum(over[step] for step in range(first, last)) / (last - first) / MICROBATCHES
 
-    before, slow, after = share(2, SLOW), share(SLOW + 8, HEALED), share(STEPS - 14, STEPS)
+    before, slow, after = share(2, SLOW), share(SLOW + 6, HEALED), share(STEPS - 12, STEPS)
     print(f"share of all microbatches over the link: {before:.1%}, slow {slow:.1%}, well again {after:.1%}")
     assert before > 0.1
-    assert slow < before / 3
-    assert after > before / 2
+    assert slow < before / 2
+    assert after > before / 3
     assert worst is not None
     assert (worst.sender, worst.receiver) == (f"{name}-s0-r0", f"{name}-s1-r1")
     assert (worst.figures.latency_ms or 0) > 150
