@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.warm_processes import run_module
+
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -23,10 +25,7 @@ def dmsc(
     *arguments: str, cwd: Path, timeout_s: float = 60.0, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end; stdout and stderr as text."""
-    return subprocess.run(
-        [sys.executable, "-m", "dmsc", *arguments],
-        cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
+    return run_module("dmsc", arguments, cwd=cwd, environment=environment(**more), timeout_s=timeout_s)
 
 
 class Running:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
+from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, tiny_job
 
 
 def printed(mesh: Mesh, *arguments: str) -> Any:
-    command = [sys.executable, "-m", "dmsc", *arguments, "--json", "--state", str(mesh.state)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = dmsc(*arguments, "--json", "--state", str(mesh.state), cwd=mesh.state)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

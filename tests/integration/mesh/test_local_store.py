@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from schemas.errors import BadInput, Fenced, NotFound, Unavailable
 from schemas.job import JobState
 from schemas.step import StepCommit
 from schemas.store import StoreQuery
+from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
 from tests.integration.mesh.user_jobs import HELD_STEPS, user_job, words
@@ -49,8 +49,7 @@ def submit_and_hold(mesh: Mesh, folder: Path, gate: Path) -> str:
 
 
 def command(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "dmsc", "store", *arguments, "--state", str(mesh.state)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return dmsc("store", *arguments, "--state", str(mesh.state), cwd=mesh.state)
 
 
 @pytest.mark.timeout(150)
@@ -122,7 +121,9 @@ async def check_contents(bus: Bus, job: str, store: InstanceStore) -> None:
     assert commits[-1].step == versions[-1].version - 1 + more
     data = InstanceStore(bus, job=job, sid=f"{job}-data-r0")
     dispatches = await data.audit(where={"what": "step dispatch"})
-    assert {each.sender for each in dispatches} == {"gateway-a"}
+    assert {each.sender for each in dispatches} in ({"gateway-a"}, {"gateway-b"}), (
+        "the job's entry, wherever that is"
+    )
     with pytest.raises(BadInput, match="events has no column 'secret'"):
         await store.rows("events", columns=("secret",))
 

@@ -34,6 +34,7 @@ def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp
     assert plain.weights is not None, plain.reason
 
     with running("policy", "run", "stage-rebalancing", "--state", str(mesh.state), cwd=tmp_path) as policy:
+        policy.until("module ready")
         job = mesh.client.submit(shape("moved", pad_ms=5.0, replicas=(3, 1))).job
         moves: list[StageMove] = []
         texts: list[str] = []

@@ -104,5 +104,6 @@ async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shapi
     assert slow < before / 2
     assert after > before / 3
     assert worst is not None
-    assert (worst.sender, worst.receiver) == (f"{name}-s0-r0", f"{name}-s1-r1")
+    ends = {worst.sender, worst.receiver}  # the way back counts as slow, too: its receipts go this way
+    assert ends == {f"{name}-s0-r0", f"{name}-s1-r1"}
     assert (worst.figures.latency_ms or 0) > 150

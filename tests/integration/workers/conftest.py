@@ -19,8 +19,8 @@ import pytest_asyncio
 import torch
 
 from schemas.envelope import EntityKind
+from tests import warm_processes
 from tests.conftest import Connect
-from tests.integration.workers import peer_process
 from tests.integration.workers.exchanging import Instance, Make
 
 
@@ -74,7 +74,7 @@ Spawn = Callable[..., Awaitable[Child]]
 
 @pytest.fixture(scope="session", autouse=True)
 def _peers_start_at_once() -> None:
-    peer_process.warm_up()
+    warm_processes.warm_up()
 
 
 @pytest_asyncio.fixture
@@ -83,7 +83,7 @@ async def spawn() -> AsyncIterator[Spawn]:
     children: list[Child] = []
 
     async def start(script: str, *args: object) -> Child:
-        process, output = peer_process.start(Path(__file__).parent / script, *args)
+        process, output = warm_processes.start(Path(__file__).parent / script, *args)
         reader = asyncio.StreamReader()
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), output

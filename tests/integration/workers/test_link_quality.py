@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from schemas.telemetry import LinkFigures
-from tests.integration.workers.conftest import ROOT
 from tests.integration.workers.exchanging import Instance, Make, numbered
 from tests.integration.workers.link_namespace import DELAY_MS, RATE_BYTES_PER_S
 from tests.integration.workers.link_namespace import FLOATS as FLOATS_IN_NAMESPACE
 from workers.link_shaping import Shaping
 
+ROOT = Path(__file__).parents[3]
 FLOATS = 25_000
 
 
