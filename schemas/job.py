@@ -268,7 +268,16 @@ class StepSetbacks(Part):
     errors: tuple[tuple[int | None, str], ...] = Field((), description="(stage, code) of errors of its own")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 2)):
+class NodeCut(Part):
+    """Two nodes, each (cluster, node), that do not reach each other: what the job did about it."""
+
+    kept: tuple[Token, Token]
+    given_up: tuple[Token, Token]
+    at: float = Field(description="seconds since the epoch")
+    reason: str
+
+
+class JobRecord(Message, wire="job.record", version=(1, 3)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -293,6 +302,7 @@ class JobRecord(Message, wire="job.record", version=(1, 2)):
     sample: str | None = None
     microbatch_faults: tuple[MicrobatchFault, ...] = Field((), description="what a new orchestrator inherits")
     setbacks: tuple[StepSetbacks, ...] = ()
+    cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
 
 
 class JobEvent(Message, wire="job.event", version=(1, 1)):
