@@ -57,8 +57,9 @@ class FaultLedger:
         key: tuple[str, ...] = (report.sid, report.incarnation, report.kind)
         if report.device is not None:
             key = (*key, str(report.device))
-        if report.kind == "unreachable":  # what one says that is fenced itself must not hide another's
-            key = (*key, f"from {report.witness}")
+        if report.kind == "unreachable" or report.silent:
+            # what one says that is fenced itself must not hide another's
+            key = (*key, f"from {report.witness}", str(report.silent))
         told = self._told.get(key)
         if told is not None and (
             report.kind in ("instance", "node", "device") or now - told < self._config.again_s

@@ -388,6 +388,7 @@ class Router:
                 kind="unreachable" if message.unreachable else "link",
                 evidence=f"{message.reporter} {told}: {message.text}",
                 witness=witness,
+                silent=message.silent,
             )
         )
 

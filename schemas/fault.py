@@ -16,10 +16,11 @@ FaultKind = Literal[
 ]
 
 
-class LinkFault(Message, wire="fault.link"):
+class LinkFault(Message, wire="fault.link", version=(1, 1)):
     """MI → SR of its cluster: a neighbour's link broke. A hint; the orchestrator alone decides.
 
-    `unreachable`: new links to it were tried again and again, in vain.
+    `unreachable`: new links to it were tried again and again, in vain. `silent`: where it says that it is,
+    nothing answers, not even with a refusal.
     """
 
     job: Token
@@ -29,6 +30,7 @@ class LinkFault(Message, wire="fault.link"):
     peer_incarnation: Token
     text: str
     unreachable: bool = False
+    silent: bool = False
 
 
 class DeviceErrors(Part):
@@ -44,12 +46,12 @@ class DeviceErrors(Part):
         return f"{self.device}: {', '.join(parts) or 'no errors'}"
 
 
-class FaultReport(Message, wire="fault.report", version=(1, 2)):
+class FaultReport(Message, wire="fault.report", version=(1, 3)):
     """MG or SR → SMO. `evidence` says what was seen; `device` where the instance's device tells of errors.
 
     `link`: one broke, which a new one may mend; `unreachable`: new ones were tried in vain; `slow`: it takes
     a multiple of what it took, as `evidence` says, and lives: it gets less work. `witness` is the instance
-    that saw it: what one says that is fenced itself counts for nothing.
+    that saw it: what one says that is fenced itself counts for nothing; `silent` as in `LinkFault`.
     """
 
     reporter: Token
@@ -60,6 +62,7 @@ class FaultReport(Message, wire="fault.report", version=(1, 2)):
     evidence: str
     device: DeviceErrors | None = None
     witness: Member | None = None
+    silent: bool = False
 
 
 VerdictKind = Literal["transient", "structural", "unfounded"]

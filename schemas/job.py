@@ -275,7 +275,16 @@ class StepSetbacks(Part):
     errors: tuple[tuple[int | None, str], ...] = Field((), description="(stage, code) of errors of its own")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 3)):
+class NodeCut(Part):
+    """Two nodes, each (cluster, node), that do not reach each other: what the job did about it."""
+
+    kept: tuple[Token, Token]
+    given_up: tuple[Token, Token]
+    at: float = Field(description="seconds since the epoch")
+    reason: str
+
+
+class JobRecord(Message, wire="job.record", version=(1, 4)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -301,6 +310,7 @@ class JobRecord(Message, wire="job.record", version=(1, 3)):
     microbatch_faults: tuple[MicrobatchFault, ...] = Field((), description="what a new orchestrator inherits")
     setbacks: tuple[StepSetbacks, ...] = ()
     moves: tuple[StageMove, ...] = Field((), description="instances that changed their stage, the last 16")
+    cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
 
 
 class JobEvent(Message, wire="job.event", version=(1, 2)):

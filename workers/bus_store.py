@@ -54,7 +54,7 @@ class BusStore(Store):
 
     # --- what c10d calls --------------------------------------------------------------------------------
     def set(self, key: str, value: str | bytes) -> None:
-        self._call(self._set(key, value))
+        self._call(self.write(key, value))
 
     def get(self, key: str) -> bytes:
         return self._call(self._rendezvous.get(key, timeout_s=self._timeout_s), self._timeout_s)
@@ -97,7 +97,7 @@ class BusStore(Store):
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         async def all_of_them() -> None:
             pairs = zip(keys, values, strict=True)
-            await asyncio.gather(*(self._set(key, value) for key, value in pairs))
+            await asyncio.gather(*(self.write(key, value) for key, value in pairs))
 
         self._call(all_of_them())
 
@@ -130,7 +130,8 @@ class BusStore(Store):
         for key, sequence in written.items():
             await self._rendezvous.forget(key, sequence)
 
-    async def _set(self, key: str, value: str | bytes) -> None:
+    async def write(self, key: str, value: str | bytes) -> None:
+        """`set`, on the event loop; taken back by `forget` like it."""
         self._written[key] = await self._rendezvous.set(key, _bytes(value))
 
     @property

@@ -10,16 +10,15 @@ What gloo does and does not do, as measured (torch 2.13), and what follows from 
   `wait` sits out the whole timeout, and on the sending side may even report success. Whoever needs to
   know waits for something *queued behind* the data (see `workers.tensor_link`).
 - The listening port is the kernel's choice; `open_device` asks until it likes one.
+- Who listens waits for a connection five times the timeout: see `workers.reachability`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
-import stat
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -34,10 +33,15 @@ from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-expor
 from bus.connection import Bus
 from bus.rendezvous import Rendezvous
 from schemas.errors import BadInput, DmscError, PeerUnreachable
+from workers import reachability
 from workers.bus_store import BusStore
 
 PORT_TRIES = 2048
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+GRACE_S = 1.0
+"""Beyond its timeout a build is given up from outside: gloo's listening side waits five times as long."""
+DIAL_AFTER_S = 1.0
+"""A build that takes longer than this dials the others itself; builds take 1-64 ms."""
 RELEASE_TAG = 2**31 - 2
 """A tag on which nothing is ever sent: to wait for it is to fail."""
 
@@ -46,6 +50,8 @@ Address = tuple[str, tuple[int, int] | None]
 _T = TypeVar("_T")
 _lock = threading.Lock()
 _devices: weakref.WeakValueDictionary[Address, Device] = weakref.WeakValueDictionary()
+_port_of: dict[Address, int] = {}
+"""Where the present device of an address listens."""
 
 
 class Group(Protocol):
@@ -75,8 +81,10 @@ def open_device(address: str, ports: tuple[int, int] | None = None) -> Device:
     with _lock:
         device = _devices.get((address, ports))
         if device is None:
+            before = reachability.listening()
             device = _new_device(address) if ports is None else _device_in(address, ports)
             _devices[address, ports] = device
+            _port_of[address, ports] = max(reachability.listening() - before, default=0)
         return device
 
 
@@ -96,9 +104,9 @@ def _device_in(address: str, ports: tuple[int, int]) -> Device:
     least, most = (int(number) for number in PORT_RANGE.read_text().split())
     possible = low <= high and low <= most and high >= least
     for _ in range(PORT_TRIES if possible else 0):
-        before = _listening()
+        before = reachability.listening()
         device = _new_device(address)
-        opened = _listening() - before
+        opened = reachability.listening() - before
         if any(low <= port <= high for port in opened):
             return device
     raise BadInput(
@@ -106,21 +114,6 @@ def _device_in(address: str, ports: tuple[int, int]) -> Device:
         f"{least}-{most} (sysctl net.ipv4.ip_local_port_range)",
         ports=f"{low}-{high}",
     )
-
-
-def _listening() -> set[int]:
-    """Ports on which this process listens."""
-    found: set[int] = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as sock:
-                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found.add(int(sock.getsockname()[1]))
-        except (OSError, IndexError, TypeError):
-            continue  # closed meanwhile, or a Unix socket
-    return found
 
 
 async def in_thread(name: str, work: Callable[[], _T]) -> _T:
@@ -182,20 +175,90 @@ class GroupBuild:
         self._ports = ports
         self._build_timeout = timedelta(seconds=build_timeout_s)
         self._operation_timeout = timedelta(seconds=operation_timeout_s)
-        self._store = BusStore(Rendezvous(bus, namespace), asyncio.get_running_loop(), self._build_timeout)
+        self._began = time.monotonic()
+        self._overdue = self._cancelled = False
+        self._places: dict[int, tuple[str, int]] = {}
+        self._rendezvous = Rendezvous(bus, namespace)
+        self._store = BusStore(self._rendezvous, asyncio.get_running_loop(), self._build_timeout)
 
     async def run(self) -> tuple[Group, Device]:
         """The connected group and the device to hold on to; on a thread, never on the event loop.
 
         Raises:
-            PeerUnreachable: the others did not come, or could not be reached, in time.
+            PeerUnreachable: the others did not come, or could not be reached, in time. `unreached` are the
+                ranks that came to the rendezvous, but where they are, nothing answers.
             BadInput: the address is not this machine's.
         """
-        built = await in_thread("gloo-build", self._build)
-        if isinstance(built, str):
-            await self.forget()
-            raise PeerUnreachable(f"group {self.name} was not built: {built}", name=self.name)
-        return built
+        building = asyncio.create_task(in_thread("gloo-build", self._build))
+        dialling = asyncio.create_task(self._dial())
+        try:
+            both: set[asyncio.Task[Any]] = {building, dialling}
+            first = asyncio.FIRST_COMPLETED
+            done, _ = await asyncio.wait(both, timeout=self._patience_s, return_when=first)
+            if dialling in done and not dialling.result():
+                done, _ = await asyncio.wait({building}, timeout=self._patience_s)
+            built = building.result() if building in done else "timed out connecting"
+            if not isinstance(built, str):
+                return built
+            if self._overdue and not self._cancelled:
+                await asyncio.wait({dialling}, timeout=reachability.DIAL_S)
+            unreached = dialling.result() if dialling.done() else ()
+            if unreached:
+                built = f"nothing answers where {_ranks(unreached)} said to be"
+        finally:
+            building.cancel()
+            dialling.cancel()
+        self._store.release()
+        await self.forget()
+        raise PeerUnreachable(
+            f"group {self.name} was not built: {built}", name=self.name, unreached=unreached
+        )
+
+    @property
+    def _patience_s(self) -> float:
+        return max(0.0, self._began + self._build_timeout.total_seconds() + GRACE_S - time.monotonic())
+
+    async def _dial(self) -> tuple[int, ...]:
+        """Once the build is overdue: ranks that have said where they are, and do not answer there."""
+        await asyncio.sleep(DIAL_AFTER_S)
+        self._overdue = True
+        await self.announce()
+        return await self.silent()
+
+    async def announce(self) -> None:
+        """Says where this rank listens, for those who want to know whether it can be reached; 0: unknown."""
+        port = _port_of.get((self._address, self._ports), 0)
+        with contextlib.suppress(DmscError):  # without it, silence is told by timeouts alone
+            await self._store.write(self._place(self._rank), f"{self._address}:{port}")
+
+    async def silent(self) -> tuple[int, ...]:
+        """Ranks that have said where they are, and do not answer there."""
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        reached = await asyncio.gather(*(self._reaches(rank) for rank in others))
+        return tuple(rank for rank, found in zip(others, reached, strict=True) if not found)
+
+    async def _reaches(self, rank: int) -> bool:
+        host, port = await self._locate(rank)
+        return not port or await reachability.reaches(host, port)
+
+    async def locate(self) -> None:
+        """Learns where all the others are, while they surely can be asked."""
+        await asyncio.gather(*(self._locate(rank) for rank in range(self._size) if rank != self._rank))
+
+    async def _locate(self, rank: int) -> tuple[str, int]:
+        """Where a rank listens, once it has come; port 0: it did not come, or does not know itself."""
+        if rank not in self._places:
+            patience_s = self._build_timeout.total_seconds()
+            try:
+                at = await self._rendezvous.get(self._place(rank), timeout_s=patience_s)
+            except DmscError:
+                return "", 0
+            host, _, port = at.decode().rpartition(":")
+            self._places[rank] = (host, int(port))
+        return self._places[rank]
+
+    def _place(self, rank: int) -> str:
+        return f"{self.name}/at/{rank}"
 
     async def forget(self) -> None:
         """Takes back this rank's address from the rendezvous: nobody is to find it there any more."""
@@ -204,6 +267,7 @@ class GroupBuild:
 
     def cancel(self) -> None:
         """Gives up: a build that waits for the others ends now, one that connects at its timeout."""
+        self._cancelled = True
         self._store.release()
 
     def _build(self) -> tuple[Group, Device] | str:
@@ -214,12 +278,18 @@ class GroupBuild:
         options._devices = [device]
         options._threads = 1
         store = PrefixStore(self.name, self._store)
+        known = reachability.connections()
         try:
             group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
         except RuntimeError as error:  # DistStoreError is one, too
             return first_line(error)
+        reachability.give_up_silent(known)
         group._set_default_timeout(self._operation_timeout)
         return cast(Group, group), device
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks))
 
 
 def release(group: Group) -> None:

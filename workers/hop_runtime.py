@@ -122,9 +122,9 @@ class HopRuntime:
             )
         except PeerUnreachable as error:
             if to not in self._fenced and wanted():
-                await self.link_broke(to, error.text, unreachable=True)
+                await self.link_broke(to, error, unreachable=True)
 
-    async def link_broke(self, peer: Member, text: str, *, unreachable: bool = False) -> None:
+    async def link_broke(self, peer: Member, error: PeerUnreachable, *, unreachable: bool = False) -> None:
         """Tells the cluster's router; what follows is the orchestrator's to decide.
 
         Args:
@@ -136,8 +136,9 @@ class HopRuntime:
             reporter_incarnation=self.member.incarnation,
             peer=peer.sid,
             peer_incarnation=peer.incarnation,
-            text=text,
+            text=error.text,
             unreachable=unreachable,
+            silent=bool(error.fields.get("unreached")),
         )
         await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster)
 

@@ -349,7 +349,7 @@ class Instance:
     def _link_broke(self, runtime: StageRuntime | DataRuntime, peer: Member, error: PeerUnreachable) -> None:
         """Perhaps the first sign of a death: tell the router, who asks nobody twice."""
         self.chronicle.event("link", f"to {peer.sid} {peer.incarnation}: {error.text}")
-        report = asyncio.create_task(runtime.link_broke(peer, error.text))
+        report = asyncio.create_task(runtime.link_broke(peer, error))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
 

@@ -277,6 +277,7 @@ class HopExchange:
                         "--address ADDRESS --ports LO-HI and open that range",
                         peer=offer.receiver.sid,
                         incarnation=offer.receiver.incarnation,
+                        unreached=error.fields.get("unreached", ()),
                     ) from error
 
     async def _offer_on(self, slot: Slot, offer: _Offer, tensors: Sequence[Tensor]) -> Outcome:

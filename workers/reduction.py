@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,9 @@ from workers.tensor_link import SLOWEST_BYTES_PER_S
 TIMEOUT_S = 5.0
 """Default for an all-reduce. Longer tolerates replicas that come late, shorter frees the others sooner
 when one has died unnoticed (`release` frees them at once)."""
+LOOK_S = 4.0
+"""An all-reduce under way for this long looks whether the others can be reached, and again."""
+_T = TypeVar("_T")
 REDUCIBLE = (torch.int64, torch.int32, torch.float32, torch.float64)
 
 
@@ -57,7 +60,8 @@ class ReductionGroup:
         self._built = built
         self._build = build
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._threads: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._meeting: tuple[asyncio.Task[None], ...] = ()
 
     @classmethod
     async def build(
@@ -84,7 +88,8 @@ class ReductionGroup:
             timeout_s: of each all-reduce that names none.
 
         Raises:
-            PeerUnreachable: not everyone came in time.
+            PeerUnreachable: not everyone came in time; `unreached`: the incarnations of
+                those that came to the rendezvous, and do not answer where they are.
             BadInput: `me` is not among the members.
         """
         if me not in members:
@@ -107,10 +112,24 @@ class ReductionGroup:
             operation_timeout_s=timeout_s,
         )
         try:
-            return cls(members, rank, name, timeout_s, await build.run(), build)
+            group = cls(members, rank, name, timeout_s, await build.run(), build)
         except asyncio.CancelledError:
             build.cancel()
             raise
+        except PeerUnreachable as error:
+            silent = [members[rank] for rank in error.fields.get("unreached", ())]
+            raise (_silent(me, silent, error.text) if silent else error) from None
+        group._meeting = (
+            group._beside(build.announce(), f"announce {name}"),
+            group._beside(build.locate(), f"locate {name}"),
+        )
+        return group
+
+    def _beside(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     @property
     def released(self) -> bool:
@@ -125,8 +144,8 @@ class ReductionGroup:
             timeout_s: from now until everyone must have come; by default the group's.
 
         Raises:
-            PeerUnreachable: a member is gone or late, or the group was released. The tensor's contents
-                are then undefined, and the group is over.
+            PeerUnreachable: a member is gone, silent (then it is named, as by `build`) or late, or the group
+                was released. The tensor's contents are then undefined, and the group is over.
         """
         if tensor.dtype not in REDUCIBLE:
             raise BadInput(f"an all-reduce takes int64 or float32, not {tensor.dtype}")
@@ -136,32 +155,45 @@ class ReductionGroup:
             return tensor
         limit = timedelta(seconds=self._timeout_s if timeout_s is None else timeout_s)
         work = partial(_reduce, self._built[0], tensor, limit)
-        reducing = asyncio.create_task(gloo.in_thread("all-reduce", work), name=f"reduce {self.name}")
-        self._threads.add(reducing)
-        reducing.add_done_callback(self._threads.discard)
+        reducing = self._beside(gloo.in_thread("all-reduce", work), f"reduce {self.name}")
+        watching = self._beside(self._watch(), f"watch {self.name}")
         try:
-            first: set[asyncio.Future[Any]] = {reducing, self._over}
+            first: set[asyncio.Future[Any]] = {reducing, self._over, watching}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self.release()
             raise
+        finally:
+            watching.cancel()
         # Gloo does not tell an operation under way that its connection closed; its thread then sits out the
         # timeout, but whoever waits for the sum need not.
+        if watching.done() and not reducing.done():
+            self.release()
+            raise watching.result()
         failed = reducing.result() if reducing.done() else "it was released"
         if failed is not None:
             self.release()
             raise self._gone(failed)
         return tensor
 
+    async def _watch(self) -> PeerUnreachable:
+        """Dials the others now and then, beside a sum; returns once some of them are silent."""
+        assert self._build is not None
+        while True:
+            await asyncio.sleep(LOOK_S)
+            silent = [self.members[rank] for rank in await self._build.silent()]
+            if silent:
+                return _silent(self.members[self.rank], silent, self.name)
+
     def release(self) -> None:
         """Ends the group: whoever waits in it, here, gets its error at once. Twice is fine."""
         if not self._over.done():
             self._over.set_result(None)
+        for task in self._meeting:
+            task.cancel()
         built, self._built = self._built, None
         if built is not None:
-            freeing = asyncio.create_task(self._free(built[0]), name=f"release {self.name}")
-            self._threads.add(freeing)
-            freeing.add_done_callback(self._threads.discard)
+            self._beside(self._free(built[0]), f"release {self.name}")
 
     async def _free(self, group: gloo.Group) -> None:
         await gloo.in_thread("release-group", partial(gloo.release, group))
@@ -170,12 +202,18 @@ class ReductionGroup:
             await self._build.forget()
 
     async def released_fully(self) -> None:
-        """Returns once no thread works in the group any more."""
-        while self._threads:
-            await asyncio.wait(self._threads)
+        """Returns once nothing works in the group any more, no thread either."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     def _gone(self, text: str) -> PeerUnreachable:
         return PeerUnreachable(f"reduction group {self.name}: {text}", group=self.name)
+
+
+def _silent(me: Member, peers: Sequence[Member], text: str) -> PeerUnreachable:
+    names = ", ".join(member.sid for member in peers)
+    incarnations = " ".join(member.incarnation for member in peers)
+    return PeerUnreachable(f"{me.sid} does not reach {names}: {text}", unreached=incarnations)
 
 
 def _reduce(group: gloo.Group, tensor: Tensor, limit: timedelta) -> str | None:

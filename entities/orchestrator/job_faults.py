@@ -43,6 +43,24 @@ class JobFaults:
         if verdict.verdict == "unfounded":
             self._queue.handled(fault, "none: unfounded")
 
+    def cut(self, agent: str, text: str, *, step: int, attempt: int) -> None:
+        """This node was given up: others that are kept can't reach it."""
+        record = self._mesh.records.get(agent)
+        incarnation = record.incarnation if record is not None else None
+        task = FaultTask(job=self._job, step=step, attempt=attempt, sid=agent, incarnation=incarnation)
+        id = self._queue.opened("node", task, reporter=self._orchestrator, log=(text,))
+        verdict = FaultVerdict(
+            job=self._job,
+            sid=agent,
+            incarnation=incarnation or "unknown",
+            verdict="structural",
+            scope="node",
+            action="its instances of the job are replaced on nodes that can be reached",
+            reason=text,
+        )
+        self._queue.located(id, verdict)
+        self._queue.retrying(id, verdict.action)
+
     def broke(
         self,
         why: str,

@@ -126,6 +126,8 @@ class JobRun:
         witness = report.witness
         if witness is not None and not self.instances.is_present(witness):
             return  # fenced itself: its neighbours closed their links on purpose
+        if report.silent and witness is not None:
+            self.training.silence(witness, member)
         self._reported.add(key)
         fault = self._faults.reported(report, step=self.step, attempt=self.training.attempt)
         verdict = await locate(self._bus, self._mesh, self.instances, self.job, member, report)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -12,10 +13,12 @@ from bus.subjects import STOP_INSTANCE
 from entities.orchestrator.instances import Instances, NodeLost, StartFailed
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.partition import Node, avoided, name
 from entities.orchestrator.placement import NoRoom, is_cordoned, place
 from entities.orchestrator.setbacks import Unrecoverable
 from schemas.cluster import InstanceStop
 from schemas.errors import DmscError
+from schemas.job import NodeCut
 from schemas.registry import ServiceRecord
 from schemas.step import Member
 from schemas.task_graph import Placement, TaskUnit, UnitKind
@@ -34,6 +37,8 @@ LAST_WORDS_S = 1.0
 """How long to wait until the registry says how a lost instance ended; mostly it has already."""
 FREE_S = 3.0
 """How long to wait for the agent to say that a slot is free, before another one is looked for."""
+CUTS_KEPT = 16
+"""Cuts between nodes remembered in a job's record, the latest."""
 STARTS = 5
 """Starts of one unit in a row that fail before the job does."""
 
@@ -51,6 +56,8 @@ class Replacement:
         self._job = journal.job
         self._occupied = occupied
         self._placing = asyncio.Lock()
+        self.cuts = journal.record.cuts
+        """Between nodes: what was given up for them is left out of the job (see `partition`)."""
 
     async def last_words(self, member: Member) -> ServiceRecord | None:
         """How it ended, as far as the registry knows."""
@@ -77,11 +84,15 @@ class Replacement:
         for _ in range(STARTS):
             if lost is not None:
                 await self._clear(lost)
-            async with self._placing:
+            in_turn = self._placing if unit.kind is UnitKind.STAGE else contextlib.nullcontext()
+            async with in_turn:  # a data instance takes no slot, and waits for nobody who waits for one
                 await self._find_room([unit])
             try:
                 (started,) = await self._instances.start([unit], joins=True)
-                return started
+                if self.node_of(sid) not in self._avoided():
+                    return started
+                lost = started  # its node was given up meanwhile
+                self._instances.mark_lost(lost)
             except StartFailed as error:
                 last = error
                 lost = error.member
@@ -108,11 +119,48 @@ class Replacement:
         assert self._instances.graph is not None
         where = self._instances.graph.placement(sid)
         agent = self._mesh.agent_of(where.cluster, where.node)
-        return agent is not None and not is_cordoned(self._mesh.cordons.places(), agent, where.slot)
+        return agent is not None and not is_cordoned(self._closed(self._avoided()), agent, where.slot)
 
     async def until_free(self, unit: TaskUnit) -> None:
         """Returns once the slot that a unit is placed in is free for it, or that does not come about."""
         await self._mesh.until(lambda: self.may_stay(unit), FREE_S)
+
+    # --- nodes that are left out ----------------------------------------------------------------------
+    def node_of(self, sid: str) -> Node:
+        """Where the present incarnation of a unit was placed."""
+        assert self._instances.graph is not None
+        where = self._instances.graph.placement(sid)
+        return where.cluster, where.node
+
+    def avoid(self, cut: NodeCut) -> None:
+        """Nothing of the job goes to the node that was given up, for a while."""
+        others = (one for one in self.cuts if (one.kept, one.given_up) != (cut.kept, cut.given_up))
+        self.cuts = (*others, cut)[-CUTS_KEPT:]
+
+    def fits_without(self, node: Node) -> bool:
+        """All that the job has on this node fits elsewhere, beside the rest of it."""
+        graph = self._instances.graph
+        assert graph is not None
+        leaving = [unit for unit in graph.units if self.node_of(unit.sid) == node]
+        others = [one for one in graph.placements if (one.cluster, one.node) != node]
+        return not isinstance(self._place(leaving, others, without=node), NoRoom)
+
+    def _avoided(self) -> Mapping[Node, NodeCut]:
+        present = {
+            self.node_of(one.sid)
+            for one in self._instances.members.values()
+            if self._instances.is_present(one)
+        }
+        return avoided(self.cuts, present, time.time())
+
+    def _closed(self, nodes: Iterable[Node]) -> dict[str, set[int | None]]:
+        """What placement leaves out: cordons, and these nodes."""
+        closed = self._mesh.cordons.places()
+        for cluster, node in nodes:
+            agent = self._mesh.agent_of(cluster, node)
+            if agent is not None:
+                closed.setdefault(agent, set()).add(None)
+        return closed
 
     async def end(self, member: Member) -> None:
         """Ends an instance that the job needs no more."""
@@ -155,14 +203,21 @@ class Replacement:
                 async with asyncio.timeout(left):
                     await self._mesh.next_change()
 
-    def _place(self, units: list[TaskUnit], others: Iterable[Placement]) -> tuple[Placement, ...] | NoRoom:
-        return place(
+    def _place(
+        self, units: list[TaskUnit], others: Iterable[Placement], without: Node | None = None
+    ) -> tuple[Placement, ...] | NoRoom:
+        left_out = self._avoided()
+        placed = place(
             units,
             list(self._mesh.nodes.values()),
             clusters=self._journal.record.spec.parallel.clusters,
             occupied=self._taken(others),
-            cordoned=self._mesh.cordons.places(),
+            cordoned=self._closed([*left_out, *([without] if without else [])]),
         )
+        if not isinstance(placed, NoRoom) or not left_out:
+            return placed
+        why = "; ".join(f"{name(node)} is left out: {cut.reason}" for node, cut in left_out.items())
+        return NoRoom(f"{placed.reason} ({why})")
 
     def may_stay(self, unit: TaskUnit) -> bool:
         """Its node is there, and its slot free, nobody else's, and not cordoned."""
@@ -172,7 +227,7 @@ class Replacement:
         if where is None:
             return False
         agent = self._mesh.agent_of(where.cluster, where.node)
-        if agent is None or is_cordoned(self._mesh.cordons.places(), agent, where.slot):
+        if agent is None or is_cordoned(self._closed(self._avoided()), agent, where.slot):
             return False
         if unit.kind is UnitKind.DATA:
             return True

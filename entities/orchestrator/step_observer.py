@@ -22,6 +22,9 @@ class StepObserver(Protocol):
     def losing(self, members: Iterable[Member], why: str) -> None:
         """These did not answer, or cannot work with the others; the observer calls `lost` for them."""
 
+    def silence(self, witness: Member, peer: Member) -> None:
+        """`witness` finds nothing but silence where `peer` says that it is."""
+
     def replayed(self, replay: Replay) -> None:
         """Microbatches of the lost are computed again."""
 

@@ -177,15 +177,36 @@ class StepOrders:
             members=effect.members,
             fenced=effect.fenced,
         )
-        try:
-            await self._instances.order(GROUP_FORM, order, effect.members, deadline_s=GROUP_DEADLINE_S)
-        except MemberLost as lost:
-            self._observer.losing(lost.members, str(lost))
-        except DmscError as error:
-            log.info("group not formed", job=self._job, stage=effect.stage, reason=str(error))
-            self._post(ev.GroupFailed(effect.stage, effect.generation))
-        else:
+
+        async def one(member: Member) -> tuple[Member, ...] | None:
+            """None: it has its group; else whom it found silent."""
+            try:
+                await self._instances.order(GROUP_FORM, order, [member], deadline_s=GROUP_DEADLINE_S)
+            except DmscError as error:
+                if isinstance(error, MemberLost):
+                    lost.extend(error.members)
+                log.info("group not formed", job=self._job, stage=effect.stage, reason=str(error))
+                return self._silent(member, effect.members, error)
+            return None
+
+        lost: list[Member] = []
+        answers = await asyncio.gather(*(one(member) for member in effect.members))
+        if lost:
+            self._observer.losing(lost, f"no answer to group form of stage {effect.stage}")
+            return
+        if all(blamed is None for blamed in answers):
             self._post(ev.GroupFormed(effect.stage, effect.generation))
+        else:
+            named = tuple(peer for blamed in answers for peer in blamed or ())
+            self._post(ev.GroupFailed(effect.stage, effect.generation, named))
+
+    def _silent(self, witness: Member, members: Iterable[Member], error: DmscError) -> tuple[Member, ...]:
+        """Whom this error names as silent: that is told, before what follows from it is decided."""
+        named = str(error.fields.get("unreached", "")).split()
+        silent = tuple(peer for peer in members if peer.incarnation in named)
+        for peer in silent:
+            self._observer.silence(witness, peer)
+        return silent
 
     async def prepare(self, effect: ev.Prepare, member: Member) -> None:
         order = StepPrepare(
@@ -202,7 +223,8 @@ class StepOrders:
             self._observer.losing(lost.members, str(lost))
         except DmscError as error:
             log.info("not prepared", job=self._job, sid=member.sid, reason=str(error))
-            self._post(ev.GroupFailed(effect.stage, effect.generation))
+            silent = self._silent(member, effect.members, error)
+            self._post(ev.GroupFailed(effect.stage, effect.generation, silent))
         else:
             vote = answers[member.sid]
             assert isinstance(vote, StepVote)

@@ -10,7 +10,7 @@ from entities.orchestrator.instances import Instances
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.quarantine import BadMicrobatch
 from entities.orchestrator.stage_moves import in_words
-from schemas.job import StepResult
+from schemas.job import NodeCut, StepResult
 from schemas.stage_move import StageMove
 
 
@@ -78,6 +78,15 @@ class Telling:
 
     def fault(self, text: str) -> None:
         self._words.put_nowait(lambda: self._journal.tell("fault", text=text))
+
+    def cut(self, text: str, cuts: tuple[NodeCut, ...]) -> None:
+        """A side of a cut was given up. `cuts`: all that the job's record is to know."""
+
+        async def word() -> None:
+            await self._journal.note(now=True, cuts=cuts)
+            await self._journal.tell("fault", text=text)
+
+        self._words.put_nowait(word)
 
     def recovery(self, text: str) -> None:
         self._words.put_nowait(lambda: self._journal.tell("recovery", text=text))

@@ -24,6 +24,7 @@ from entities.orchestrator.instances import Instances, MemberLost
 from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.node_cuts import NodeCuts
 from entities.orchestrator.omission import Omission
 from entities.orchestrator.peer_copies import PeerCopies
 from entities.orchestrator.progress import Progress
@@ -98,6 +99,9 @@ class Training:
             instances, replacement, self._recruits, progress, telling, tasks, self._changes.part_with,
             StageMoves(list(journal.record.moves)), allowed=self._spec.parallel.rebalance,
         )  # fmt: skip
+        self._cuts = NodeCuts(
+            bus, mesh, instances, replacement, self._troubles, faults, progress, telling, tasks
+        )
         self._copies = PeerCopies(bus, instances, self._epoch, progress, self._recruits, telling, tasks)
         self._decided_at = time.monotonic()
 
@@ -350,6 +354,10 @@ class Training:
     def losing(self, members: Iterable[Member], why: str) -> None:
         """These do not answer: that is told, and they are lost."""
         self._troubles.losing(members, why)
+
+    def silence(self, witness: Member, peer: Member) -> None:
+        """See `NodeCuts.silence`."""
+        self._cuts.silence(witness, peer)
 
     def replayed(self, replay: Replay) -> None:
         log.info("replay", job=self._job, step=self.step, replayed=len(replay.replayed))

@@ -57,28 +57,36 @@ class Troubles:
     # --- members --------------------------------------------------------------------------------------
     def losing(self, members: Iterable[Member], why: str) -> None:
         """These do not answer, or can't work with the others: that is told, and they are lost."""
-        for member in list(members):
-            self.lost(member, why)
+        self._lose(list(members), why, why)
 
     def lost(self, member: Member, why: str, told: str = "") -> None:
         """This incarnation is lost to the job: the step goes on without it, its unit gets a new one.
 
         The job's events say so once, whoever comes first with it. `told`: their words, if not `why`.
         """
-        if member in self._instances.lost or self._instances.members.get(member.sid) != member:
+        self._lose([member], why, told or why)
+
+    def _lose(self, members: list[Member], why: str, told: str) -> None:
+        """Those that are lost at once are one setback, however many they are."""
+        lost = [one for one in members if self._instances.is_present(one)]
+        if not lost:
             return
-        self._instances.mark_lost(member)
-        self._telling.fault(f"{member.sid}: {told or why}")
-        self._lost_at[member] = time.monotonic()
+        for member in lost:
+            self._instances.mark_lost(member)
+            self._telling.fault(f"{member.sid}: {told}")
+            self._lost_at[member] = time.monotonic()
         try:
-            self._setbacks.attempt_failed(self._progress.step, f"lost {member.sid}: {why}")
+            names = ", ".join(member.sid for member in lost)
+            self._setbacks.attempt_failed(self._progress.step, f"lost {names}: {why}")
         except Unrecoverable as error:
             self._tasks.fail(error)
             return
-        self._telling.one_more_lost(self.counted)
-        self._progress.lost(member)
+        for member in lost:
+            self._telling.one_more_lost(self.counted)
+            self._progress.lost(member)
         self._standbys.revise()
-        self._recruits.bring(member.sid, member, lambda: self._heed(member, why))
+        for member in lost:
+            self._recruits.bring(member.sid, member, lambda member=member: self._heed(member, why))  # type: ignore[misc]
 
     def missing(self, sid: str) -> None:
         """Nobody of this unit answered the orchestrator that took the job over."""

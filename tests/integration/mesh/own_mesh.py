@@ -14,7 +14,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,8 @@ class OwnMesh:
     servers: list[EmbeddedServer]
     replicas: int = 1
     slots: int = 3
+    nodes: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
+    """Where a cluster's agent is to run, if not here: its address, and the words before its command."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     commands: dict[str, list[str]] = field(default_factory=dict)
 
@@ -65,11 +67,14 @@ class OwnMesh:
         }
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dmsc", *self.commands[name]],
+                [*self._where(name)[1], sys.executable, "-m", "dmsc", *self.commands[name]],
                 env=environment, stdout=log, stderr=log,
             )  # fmt: skip
         self.processes[name] = process
         return process.pid
+
+    def _where(self, name: str) -> tuple[str, list[str]]:
+        return self.nodes.get(name.removeprefix("agent-"), ("127.0.0.1", []))
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> int:
         """Sends a signal to a process that lives; returns its pid."""
@@ -94,7 +99,7 @@ class OwnMesh:
                 f"agent-{cluster}",
                 [
                     "join", "--cluster", cluster, "--node", "n", "--slots", str(self.slots),
-                    "--address", "127.0.0.1",
+                    "--address", self._where(f"agent-{cluster}")[0],
                 ],
             )  # fmt: skip
         self.start("registry", ["run", "service-registry"])

@@ -20,7 +20,7 @@ from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from tests.conftest import Connect
 from tests.integration.workers.exchanging import Instance, Make, numbered, own_connections
-from workers import gloo, links
+from workers import gloo, links, reachability
 from workers.link_table import LinkConfig
 
 
@@ -337,10 +337,10 @@ async def test_withdrawn_offers_go_and_the_next_ones_arrive(
 # --- addresses ----------------------------------------------------------------------------------------------
 async def test_the_listening_port_falls_into_the_range_asked_for(make: Make) -> None:
     low = int(gloo.PORT_RANGE.read_text().split()[0]) + 1000
-    before = gloo._listening()
+    before = reachability.listening()
     one, two = await make("one", ports=(low, low + 2000)), await make("two", ports=(low, low + 2000))
     assert await one.send(two, 0, numbered(0)) == "delivered"
-    opened = gloo._listening() - before
+    opened = reachability.listening() - before
     assert len(opened) == 1  # one for all links of the process
     assert low <= opened.pop() <= low + 2000
 

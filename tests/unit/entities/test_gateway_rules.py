@@ -94,7 +94,10 @@ def test_an_event_is_one_record_even_with_line_breaks_in_it() -> None:
 
 
 def fault(
-    kind: Literal["instance", "link", "unreachable"], incarnation: str = "i1", witness: Member | None = None
+    kind: Literal["instance", "link", "unreachable"],
+    incarnation: str = "i1",
+    witness: Member | None = None,
+    silent: bool = False,
 ) -> FaultReport:
     return FaultReport(
         reporter="router-east",
@@ -104,6 +107,7 @@ def fault(
         kind=kind,
         evidence="seen",
         witness=witness,
+        silent=silent,
     )
 
 
@@ -123,6 +127,15 @@ def test_a_witness_does_not_hide_another() -> None:
     assert ledger.is_news(fault("unreachable", witness=zombie), 0)
     assert ledger.is_news(fault("unreachable", witness=sound), 1)
     assert not ledger.is_news(fault("unreachable", witness=sound), 2)
+
+
+def test_a_broken_link_does_not_hide_that_its_peer_is_silent() -> None:
+    ledger = FaultLedger(FaultReporterConfig(again_s=5.0))
+    one, other = Member(sid="j-s1-r0", incarnation="i1"), Member(sid="j-s1-r1", incarnation="i1")
+    assert ledger.is_news(fault("link", witness=one), 0)
+    assert ledger.is_news(fault("link", witness=one, silent=True), 1)
+    assert ledger.is_news(fault("link", witness=other, silent=True), 1)
+    assert not ledger.is_news(fault("link", witness=other, silent=True), 2)
 
 
 def test_the_ledger_is_bounded() -> None:

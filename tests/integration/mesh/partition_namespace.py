@@ -1,0 +1,121 @@
+"""In network namespaces: two nodes that both reach the bus, until one can no longer reach the other.
+
+    unshare --user --map-root-user --net python partition_namespace.py FOLDER
+
+This process's own namespace has the server, the control plane and a bridge; each node agent, with its
+instances, has one with a cable to that bridge. Isolated ports of a bridge reach the bridge, and not each
+other: so the cut takes tensors alone. Runs one job in peace and one that is cut; prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bus.embedded import EmbeddedServer
+from schemas.job import JobRecord, JobSpec
+from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
+
+BRIDGE, NET = "10.99.0.1", "10.99.0.{}/24"
+STEPS, CUT_AT = 8, 3
+
+
+def run(*command: object) -> None:
+    subprocess.run([str(part) for part in command], check=True, capture_output=True)
+
+
+@contextmanager
+def cabled() -> Iterator[dict[str, tuple[str, list[str]]]]:
+    """Address of each cluster's node, and the words before a command that is to run there."""
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "link", "add", "bridge", "type", "bridge")
+    run("ip", "address", "add", NET.format(1), "dev", "bridge")
+    run("ip", "link", "set", "bridge", "up")
+    holders = {name: subprocess.Popen(["unshare", "--net", "sleep", "600"]) for name in CLUSTERS}
+    try:
+        found = {}
+        for number, (name, holder) in enumerate(holders.items(), start=2):
+            there = ["nsenter", "--target", str(holder.pid), "--net"]
+            port = f"port-{name}"
+            while subprocess.run([*there, "ip", "link", "show", port], capture_output=True).returncode == 0:
+                pass
+            run("ip", "link", "add", port, "type", "veth", "peer", "name", "cable", "netns", holder.pid)
+            run("ip", "link", "set", port, "master", "bridge", "up")
+            run(*there, "ip", "link", "set", "lo", "up")
+            run(*there, "ip", "address", "add", NET.format(number), "dev", "cable")
+            run(*there, "ip", "link", "set", "cable", "up")
+            found[name] = (NET.format(number).partition("/")[0], there)
+        yield found
+    finally:
+        for holder in holders.values():
+            holder.kill()
+            holder.wait()
+
+
+def cut() -> None:
+    for name in CLUSTERS:
+        run("bridge", "link", "set", "dev", f"port-{name}", "isolated", "on")
+
+
+def spec(name: str) -> JobSpec:
+    return tiny_job(
+        name,
+        training={"steps": STEPS, "seed": 11, "checkpoint_every": 4, "validation_microbatches": 0},
+        parallel={"stages": 2, "replicas": 2, "clusters": list(CLUSTERS)},
+    )
+
+
+async def trained(
+    client: Witness, name: str, cut_at: int | None = None
+) -> tuple[JobRecord, list[str], list[int]]:
+    job = await client.submit(spec(name))
+    texts: list[str] = []
+    steps: list[int] = []
+    cut_at_s = 0.0
+    async for event in client.events(job):
+        if event.text:
+            texts.append(f"{event.kind}: {event.text}")
+        if event.result is not None:
+            if steps and steps[-1] == cut_at:
+                print(f"step {event.result.step} {event.at - cut_at_s:.1f} s after the cut", file=sys.stderr)
+            steps.append(event.result.step)
+            if event.result.step == cut_at:
+                cut()
+                cut_at_s = time.time()
+    return await client.record(job), texts, steps
+
+
+async def main(folder: Path) -> None:
+    with cabled() as nodes:
+        async with EmbeddedServer(folder / "nats", host=BRIDGE, sync_always=False) as server:
+            mesh = OwnMesh(folder, [server], slots=6, nodes=nodes)
+            try:
+                mesh.start_all("smo-1")
+                async with mesh.client() as client:
+                    await client.ready()
+                    quiet, _, _ = await trained(client, "quiet")
+                    record, texts, steps = await trained(client, "cut", CUT_AT)
+            finally:
+                mesh.stop_all()
+    assert quiet.weights is not None, quiet.reason
+    told = {
+        "quiet": quiet.weights.sha256,
+        "state": record.state,
+        "reason": record.reason,
+        "weights": record.weights.sha256 if record.weights else "",
+        "steps": steps,
+        "texts": texts,
+        "places": [place.cluster for place in record.graph.placements] if record.graph else [],
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))
