@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -50,8 +50,17 @@ _INDEX_CLASSES = frozenset(
 )
 
 
+def _member(kind: Any, name: Any) -> Any:
+    """What `getattr` in an index may be: Python 3.11.0 to 3.11.3 pickled members of an enumeration by it."""
+    if kind is not _MEM_FORMAT_ENCODING or name not in kind.__members__:
+        raise pickle.UnpicklingError("builtins.getattr has no place in an index")
+    return kind[name]
+
+
 class _Index(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) in _INDEX_CLASSES:
             return super().find_class(module, name)
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):

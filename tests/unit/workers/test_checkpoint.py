@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from bus.artifacts import open_artifacts
 from schemas.checkpoint import MANIFEST_NAME
@@ -112,6 +113,13 @@ class Harmful:
         return (print, ("harm done",))
 
 
+class Sneaky:
+    """The same by way of what is allowed."""
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return (getattr, (Path, "cwd"))
+
+
 def test_an_index_that_holds_code_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_folder(tmp_path, {"a": torch.ones(2)})
     assert read_folder(tmp_path, ["a", "b"], "it")["a"].tolist() == [1, 1]
@@ -122,6 +130,22 @@ def test_an_index_that_holds_code_is_not_run(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(DamagedCheckpoint, match="something else than an index"):
         read_folder(tmp_path, ["a"], "it")
     assert "harm done" not in capsys.readouterr().out
+
+
+def test_an_index_of_an_early_python_3_11_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It pickled members of an enumeration as `getattr(kind, name)`."""
+    monkeypatch.setattr(
+        _MEM_FORMAT_ENCODING,
+        "__reduce_ex__",
+        lambda self, _: (getattr, (type(self), self.name)),
+        raising=False,
+    )
+    write_folder(tmp_path, {"a": torch.ones(2)})
+    assert b"getattr" in (tmp_path / ".metadata").read_bytes()
+    assert read_folder(tmp_path, ["a"], "it")["a"].tolist() == [1, 1]
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Sneaky()))
+    with pytest.raises(DamagedCheckpoint, match=r"it can.t be read: .*getattr has no place in an index"):
+        read_folder(tmp_path, ["a"], "it")
 
 
 def test_every_kind_of_tensor_survives(tmp_path: Path) -> None:
