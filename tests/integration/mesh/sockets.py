@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import os
@@ -50,6 +51,13 @@ def unread_bytes(pid: int, peer: int) -> int:
 def _address(text: str) -> tuple[str, int]:
     host, port = text.split(":")
     return socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
+
+
+async def until_cut(one: int, other: int, timeout_s: float = 5.0) -> None:
+    """Fails if nothing was cut. The kernel's table is no snapshot: a look at it may miss a connection."""
+    async with asyncio.timeout(timeout_s):
+        while not cut(one, other):  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.002)
 
 
 def cut(one: int, other: int) -> list[Ends]:

@@ -61,7 +61,7 @@ def test_two_kills_fire_and_the_weights_are_the_same(mesh: Mesh, tmp_path: Path)
 
 @pytest.mark.timeout(240)
 def test_a_running_job_by_its_id_compared_with_a_finished_one(mesh: Mesh, tmp_path: Path) -> None:
-    spec = job_file(tmp_path, steps=40, pad_ms=5)  # seconds, so that it still runs when chaos has come
+    spec = job_file(tmp_path, steps=28, pad_ms=5)  # seconds, so that it still runs when chaos has come
     before = mesh.client.submit(spec)
     mesh.client.wait(before.job, timeout_s=60)
     job = mesh.client.submit(spec).job

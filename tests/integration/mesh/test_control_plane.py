@@ -28,7 +28,7 @@ from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 
 ORCHESTRATORS = ("smo-1", "smo-2")
-STEPS = 16
+STEPS = 12
 UNITS = 6
 """Two stages of two replicas, and a data instance in each cluster."""
 STRUCK_AT = 6

@@ -359,15 +359,10 @@ async def test_a_data_instance_dies_in_the_middle_of_a_step(follow: Following) -
             course.gates.hold(course.pid(unit), "forward", STRUCK_AT) for unit in ("s0-r0", "s0-r1")
         ]:
             await hold.reached()
-        await course.until_said(subjects.STEP_BEGIN, answer=True)
-        await course.until(lambda: len(begun(course)) > STRUCK_AT, "the step is dispatched")
+        await course.until_said(subjects.STEP_BEGIN, step=STRUCK_AT)
         course.kill("data-r0")
         course.gates.open_all()
         await course.check(lost=["data-r0"])
-
-
-def begun(course: Course) -> list[Message]:
-    return course.of(subjects.STEP_BEGIN, answer=True)
 
 
 async def test_a_data_instance_dies_at_the_begin_of_a_step(follow: Following) -> None:
@@ -394,7 +389,7 @@ async def test_a_link_between_neighbouring_stages_is_cut(follow: Following) -> N
         )  # the gate may tell sooner than the tap
         before = hops(course, "s1-r0", microbatch)[0]
         sender = before.sender.sid.removeprefix(f"{course.job}-")
-        assert sockets.cut(course.pid(sender), course.pid("s1-r0"))
+        await sockets.until_cut(course.pid(sender), course.pid("s1-r0"))
         await course.until_said(subjects.LINK_FAULT)
         hold.open()
         await course.check()
@@ -421,7 +416,7 @@ async def test_a_link_between_replicas_is_cut_inside_the_all_reduce(follow: Foll
             hold.open()
             await course.until_said(subjects.STEP_PREPARE, "s0-r0", step=STRUCK_AT)
             await until_in_all_reduce(course, "s0-r0", "s0-r1")
-            assert sockets.cut(course.pid("s0-r0"), course.pid("s0-r1"))
+            await sockets.until_cut(course.pid("s0-r0"), course.pid("s0-r1"))
         await course.check()
         orders = course.of(subjects.GROUP_FORM, "s0-r0")
-        assert [order.generation for order in orders if isinstance(order, GroupForm)] == [0, 1]
+        assert {order.generation for order in orders if isinstance(order, GroupForm)} == {0, 1}
