@@ -17,20 +17,14 @@ COMMANDS = (
 )
 
 
-def test_help_is_quick(tmp_path: Path) -> None:
-    took_s = []
-    for _ in range(3):
-        began = time.monotonic()
-        done = dmsc("--help", cwd=tmp_path)
-        took_s.append(time.monotonic() - began)
-        assert done.returncode == 0
+def test_help_ends_with_the_exit_codes(tmp_path: Path) -> None:
+    done = dmsc("--help", cwd=tmp_path)
+    assert done.returncode == 0
     assert "Exit codes: 0 done" in done.stdout
-    assert min(took_s) < 1.0, (
-        took_s
-    )  # 0.25 s on an idle machine; importing nats, httpx or FastAPI would double it
 
 
 def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    """So that it is there at once: importing nats, httpx or FastAPI would double its 0.25 s."""
     import subprocess
     import sys
 
