@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -142,9 +141,7 @@ async def test_a_command_survives_a_server_restart(own_server: EmbeddedServer) -
         release.set()  # the answer is given while there is no bus
         await asyncio.sleep(0.05)
         await own_server.start()
-        back = time.monotonic()
         reply = await asyncio.wait_for(asked, 10)
         assert reply.note == "survived"
         assert runs == 1
         await until(lambda: asker.counters.reconnects == service.counters.reconnects == 1)
-        assert time.monotonic() - back < 3

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -150,13 +149,6 @@ async def test_what_is_decided_is_synced_and_what_is_secret_is_private(tmp_path:
         assert server.log_path.exists()
         assert "s3cret" not in server.log_path.read_text()
         assert "s3cret" not in " ".join(psutil.Process(server.pid).cmdline())
-
-
-async def test_ready_within_a_moment(tmp_path: Path) -> None:
-    began = time.monotonic()
-    async with EmbeddedServer(tmp_path):
-        assert time.monotonic() - began < 2.0
-    assert threading.active_count() < 20
 
 
 def test_the_binary_is_found_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

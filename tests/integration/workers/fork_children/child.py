@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,12 @@ def main(payload: dict[str, Any], result: Path | None) -> int:
 
 
 def _surroundings() -> dict[str, Any]:
+    inherited = "torch" in sys.modules
     import torch
 
     return {
         "pid": os.getpid(),
-        "main_at": time.monotonic(),
+        "inherited": inherited,
         "parent": os.getppid(),
         "descriptors": sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in _open()),
         "threads": torch.get_num_threads(),
