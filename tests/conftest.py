@@ -16,6 +16,8 @@ from bus.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 
 Connect = Callable[..., Awaitable[Bus]]
+CONNECT_S = 30.0
+"""Longer than the product's own 5 s: two meshes may start on these cores at this very moment."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,7 @@ async def connect(server: EmbeddedServer) -> AsyncIterator[Connect]:
         async def make(name: str, kind: EntityKind = EntityKind.CLIENT, **options: Any) -> Bus:
             url = options.pop("url", server.url)
             provision = options.pop("provision", True)
+            options.setdefault("connect_timeout_s", CONNECT_S)
             bus = await stack.enter_async_context(Bus.connect(url, name=name, kind=kind, **options))
             if provision:
                 await bus.provision()

@@ -30,6 +30,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import NoResponders, Unavailable
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
 from schemas.registry import InstanceState, ServiceRecord
+from tests.conftest import CONNECT_S
 from tests.integration.mesh.conftest import USER_MODELS
 
 TOKEN = "a-test-token"
@@ -125,7 +126,8 @@ class OwnMesh:
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Witness]:
         """A client at the NATS door that also sees what is on the bus."""
-        async with Bus.connect(self.urls, name="rita", kind=EntityKind.CLIENT) as bus:
+        client = Bus.connect(self.urls, name="rita", kind=EntityKind.CLIENT, connect_timeout_s=CONNECT_S)
+        async with client as bus:
             await streams.provision(bus.link, replicas=self.replicas)  # once: again is the registry's to do
             witness = Witness(bus, self)
             watch = await bus.bucket(subjects.REGISTRY_RECORD).watch(witness.registered)
