@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, tiny_job
 
@@ -15,6 +17,14 @@ def printed(mesh: Mesh, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+def told(routes: Any, job: str) -> bool:
+    """Steps were seen, and both senders have told of their links: they do so every few seconds."""
+    senders = {link["sender"] for link in routes["links"] if link["stage"] == 1 and link["latency_ms"]}
+    steps = [stage["measured_steps"] for stage in routes["stages"]]
+    return {f"{job}-s0-r0", f"{job}-s0-r1"} <= senders and len(steps) == 2 and all(steps)
+
+
+@pytest.mark.timeout(240)
 def test_routes_and_top_show_a_job_at_work(mesh: Mesh) -> None:
     spec = tiny_job("board", training={"steps": 5000}, parallel={"stages": 2, "replicas": 2})
     args = {**spec.model.args, "pad_ms": 10.0}  # leaves the cores to the commands
@@ -26,6 +36,8 @@ def test_routes_and_top_show_a_job_at_work(mesh: Mesh) -> None:
             if event.kind == "step" and event.result is not None and event.result.step >= 3:
                 break
         routes = printed(mesh, "routes", job, "--links")
+        while not told(routes, job):  # until the test's own time is up
+            routes = printed(mesh, "routes", job, "--links")
         top = printed(mesh, "top", "--once")
     finally:
         mesh.client.cancel(job)
