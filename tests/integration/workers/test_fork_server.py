@@ -18,7 +18,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-EVENT_TIMEOUT_S = 30.0
+EVENT_TIMEOUT_S = 60.0
 
 
 class Agent:
