@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -32,7 +31,8 @@ from bus.dial import BUFFER_BYTES, RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, 
 from bus.feed import Feed as Feed
 from bus.feed import MessageCallback
 from bus.logs import get_logger
-from schemas.errors import BadMessage, BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Refused
+from bus.questions import Question, Questions
+from schemas.errors import BadMessage, BusUnreachable, DeadlineExceeded, DmscError, Refused
 
 log = get_logger("bus.link")
 
@@ -46,42 +46,6 @@ PRESSURE_PAUSE_S = 0.001
 REDIAL_S = 5.0
 
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
-
-
-class Question:
-    """Something asked through the link's inbox; `with` keeps it open. `patient` ones outlive a lost
-    connection and a 503 (which is only noted: `unheard`)."""
-
-    __slots__ = ("_number", "_open", "answer", "inbox", "patient", "subject", "unheard")
-
-    def __init__(
-        self, open_questions: dict[str, Question], number: str, inbox: str, subject: str, patient: bool
-    ) -> None:
-        self.subject = subject
-        self.inbox = inbox
-        self.patient = patient
-        self.unheard = False
-        self.answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._number = number
-        self._open = open_questions
-
-    def __enter__(self) -> tuple[str, Question]:
-        self._open[self._number] = self
-        return self.inbox, self
-
-    def __exit__(self, *_: object) -> None:
-        del self._open[self._number]
-        if self.answer.done() and not self.answer.cancelled():
-            self.answer.exception()  # seen; asyncio need not complain that it never was
-
-    def fail(self, error: DmscError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-    def expire(self, timeout_s: float) -> None:
-        self.fail(
-            DeadlineExceeded(f"no answer on {self.subject} within {timeout_s:g} s", subject=self.subject)
-        )
 
 
 class Lost:
@@ -116,8 +80,7 @@ class Link:
         self._dialer = Dialer(servers, name=name, label=label, token=token)
         self._client: Client | None = None
         self._inbox = f"{inbox_prefix}.{secrets.token_hex(6)}"
-        self._numbers = itertools.count(1)
-        self._questions: dict[str, Question] = {}
+        self._questions = Questions(self._inbox)
         self._streams: set[asyncio.Queue[Msg | Lost]] = set()
         self._feeds: list[Feed] = []
         self._subscribing: dict[str, list[asyncio.Future[None]]] = {}
@@ -212,8 +175,7 @@ class Link:
 
     def question(self, subject: str, *, patient: bool = False) -> Question:
         """`with link.question(subject) as (inbox, asked):` an inbox for one answer, and where it will be."""
-        number = str(next(self._numbers))
-        return Question(self._questions, number, f"{self._inbox}.{number}", subject, patient)
+        return self._questions.new(subject, patient=patient)
 
     async def ask(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: dict[str, str] | None = None
@@ -251,7 +213,7 @@ class Link:
         async def arrived(message: Msg) -> None:
             queue.put_nowait(message)
 
-        inbox = f"{self._inbox}.stream.{next(self._numbers)}"
+        inbox = f"{self._inbox}.stream.{secrets.token_hex(4)}"
         self._streams.add(queue)
         try:
             sub = await self.client.subscribe(inbox, cb=arrived)
@@ -391,22 +353,7 @@ class Link:
             raise self.unreachable() from None
 
     async def _make_inbox(self) -> None:
-        await self.client.subscribe(f"{self._inbox}.*", cb=self._answered)
-
-    async def _answered(self, message: Msg) -> None:
-        number = message.subject.rpartition(".")[2]
-        asked = self._questions.get(number)
-        if asked is None or asked.answer.done():
-            return
-        if not message.data and message.headers and message.headers.get("Status") == "503":
-            if asked.patient:
-                asked.unheard = True
-            else:
-                asked.answer.set_exception(
-                    NoResponders(f"nobody listens on {asked.subject}", subject=asked.subject)
-                )
-            return
-        asked.answer.set_result(message)
+        await self.client.subscribe(f"{self._inbox}.*", cb=self._questions.answered)
 
     # --- what nats-py tells us ---------------------------------------------------------------------------
 
@@ -442,11 +389,7 @@ class Link:
                         denied.set_result(None)
                 return
         else:
-            for asked in list(self._questions.values()):
-                if subject in (asked.subject.lower(), asked.inbox.lower()):  # the latter is a barrier
-                    asked.fail(
-                        Refused(f"{self.name} may not publish on {asked.subject}", subject=asked.subject)
-                    )
+            self._questions.denied(subject, self.name)
         if subject not in self.stats.told:
             self.stats.told.add(subject)
             log.error("the bus refuses", what=what, subject=subject, service=self.name)
@@ -458,11 +401,10 @@ class Link:
         self._drop_waiting()
 
     def _drop_waiting(self) -> None:
-        for asked in self._questions.values():
-            if self._closing:
-                asked.fail(self.unreachable())
-            elif not asked.patient:
-                asked.fail(BusUnreachable("the connection to the bus broke while waiting for the answer"))
+        if self._closing:
+            self._questions.end(self.unreachable())
+        else:
+            self._questions.lost()
         for stream in self._streams:
             stream.put_nowait(Lost())
 

@@ -1,0 +1,89 @@
+"""What is asked through a link's own inbox: each question has a number and fails with the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from nats.aio.msg import Msg
+
+from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Refused
+
+
+class Question:
+    """One question; `with` keeps it open. `patient` ones outlive a lost connection and a 503 (which is only
+    noted: `unheard`)."""
+
+    __slots__ = ("_number", "_open", "answer", "inbox", "patient", "subject", "unheard")
+
+    def __init__(
+        self, open_questions: dict[str, Question], number: str, inbox: str, subject: str, patient: bool
+    ) -> None:
+        self.subject = subject
+        self.inbox = inbox
+        self.patient = patient
+        self.unheard = False
+        self.answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._number = number
+        self._open = open_questions
+
+    def __enter__(self) -> tuple[str, Question]:
+        self._open[self._number] = self
+        return self.inbox, self
+
+    def __exit__(self, *_: object) -> None:
+        del self._open[self._number]
+        if self.answer.done() and not self.answer.cancelled():
+            self.answer.exception()  # seen; asyncio need not complain that it never was
+
+    def fail(self, error: DmscError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def expire(self, timeout_s: float) -> None:
+        self.fail(
+            DeadlineExceeded(f"no answer on {self.subject} within {timeout_s:g} s", subject=self.subject)
+        )
+
+
+class Questions:
+    """The open ones of one inbox, `<inbox>.<number>`."""
+
+    def __init__(self, inbox: str) -> None:
+        self._inbox = inbox
+        self._numbers = itertools.count(1)
+        self._open: dict[str, Question] = {}
+
+    def new(self, subject: str, *, patient: bool) -> Question:
+        number = str(next(self._numbers))
+        return Question(self._open, number, f"{self._inbox}.{number}", subject, patient)
+
+    async def answered(self, message: Msg) -> None:
+        """Something has come to the inbox: an answer, or the server's word that nobody listens."""
+        asked = self._open.get(message.subject.rpartition(".")[2])
+        if asked is None or asked.answer.done():
+            return
+        if not message.data and message.headers and message.headers.get("Status") == "503":
+            if asked.patient:
+                asked.unheard = True
+            else:
+                asked.fail(NoResponders(f"nobody listens on {asked.subject}", subject=asked.subject))
+            return
+        asked.answer.set_result(message)
+
+    def denied(self, subject: str, who: str) -> None:
+        """The server, which says `subject` in lower case, does not let `who` publish there."""
+        for asked in list(self._open.values()):
+            if subject in (asked.subject.lower(), asked.inbox.lower()):  # the latter is a barrier
+                asked.fail(Refused(f"{who} may not publish on {asked.subject}", subject=asked.subject))
+
+    def lost(self) -> None:
+        """The connection broke: answers that were on their way will not come. Patient ones ask again."""
+        for asked in self._open.values():
+            if not asked.patient:
+                asked.fail(BusUnreachable("the connection to the bus broke while waiting for the answer"))
+
+    def end(self, error: DmscError) -> None:
+        """Nobody will be answered any more."""
+        for asked in self._open.values():
+            asked.fail(error)
