@@ -46,6 +46,8 @@ DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKE
 ANSWER_S = 1.5
 """A cluster that elects a stream's leader answers nobody: whoever asked before must ask again after, and
 should not notice late that it is over. Outlasts the sync of a busy disk."""
+ANSWER_EACH_S = 0.005
+"""More for each message of a batch: a large one's acknowledgement waits behind all that came meanwhile."""
 PAUSE_S = 0.05
 """Before an interrupted watch is made again: a restarted server needs a moment to load its streams."""
 PATIENCE_S = 20.0
@@ -180,7 +182,10 @@ class Bucket:
             batch = [self._published(writings[place]) for place in places]
             try:
                 revisions = await jetstream.publish_batch(
-                    self._bus.link, self._bus.next_id(), batch, timeout_s=ANSWER_S
+                    self._bus.link,
+                    self._bus.next_id(),
+                    batch,
+                    timeout_s=ANSWER_S + len(batch) * ANSWER_EACH_S,
                 )
                 found.update(zip(places, revisions, strict=True))
             except (BusUnreachable, DeadlineExceeded) as error:

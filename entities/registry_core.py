@@ -89,24 +89,25 @@ class Held:
 
 
 class Holders:
-    """Which SIDs came over which connection. Nearly all have one."""
+    """Which SIDs came over which connection, in order. Nearly all have one; a door may have thousands."""
 
     def __init__(self) -> None:
-        self._sids: dict[str, tuple[str, ...]] = {}
+        self._sids: dict[str, dict[str, None]] = {}
 
     def add(self, holder: str, sid: str) -> None:
         if holder:
-            self._sids[holder] = (*self._sids.get(holder, ()), sid)
+            self._sids.setdefault(holder, {})[sid] = None
 
     def remove(self, holder: str, sid: str) -> None:
-        left = tuple(one for one in self._sids.get(holder, ()) if one != sid)
-        if left:
-            self._sids[holder] = left
-        else:
-            self._sids.pop(holder, None)
+        left = self._sids.get(holder)
+        if left is None:
+            return
+        left.pop(sid, None)
+        if not left:
+            del self._sids[holder]
 
     def of(self, holder: str) -> tuple[str, ...]:
-        return self._sids.get(holder, ())
+        return tuple(self._sids.get(holder, ()))
 
 
 class RegistryCore:
