@@ -93,9 +93,19 @@ class StateFolder:
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
-            self.mesh_file.unlink(missing_ok=True)
-            self.lock_file.unlink(missing_ok=True)
+            if self._is_lock(
+                descriptor
+            ):  # else the folder was removed under us, and is someone else's by now
+                self.mesh_file.unlink(missing_ok=True)
+                self.lock_file.unlink(missing_ok=True)
             os.close(descriptor)
+
+    def _is_lock(self, descriptor: int) -> bool:
+        """Whether the lock's name still stands for the file that this descriptor has open."""
+        try:
+            return os.fstat(descriptor).st_ino == os.stat(self.lock_file).st_ino
+        except FileNotFoundError:
+            return False
 
     def _lock(self) -> int | None:
         """A descriptor that holds the lock, or None if another process does.
@@ -111,11 +121,8 @@ class StateFolder:
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                     return None
                 raise
-            try:
-                if os.fstat(descriptor).st_ino == os.stat(self.lock_file).st_ino:
-                    return descriptor
-            except FileNotFoundError:
-                pass
+            if self._is_lock(descriptor):
+                return descriptor
             os.close(descriptor)
 
     def in_use(self) -> BadInput:

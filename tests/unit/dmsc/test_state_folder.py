@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,20 @@ def test_what_a_killed_owner_left_is_not_believed(tmp_path: Path) -> None:
     assert folder.mesh() is None
     with folder.hold():
         assert folder.owner() == os.getpid()
+
+
+def test_who_lost_the_folder_takes_nothing_from_the_next_owner(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    former, present = ExitStack(), ExitStack()
+    former.enter_context(folder.hold())
+    shutil.rmtree(folder.path)
+    with present:
+        present.enter_context(folder.hold())
+        folder.write_mesh(MeshFile(servers=("nats://x:1",), pid=os.getpid(), started_at=1.0))
+        former.close()
+        assert folder.owner() == os.getpid()
+        assert folder.mesh() is not None
+    assert list(folder.path.iterdir()) == []
 
 
 def test_tokens_are_private_and_stay(tmp_path: Path) -> None:
