@@ -95,7 +95,7 @@ class StateFolder:
         finally:
             if self._is_lock(
                 descriptor
-            ):  # else the folder was removed under us, and is someone else's by now
+            ):  # else the folder was removed, and is someone else's by now
                 self.mesh_file.unlink(missing_ok=True)
                 self.lock_file.unlink(missing_ok=True)
             os.close(descriptor)
