@@ -50,7 +50,8 @@ class Course:
     expected: str
     """SHA-256 of the weights."""
     job: str = ""
-    said: list[Said] = field(default_factory=list)
+    said: dict[Subject, list[Said]] = field(default_factory=dict)
+    """By row, in order."""
     records: dict[str, dict[str, ServiceRecord]] = field(default_factory=dict)
     """By SID and incarnation, the latest of each; incarnations in the order in which they came."""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,8 +64,8 @@ class Course:
         if isinstance(message, ServiceRecord) and message.job is not None and row is subjects.REGISTRY_RECORD:
             self.records.setdefault(message.sid, {})[message.incarnation] = message
         sid = tapped.tokens.get("sid", "")
-
-        self.said.append(Said(row, sid, tapped.envelope.sender.name, message, bool(tapped.answers)))
+        said = Said(row, sid, tapped.envelope.sender.name, message, bool(tapped.answers))
+        self.said.setdefault(row, []).append(said)
         self._news.set()
 
     def sid(self, unit: str) -> str:
@@ -76,9 +77,8 @@ class Course:
         """Messages of a row, addressed to (or answered by) a unit."""
         return [
             said.message
-            for said in self.said
-            if said.row is row
-            and said.answer is answer
+            for said in self.said.get(row, ())
+            if said.answer is answer
             and (not unit or said.sid == self.sid(unit))
             and getattr(said.message, "job", self.job) == self.job
             and (step is None or getattr(said.message, "step", None) == step)

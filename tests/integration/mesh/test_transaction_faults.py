@@ -232,7 +232,7 @@ async def test_a_frozen_instance_is_replaced_and_wakes_up(follow: Following) -> 
             with course.frozen(course.agent("s0-r1")):
                 hold.open()
                 await course.until(lambda: bool(fences(course, zombie)), "the zombie is fenced")
-                before = len(course.said)
+                before = len(course.of(subjects.NOTICE, step=STRUCK_AT))
                 os.kill(pid, signal.SIGCONT)
                 await course.until(
                     lambda: microbatch in offers(course, zombie, before), "the zombie offers its microbatch"
@@ -252,12 +252,9 @@ def fences(course: Course, member: Member) -> list[Message]:
 def offers(course: Course, sender: Member, start: int = 0) -> list[int]:
     """Microbatches of the struck step that this incarnation offers to the next stage."""
     return [
-        said.message.microbatch
-        for said in course.said[start:]
-        if isinstance(said.message, MicrobatchNotice)
-        and said.message.sender == sender
-        and said.message.step == STRUCK_AT
-        and said.message.direction == "forward"
+        notice.microbatch
+        for notice in course.of(subjects.NOTICE, step=STRUCK_AT)[start:]
+        if isinstance(notice, MicrobatchNotice) and notice.sender == sender and notice.direction == "forward"
     ]
 
 
