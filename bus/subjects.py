@@ -386,6 +386,14 @@ MODULE_LIFECYCLE = _row(
     "module lifecycle", "policy.lifecycle.{module}", policy.ModuleLifecycle, FM, SMO,
     REQUEST, "a functional module's state and version", reply=Ack,
 )  # fmt: skip
+MODULE_ORDER = _row(
+    "module order", "policy.order.{sid}", policy.ModuleOrder, SMO, FM,
+    REQUEST, "activate, shadow, drain; enable or disable for jobs", reply=policy.ModuleLifecycle,
+)  # fmt: skip
+DIRECT_MODULE = _row(
+    "direct module", "policy.command.direct", policy.DirectModule, MG, SMO,
+    REQUEST, "give a module an order", reply=policy.ModuleLifecycle,
+)  # fmt: skip
 LINK_FAULT = _row(
     "link fault", "fault.link.{cluster}", fault.LinkFault, MI, SR, CORE, "a neighbour's link broke",
     stream="FAULTS",

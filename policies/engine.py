@@ -96,6 +96,7 @@ class Engine:
         self.counters = Counters()
         self.suspended = ""
         """Why the policy is no longer called; empty while it is."""
+        self._disabled: set[str] = set()
         self._every_s = policy.every_s if config.every_s is None else config.every_s
         self._decided: dict[str, float] = {}
         self._changed: set[str] = set()
@@ -109,6 +110,26 @@ class Engine:
         asked: Sequence[Subject] = self.policy.subscribes()
         return tuple(dict.fromkeys((*ALWAYS, *asked)))
 
+    # --- per job --------------------------------------------------------------------------------------
+    def enable(self, job: str) -> None:
+        """Ask the policy for this job (again). Of one that it was not started for, it sees what comes now."""
+        self._disabled.discard(job)
+        self.observations.admit(job)
+
+    def disable(self, job: str) -> None:
+        """No longer ask it for this job; the job is still watched, so that enabling finds its state."""
+        self._disabled.add(job)
+
+    def jobs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """For which jobs it is enabled (empty: all), and for which not."""
+        return tuple(sorted(self.observations.only)), tuple(sorted(self._disabled))
+
+    def resume(self) -> None:
+        """Call the policy again after a suspension."""
+        self.suspended = ""
+        self._errors_in_a_row = 0
+
+    # --- events in, suggestions out -------------------------------------------------------------------
     def take(self, events: Iterable[Event]) -> list[Problem]:
         """Work events into the view and hand them to the policy's `on_<event>` methods."""
         problems: list[Problem] = []
@@ -128,7 +149,7 @@ class Engine:
         """Seconds until some job wants a decision (0: now), or None if nothing new was seen."""
         waits = [
             max(0.0, self._decided.get(job, float("-inf")) + self._every_s - now)
-            for job in self._changed
+            for job in self._changed - self._disabled
             if job in self.observations.jobs
         ]
         return None if self.suspended or not waits else min(waits)
@@ -136,7 +157,7 @@ class Engine:
     def decide(self, now: float) -> Output:
         """Ask the policy for each job that is due and saw something new since it was last asked."""
         output = Output()
-        for job in sorted(self._changed):
+        for job in sorted(self._changed - self._disabled):
             view = self.observations.jobs.get(job)
             if view is None:
                 self._changed.discard(job)
@@ -150,7 +171,7 @@ class Engine:
 
     def ask(self, view: JobView, now: float, *, into: list[Problem]) -> list[PolicySuggestion]:
         """One call of `decide`, contained, checked, and limited."""
-        if self.suspended:
+        if self.suspended or view.job in self._disabled:
             return []
         self.counters.decisions += 1
         found = self._guard("decide", lambda: _suggestions(self.policy.decide(view, now)), into=into)

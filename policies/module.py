@@ -25,6 +25,7 @@ from bus.subjects import Subject
 from policies.engine import Engine, EngineConfig, Event, Output
 from policies.kit import Policy
 from policies.lifecycle import Lifecycle
+from policies.orders import Orders
 from policies.policy_thread import PolicyThread
 from policies.recent import recent
 from policies.store_reads import StoreReader
@@ -98,10 +99,12 @@ class FunctionalModule:
                 state=ModuleState.REGISTERED,
                 subscribes=tuple(row.wildcard() for row in self.engine.rows()),
                 jobs=self.config.engine.jobs,
+                sid=bus.sender.name,
             ),
             every_s=self.config.lifecycle_every_s,
             answer_s=self.config.answer_s,
         )
+        self._orders = Orders(bus, self.engine, self._lifecycle)
         self._stores = StoreReader(bus, self._store_answered)
         self._inbox: deque[Event] = deque()
         self._news = asyncio.Event()
@@ -115,7 +118,7 @@ class FunctionalModule:
         return self._lifecycle.state
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Register, rebuild, serve until cancelled; then drain and retire."""
+        """Register, rebuild, serve until cancelled or ordered to drain; then drain and retire."""
         thread = self._thread = PolicyThread(self._policy.name)
         subscriptions: list[Subscription] = []
         try:
@@ -125,6 +128,7 @@ class FunctionalModule:
                     try:
                         for row in self.engine.rows():
                             subscriptions.append(await self._bus.subscribe(row, self._received(row)))
+                        subscriptions.append(await self._orders.serve())
                         await self._rebuild(thread)
                         self._lifecycle.move(ModuleState.SHADOW if self.config.shadow else ModuleState.ACTIVE)
                         await self._lifecycle.told()
@@ -132,7 +136,7 @@ class FunctionalModule:
                                  state=self.state.value)  # fmt: skip
                         if ready is not None:
                             ready.set()
-                        await self._work(thread)
+                        await self._until_drained(tasks.create_task(self._work(thread)))
                     finally:
                         await self._stores.close()
                         await self._drain(subscriptions, presence)
@@ -229,12 +233,21 @@ class FunctionalModule:
                     async with asyncio.timeout(self.config.patience_s):
                         output = await thread.run(lambda: self._round(events, now))  # noqa: B023 (awaited here)
                 except TimeoutError:
-                    self._suspend(f"suspended: its code has not returned for {self.config.patience_s:g} s")
+                    self._orders.lost = f"its code has not returned for {self.config.patience_s:g} s"
+                    self._suspend(f"suspended: {self._orders.lost}")
                     await asyncio.get_running_loop().create_future()  # the thread is lost; only the end helps
                 self._log(output)
                 for suggestion in output.suggestions:
                     await self._say(suggestion)
                 self._stores.start(output.reads)
+
+    async def _until_drained(self, working: asyncio.Task[None]) -> None:
+        drained = asyncio.create_task(self._orders.drained.wait())
+        try:
+            await asyncio.wait({working, drained}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            drained.cancel()
 
     def _round(self, events: list[Event], now: float) -> Output:
         problems = self.engine.take(events)
@@ -288,8 +301,12 @@ class FunctionalModule:
     async def _drain(self, subscriptions: list[Subscription], presence: Presence) -> None:
         with contextlib.suppress(TimeoutError, DmscError):
             async with asyncio.timeout(self.config.drain_s):
-                self._lifecycle.move(ModuleState.DRAINING)
-                await asyncio.gather(*(subscription.stop(drain=False) for subscription in subscriptions))
+                if self.state is not ModuleState.DRAINING:
+                    self._lifecycle.move(ModuleState.DRAINING)
+                # the answer to the order that made it leave still goes out
+                await asyncio.gather(
+                    *(one.stop(drain=one.row is subjects.MODULE_ORDER) for one in subscriptions)
+                )
                 self._lifecycle.move(ModuleState.RETIRED)
                 await self._lifecycle.told()
         counters = self.engine.counters

@@ -158,11 +158,17 @@ class Observations:
     """Everything seen so far, by job. `take` is the only way in."""
 
     def __init__(self, jobs: tuple[str, ...] = ()) -> None:
-        self._only = frozenset(jobs)
+        self.only = frozenset(jobs)
+        """Jobs that are watched; empty: all."""
         self.jobs: dict[str, JobView] = {}
         self.nodes: dict[str, NodeSample] = {}
         self.records: dict[str, ServiceRecord] = {}
         self._ended: dict[str, None] = {}
+
+    def admit(self, job: str) -> None:
+        """Watch this job as well."""
+        if self.only:
+            self.only |= {job}
 
     def take(self, message: Message, at: float, *, id: str = "") -> JobView | None:
         """Work one message in and return the view that it changed, if it was one job's.
@@ -206,7 +212,7 @@ class Observations:
 
     def view(self, job: str) -> JobView | None:
         """The job's view, made on first sight; None if it ended or is not one of ours."""
-        if job in self._ended or (self._only and job not in self._only):
+        if job in self._ended or (self.only and job not in self.only):
             return None
         view = self.jobs.get(job)
         if view is None:

@@ -36,7 +36,7 @@ MODULE_TRANSITIONS: dict[ModuleState, frozenset[ModuleState]] = {
 """Legal transitions of one life of a module: a new process starts again at registered."""
 
 
-class ModuleLifecycle(Message, wire="policy.lifecycle"):
+class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 1)):
     """A functional module says what it is and in which state (draft §4.2, lifecycle control)."""
 
     module: Token
@@ -44,7 +44,42 @@ class ModuleLifecycle(Message, wire="policy.lifecycle"):
     state: ModuleState
     subscribes: tuple[str, ...] = ()
     jobs: tuple[Token, ...] = Field((), description="empty: all jobs")
+    without: tuple[Token, ...] = Field((), description="jobs it is disabled for")
+    sid: Token | None = Field(None, description="its name on the bus, at which it takes orders")
     reason: str = ""
+
+
+class ModuleOp(StrEnum):
+    """What a module may be ordered to do."""
+
+    ACTIVATE = "activate"
+    SHADOW = "shadow"
+    DRAIN = "drain"
+    ENABLE = "enable"
+    DISABLE = "disable"
+
+
+class ModuleOrder(Message, wire="policy.order"):
+    """SMO → module: change your state, or the jobs that you are enabled for (draft §4.2, lifecycle control).
+
+    The answer is the module's lifecycle as it then is. An order that is obeyed already changes nothing, so it
+    may be repeated. `drain` is answered with `draining`; the module retires by itself.
+    """
+
+    op: ModuleOp
+    jobs: tuple[Token, ...] = Field((), description="enable, disable: which; else empty")
+    reason: str = ""
+
+
+class DirectModule(Message, wire="policy.direct"):
+    """MG → SMO: give a running version of a module this order. The answer is its lifecycle as it then is."""
+
+    module: Token
+    version: str | None = Field(None, description="none: the only one that runs")
+    op: ModuleOp
+    jobs: tuple[Token, ...] = ()
+    reason: str = ""
+    user: str
 
 
 class SetWeights(Part):

@@ -236,7 +236,7 @@ def _judge(
     """One suggestion of a registered module that is within its rate."""
     job = suggestion.job
     age = 0.0 if received_at is None else now - received_at
-    if standing.jobs and job not in standing.jobs:
+    if job in standing.without or (standing.jobs and job not in standing.jobs):
         return _no(f"{_name(suggestion)} is not enabled for job {job}"), state
     if standing.state not in (ModuleState.ACTIVE, ModuleState.SHADOW):
         return _no(f"{_name(suggestion)} is {standing.state.value}, not active"), state

@@ -10,7 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from schemas.errors import BadInput, NotFound
 from schemas.policy import ModuleLifecycle, ModuleState
+
+OVER = (ModuleState.DRAINING, ModuleState.RETIRED)
 
 Key = tuple[str, str]
 """(module, version): two versions of a module may run side by side, one of them in shadow."""
@@ -44,7 +47,9 @@ class Standing:
     """One version of one module. `allowance` is a token bucket; the strikes count in a row."""
 
     state: ModuleState = ModuleState.REGISTERED
+    sid: str | None = None
     jobs: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     allowance: float = math.inf
     allowance_at: float = 0.0
     over_rate: int = 0
@@ -61,8 +66,35 @@ def register(
     known = modules.get(key)
     if lifecycle.state is ModuleState.RETIRED and (known is None or known.suspended_until <= now):
         return {other: standing for other, standing in modules.items() if other != key}
-    standing = replace(known or Standing(), state=lifecycle.state, jobs=lifecycle.jobs)
+    standing = replace(
+        known or Standing(),
+        state=lifecycle.state,
+        sid=lifecycle.sid,
+        jobs=lifecycle.jobs,
+        without=lifecycle.without,
+    )
     return {**modules, key: standing}
+
+
+def running(modules: Mapping[Key, Standing], module: str, version: str | None) -> tuple[Key, Standing]:
+    """The one that an order to this module is for.
+
+    Raises:
+        NotFound: none of that name and version runs.
+        BadInput: several versions run and none was named.
+    """
+    found = {
+        key: one
+        for key, one in modules.items()
+        if key[0] == module and version in (None, key[1]) and one.state not in OVER and one.sid is not None
+    }
+    if not found:
+        which = module if version is None else f"{module} {version}"
+        raise NotFound(f"no module {which} runs: `dmsc policy list` shows which do", module=module)
+    if len(found) > 1:
+        versions = ", ".join(sorted(key[1] for key in found))
+        raise BadInput(f"{module} runs in versions {versions}: say which", module=module)
+    return found.popitem()
 
 
 def heard(standing: Standing, now: float, config: StandingConfig) -> tuple[Standing, bool]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from entities.orchestrator import module_standing
 from entities.orchestrator.arbitration import (
     ArbitrationConfig,
     ArbitrationState,
@@ -23,12 +24,22 @@ from entities.orchestrator.arbitration import (
 from entities.orchestrator.job_run import JobRun
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError
-from schemas.policy import ModuleLifecycle, PolicyDecision, PolicySuggestion
+from schemas.policy import (
+    DirectModule,
+    ModuleLifecycle,
+    ModuleOp,
+    ModuleOrder,
+    PolicyDecision,
+    PolicySuggestion,
+)
 
 log = get_logger("orchestrator")
 
 LAPSE_EVERY_S = 1.0
 """How often adopted suggestions are checked for having lapsed."""
+
+ORDER_DEADLINE_S = 5.0
+"""A module that is there answers an order within milliseconds, whatever its policy computes."""
 
 
 class PolicyDesk:
@@ -55,6 +66,32 @@ class PolicyDesk:
     async def lifecycle(self, message: ModuleLifecycle, envelope: Envelope) -> Ack:
         self._state = register(self._state, message, time.monotonic())
         return Ack()
+
+    async def direct(self, message: DirectModule, envelope: Envelope) -> ModuleLifecycle:
+        """An operator's order, passed on to the module."""
+        reason = message.reason or f"ordered by {message.user}"
+        return await self.order(message.module, message.version, message.op, message.jobs, reason)
+
+    async def order(
+        self, module: str, version: str | None, op: ModuleOp, jobs: tuple[str, ...] = (), reason: str = ""
+    ) -> ModuleLifecycle:
+        """Has a running module do that; returns its lifecycle as it then is. Repeating it changes nothing.
+
+        Raises:
+            NotFound: no such module runs.
+            BadInput: several versions run and `version` is None; or enable, disable without a job.
+            Conflict: the module can't.
+            Unavailable: it does not answer.
+        """
+        (_, version), standing = module_standing.running(self._state.modules, module, version)
+        order = ModuleOrder(op=op, jobs=jobs, reason=reason)
+        answer = await self._bus.command(
+            subjects.MODULE_ORDER, order, deadline_s=ORDER_DEADLINE_S, sid=standing.sid
+        )
+        assert isinstance(answer, ModuleLifecycle)
+        self._state = register(self._state, answer, time.monotonic())
+        log.info("module ordered", module=module, version=version, op=op, jobs=jobs, reason=reason)
+        return answer
 
     async def suggestion(self, message: PolicySuggestion, envelope: Envelope) -> None:
         """Adopted or declined: the module is told which, and why."""

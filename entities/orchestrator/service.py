@@ -151,6 +151,7 @@ class Leader:
             (subjects.SAMPLE_WRITTEN, self._sample_written),
             (subjects.FAULT_REPORT, self._fault),
             (subjects.MODULE_LIFECYCLE, self._policies.lifecycle),
+            (subjects.DIRECT_MODULE, self._policies.direct),
             (subjects.SUBMIT, self._submit),
             (subjects.CANCEL, self._cancel),
             (subjects.SCALE, self._scale),

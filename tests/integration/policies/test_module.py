@@ -26,8 +26,8 @@ from policies.store_reads import StoreRead
 from policies.view import JobView
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack
-from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicySuggestion
+from schemas.errors import Ack, BadInput
+from schemas.policy import ModuleLifecycle, ModuleOrder, ModuleState, PolicyDecision, PolicySuggestion
 from schemas.registry import Resolve
 from schemas.step import Member
 from schemas.store import StoreRows
@@ -309,6 +309,35 @@ async def test_it_answers_a_request_at_once(mesh: Mesh) -> None:
     [suggestion] = await module.answer("j")
     assert suggestion.action.weights == {"j-s0-r0": 1.0, "j-s0-r1": 0.5}
     assert await module.answer("unknown") == []
+
+
+async def test_it_obeys_orders_and_retires_when_drained(mesh: Mesh) -> None:
+    """Draft §4.2, lifecycle control: start, switch, enable per job, and close, while the mesh goes on."""
+    module, task = await mesh.module(ServiceTimeWeights(), shadow=True)
+    sid = mesh.arbiter.lifecycles[-1].sid
+    assert sid == "service-time-weights-shadow-1"
+
+    async def order(op: str, *jobs: str) -> ModuleLifecycle:
+        return await mesh.arbiter.bus.command(
+            subjects.MODULE_ORDER, ModuleOrder(op=op, jobs=jobs, reason="a test"), sid=sid
+        )
+
+    assert (await order("activate")).state is ModuleState.ACTIVE
+    assert (await order("activate")).state is ModuleState.ACTIVE  # repeated, it changes nothing
+    with pytest.raises(BadInput, match="for which job"):
+        await order("disable")
+    assert (await order("disable", "j")).without == ("j",)
+    await mesh.samples(rounds=4, s0_r0=10.0, s0_r1=30.0)
+    await until_true(lambda: "j" in module.engine.observations.jobs)
+    assert module.engine.counters.decisions == 0
+    assert (await order("enable", "j")).without == ()
+    async with mesh.telemetry(s0_r0=10.0, s0_r1=30.0):
+        await mesh.arbiter.until(lambda: any(decision.adopted for decision in mesh.arbiter.decisions))
+    assert (await order("shadow")).state is ModuleState.SHADOW
+    assert (await order("drain")).state is ModuleState.DRAINING
+    async with asyncio.timeout(WAIT_S):
+        await task
+    assert mesh.arbiter.states() == ["registered", "shadow", "active", "shadow", "draining", "retired"]
 
 
 class Auditor(Policy):
