@@ -18,6 +18,8 @@ from schemas import (
     fault,
     job,
     leadership,
+    module_status,
+    observation,
     peer_copy,
     policy,
     registry,
@@ -374,6 +376,14 @@ NODE_SAMPLE = _row(
     "node sample", "telemetry.node.{agent}", tm.NodeSample, MIC, SR + MG + SMO + FM,
     CORE, "a node's load", stream="TELEMETRY",
 )  # fmt: skip
+OBSERVATION = _row(
+    "observation", "telemetry.observation.{source}", observation.Observation, MG + CLIENT, FM,
+    CORE, "what a system outside the mesh has seen, as a gateway let it in", stream="TELEMETRY",
+)  # fmt: skip
+JOB_TOPOLOGY = _row(
+    "job topology", "topology.graph.{job}", task_graph.JobTopology, SMO, FM,
+    CORE, "a job's units, edges and places, whenever they are decided", stream="SIGNALS",
+)  # fmt: skip
 SUGGESTION = _row(
     "policy suggestion", "policy.suggestion.{module}", policy.PolicySuggestion, FM, SMO,
     CORE, "what a functional module would do", stream="POLICIES",
@@ -393,6 +403,15 @@ MODULE_ORDER = _row(
 DIRECT_MODULE = _row(
     "direct module", "policy.command.direct", policy.DirectModule, MG, SMO,
     REQUEST, "give a module an order", reply=policy.ModuleLifecycle,
+)  # fmt: skip
+MODULE_QUERY = _row(
+    "module query", "policy.command.query", module_status.ModuleQuery, MG, SMO,
+    REQUEST, "which modules run, and how they fare", reply=module_status.ModuleList,
+)  # fmt: skip
+MODULE_QUESTION = _row(
+    "module question", "policy.question.{module}.{version}", module_status.ModuleQuestion,
+    CLIENT + MG + SR + SMO, FM,
+    REQUEST, "what would you do now? `version` is one, or `active`", reply=module_status.ModuleAnswer,
 )  # fmt: skip
 LINK_FAULT = _row(
     "link fault", "fault.link.{cluster}", fault.LinkFault, MI, SR, CORE, "a neighbour's link broke",

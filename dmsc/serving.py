@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger, ship_logs
@@ -104,5 +105,7 @@ async def _run(part: Part, servers: Sequence[str], token: str | None, *, ship: b
 
 async def _until_over(stopped: asyncio.Task[bool], services: list[asyncio.Task[None]]) -> None:
     """Until the signal, or until all services have left in order."""
-    left = asyncio.gather(*services, return_exceptions=True)
-    await asyncio.wait({stopped, left}, return_when=asyncio.FIRST_COMPLETED)
+    left = asyncio.create_task(asyncio.wait(services))
+    events: set[asyncio.Task[Any]] = {stopped, left}
+    await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+    left.cancel()

@@ -5,6 +5,7 @@ drains it, enables or disables it for a job. Training does not notice, nor does 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from bus import subjects
 from bus.connection import Bus
@@ -24,10 +25,18 @@ ENTERED = {ModuleOp.ACTIVATE: ModuleState.ACTIVE, ModuleOp.SHADOW: ModuleState.S
 class Orders:
     """Serves one module's orders. `drained` is set by the order to drain: the module then retires.
 
-    `lost` says why its code can't be called again, empty while it can.
+    `entered` is awaited with each state that an order brought. `lost` says why its code can't be called
+    again, empty while it can.
     """
 
-    def __init__(self, bus: Bus, engine: Engine, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        engine: Engine,
+        lifecycle: Lifecycle,
+        entered: Callable[[ModuleState], Awaitable[None]],
+    ) -> None:
+        self._entered = entered
         self.drained = asyncio.Event()
         self.lost = ""
         self._bus = bus
@@ -56,7 +65,7 @@ class Orders:
             lifecycle.move(ModuleState.DRAINING, order.reason)
             self.drained.set()
         elif order.op in ENTERED:
-            self._enter(ENTERED[order.op], order.reason)
+            await self._enter(ENTERED[order.op], order.reason)
         elif not order.jobs:
             raise BadInput(f"{order.op}: for which job? name at least one")
         else:
@@ -66,7 +75,7 @@ class Orders:
             lifecycle.enabled(*self._engine.jobs())
         return lifecycle.now
 
-    def _enter(self, state: ModuleState, reason: str) -> None:
+    async def _enter(self, state: ModuleState, reason: str) -> None:
         lifecycle = self._lifecycle
         if lifecycle.state is state:
             return
@@ -76,3 +85,4 @@ class Orders:
             raise Conflict(f"module {lifecycle.now.module}: {self.lost}; end its process and start it again")
         self._engine.resume()
         lifecycle.move(state, reason)
+        await self._entered(state)

@@ -15,11 +15,13 @@ import numpy as np
 from policies.features import Floats, Panel
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
-from schemas.job import ENDED, JobEvent, JobState
+from schemas.job import ENDED, JobEvent, JobRecord, JobState
+from schemas.observation import Observation
 from schemas.policy import AvoidInstance, MoveInstance, PolicyDecision, PolicySuggestion, SetWeights
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import ComputeNotification, QosReport, RouteAdvertisement
 from schemas.step import MicrobatchClaim
+from schemas.task_graph import JobTopology, TaskGraph
 from schemas.telemetry import InstanceSample, NodeSample
 
 FIELDS = (
@@ -30,6 +32,9 @@ FIELDS = (
 
 WINDOW = 64
 """Samples kept per instance; at one a second and one after each step that is 20 to 60 s."""
+
+OBSERVED_KEPT = 4096
+"""Observations from outside that one view keeps, each the last of its source, what and about."""
 
 ENDED_KEPT = 1024
 """Ended jobs remembered, so that a late sample does not bring one back."""
@@ -95,6 +100,11 @@ class JobView:
         self.panel = Panel(FIELDS, WINDOW)
         self.algorithms: dict[int, str] = {}
         """Stage → by which algorithm senders choose among its instances, as the routers say (Type 4)."""
+        self.graph: TaskGraph | None = None
+        """The dependency topology: units, edges with bytes per microbatch, places; None until told."""
+        self.observed: dict[tuple[str, str, str], Observation] = {}
+        """(source, what, about) → the last observation from outside, of this job or of all, if the policy
+        subscribes to those."""
 
     def __repr__(self) -> str:
         return f"JobView({self.job!r}, step={self.step}, instances={sorted(self.instances)})"
@@ -163,6 +173,7 @@ class Observations:
         self.jobs: dict[str, JobView] = {}
         self.nodes: dict[str, NodeSample] = {}
         self.records: dict[str, ServiceRecord] = {}
+        self._of_all: dict[tuple[str, str, str], Observation] = {}
         self._ended: dict[str, None] = {}
 
     def admit(self, job: str) -> None:
@@ -206,6 +217,15 @@ class Observations:
                 for load in message.stages:
                     if load.job in self.jobs:
                         self.jobs[load.job].algorithms[load.stage] = load.algorithm
+            case JobTopology():
+                view = self.view(message.job)
+                if view is not None:
+                    view.graph = message.graph
+                return view
+            case JobRecord():
+                return self._known_job(message)
+            case Observation():
+                return self._observation(message)
             case NodeSample():
                 self.nodes[f"{message.cluster}-{message.node}"] = message
         return None
@@ -217,9 +237,22 @@ class Observations:
         view = self.jobs.get(job)
         if view is None:
             view = self.jobs[job] = JobView(job)
+            view.observed.update(self._of_all)
             for record in self.records.values():
                 self._record(record)
         return view
+
+    def _observation(self, observation: Observation) -> JobView | None:
+        key = (observation.source, observation.what, observation.about or "")
+        if observation.job is not None:
+            view = self.view(observation.job)
+            if view is not None:
+                _note_down(view.observed, key, observation)
+            return view
+        _note_down(self._of_all, key, observation)
+        for view in self.jobs.values():
+            _note_down(view.observed, key, observation)
+        return None
 
     def _sample(self, sample: InstanceSample, at: float) -> JobView | None:
         view = self.view(sample.job)
@@ -302,11 +335,27 @@ class Observations:
         if event.result is not None:
             view.step = max(view.step, event.result.step)
         if view.state in ENDED:
-            del self.jobs[event.job]
-            self._ended[event.job] = None
-            while len(self._ended) > ENDED_KEPT:
-                del self._ended[next(iter(self._ended))]
+            self._end(event.job)
         return view
+
+    def _known_job(self, record: JobRecord) -> JobView | None:
+        """A job as the bucket has it when the module starts; events that came since know better."""
+        if record.state in ENDED:
+            self._end(record.job)
+            return None
+        view = self.view(record.job)
+        if view is not None:
+            view.state = view.state or record.state
+            view.total_steps = view.total_steps or record.spec.training.steps
+            view.step = max(view.step, record.step)
+            view.graph = view.graph or record.graph
+        return view
+
+    def _end(self, job: str) -> None:
+        self.jobs.pop(job, None)
+        self._ended[job] = None
+        while len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     def _decision(self, decision: PolicyDecision) -> JobView | None:
         view = self.view(decision.job)
@@ -317,6 +366,16 @@ class Observations:
             if own.id == decision.suggestion:
                 own.decision = decision
         return view
+
+
+def _note_down(
+    kept: dict[tuple[str, str, str], Observation], key: tuple[str, str, str], observation: Observation
+) -> None:
+    """The latest comes last, the longest unheard of is dropped first."""
+    kept.pop(key, None)
+    kept[key] = observation
+    while len(kept) > OBSERVED_KEPT:
+        del kept[next(iter(kept))]
 
 
 def median(values: Floats) -> float:

@@ -46,6 +46,7 @@ class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 1)):
     jobs: tuple[Token, ...] = Field((), description="empty: all jobs")
     without: tuple[Token, ...] = Field((), description="jobs it is disabled for")
     sid: Token | None = Field(None, description="its name on the bus, at which it takes orders")
+    incarnation: Token | None = None
     reason: str = ""
 
 

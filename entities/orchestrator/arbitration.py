@@ -133,9 +133,30 @@ class Lapse:
     reason: str
 
 
-def register(state: ArbitrationState, lifecycle: ModuleLifecycle, now: float) -> ArbitrationState:
+def register(
+    state: ArbitrationState,
+    lifecycle: ModuleLifecycle,
+    now: float,
+    config: StandingConfig = StandingConfig(),
+) -> ArbitrationState:
     """Note what a module says of itself; only registered ones are listened to."""
-    return replace(state, modules=module_standing.register(state.modules, lifecycle, now))
+    return replace(state, modules=module_standing.register(state.modules, lifecycle, now, config))
+
+
+def withdraw(
+    state: ArbitrationState, module: str, version: str, now: float, jobs: Collection[str] | None = None
+) -> ArbitrationState:
+    """What this version has had adopted (for these jobs; None: all) is valid no longer: it lapses next."""
+
+    def ended(job: str, held: Adoption) -> Adoption:
+        ours = (held.module, held.version) == (module, version) and (jobs is None or job in jobs)
+        return replace(held, until=min(held.until, now)) if ours else held
+
+    return replace(
+        state,
+        adopted={key: ended(key[0], held) for key, held in state.adopted.items()},
+        avoided={key: ended(key[0], held) for key, held in state.avoided.items()},
+    )
 
 
 def forget_job(state: ArbitrationState, job: str) -> ArbitrationState:
@@ -154,6 +175,7 @@ def arbitrate(
     facts: JobFacts | None,
     now: float,
     *,
+    sid: str | None = None,
     received_at: float | None = None,
     config: ArbitrationConfig | None = None,
 ) -> tuple[Outcome, ArbitrationState]:
@@ -164,6 +186,7 @@ def arbitrate(
         suggestion: as received.
         facts: of the suggestion's job; None if no such job is running.
         now: seconds by the orchestrator's own clock.
+        sid: who sent it, by its name on the bus; None: not known.
         received_at: when it arrived, same clock; default `now`. Validity counts from there.
         config: limits.
 
@@ -172,7 +195,8 @@ def arbitrate(
     """
     config = config or ArbitrationConfig()
     key = (suggestion.module, suggestion.version)
-    key = key if key in state.modules else STRANGERS
+    if key not in state.modules or (sid is not None and state.modules[key].sid not in (None, sid)):
+        key = STRANGERS
     standing, within_rate = module_standing.heard(state.modules.get(key, Standing()), now, config.standing)
     if now < standing.suspended_until:
         rest = f"suspended for another {standing.suspended_until - now:.0f} s: {standing.suspended_for}"
@@ -185,8 +209,13 @@ def arbitrate(
         outcome = _no(f"{_name(suggestion)} has not registered (no lifecycle message seen)")
     else:
         nonsense = _nonsense(suggestion, facts)
-        standing = replace(standing, nonsense=standing.nonsense + 1 if nonsense else 0)
         outcome, state = _judge(state, suggestion, standing, facts, now, received_at, nonsense, config)
+        standing = module_standing.judged(
+            standing,
+            adopted=outcome.adopted,
+            nonsense=bool(nonsense),
+            lagging=_lag(suggestion, facts) > config.max_lag_steps,
+        )
     why = "" if key == STRANGERS else module_standing.suspension(standing, config.standing, nonsense=nonsense)
     if why:
         standing = module_standing.suspend(standing, why, now, config.standing)
@@ -236,7 +265,7 @@ def _judge(
     """One suggestion of a registered module that is within its rate."""
     job = suggestion.job
     age = 0.0 if received_at is None else now - received_at
-    if job in standing.without or (standing.jobs and job not in standing.jobs):
+    if not module_standing.serves(standing, job):
         return _no(f"{_name(suggestion)} is not enabled for job {job}"), state
     if standing.state not in (ModuleState.ACTIVE, ModuleState.SHADOW):
         return _no(f"{_name(suggestion)} is {standing.state.value}, not active"), state
@@ -248,7 +277,7 @@ def _judge(
         return _no(nonsense), state
     if age > suggestion.valid_s:
         return _no(f"expired: valid for {suggestion.valid_s:.1f} s, considered after {age:.1f} s"), state
-    if facts.step is not None and facts.step - suggestion.input_revision > config.max_lag_steps:
+    if _lag(suggestion, facts) > config.max_lag_steps:
         return _no(f"derived from step {suggestion.input_revision}, the job is at {facts.step}"), state
     if suggestion.confidence < config.min_confidence:
         least = f"{config.min_confidence:.2f}"
@@ -347,6 +376,11 @@ def _nonsense(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
             if not 0 < sum(weights.values()) < math.inf:
                 return f"the weights of stage {stage} sum to {sum(weights.values()):g}"
     return ""
+
+
+def _lag(suggestion: PolicySuggestion, facts: JobFacts | None) -> int:
+    """Steps between what the suggestion was derived from and where the job is."""
+    return 0 if facts is None or facts.step is None else facts.step - suggestion.input_revision
 
 
 def _conflict(

@@ -20,15 +20,19 @@ from entities.orchestrator.arbitration import (
     forget_job,
     lapse,
     register,
+    withdraw,
 )
 from entities.orchestrator.job_run import JobRun
+from entities.orchestrator.module_standing import Key, Standing
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError
+from schemas.module_status import ModuleList, ModuleQuery, ModuleStatus
 from schemas.policy import (
     DirectModule,
     ModuleLifecycle,
     ModuleOp,
     ModuleOrder,
+    ModuleState,
     PolicyDecision,
     PolicySuggestion,
 )
@@ -43,15 +47,21 @@ ORDER_DEADLINE_S = 5.0
 
 
 class PolicyDesk:
-    """One term's. `runs`: the running jobs by id; `confirmed` returns while this orchestrator leads."""
+    """One term's.
+
+    `runs`: the running jobs by id; `alive`: whether the registry has a module of this SID running;
+    `confirmed` returns while this orchestrator leads.
+    """
 
     def __init__(
         self,
         bus: Bus,
         runs: Mapping[str, JobRun],
+        alive: Callable[[str], bool],
         confirmed: Callable[[], Awaitable[None]],
         config: ArbitrationConfig,
     ) -> None:
+        self._alive = alive
         self._bus = bus
         self._runs = runs
         self._confirmed = confirmed
@@ -63,9 +73,53 @@ class PolicyDesk:
         """It has ended."""
         self._state = forget_job(self._state, job)
 
+    # --- lifecycle ------------------------------------------------------------------------------------
     async def lifecycle(self, message: ModuleLifecycle, envelope: Envelope) -> Ack:
-        self._state = register(self._state, message, time.monotonic())
+        """What a module says of itself.
+
+        Raises:
+            Conflict: another process of the same version runs.
+        """
+        known = self._state.modules.get((message.module, message.version))
+        if (
+            known is not None
+            and known.state not in module_standing.OVER
+            and known.sid not in (None, message.sid)
+            and self._alive(known.sid)
+        ):
+            runs = f"{message.module} {message.version} runs already, as {known.sid}"
+            raise Conflict(f"{runs}: give this one another version")
+        self._note(message)
         return Ack()
+
+    def _note(self, message: ModuleLifecycle) -> None:
+        """Takes the state over; what a module may not wish any more lapses."""
+        key, now = (message.module, message.version), time.monotonic()
+        known = self._state.modules.get(key, module_standing.Standing())
+        crashes, suspended = known.crashes, known.suspended_for
+        self._state = register(self._state, message, now, self._config.standing)
+        if message.state is ModuleState.SHADOW and known.state is ModuleState.ACTIVE:
+            self._state = withdraw(self._state, *key, now)
+        if disabled := set(message.without) - set(known.without):
+            self._state = withdraw(self._state, *key, now, disabled)
+        standing = self._state.modules.get(key)
+        if standing is not None and standing.crashes > crashes:
+            log.warning("module crashed", module=message.module, version=message.version,
+                        crashes=standing.crashes)  # fmt: skip
+            if standing.suspended_for and not suspended:
+                log.warning("module suspended", module=message.module, reason=standing.suspended_for)
+
+    async def query(self, message: ModuleQuery, envelope: Envelope) -> ModuleList:
+        """Who runs and how it fares, by name and version."""
+        now = time.monotonic()
+        known = sorted(self._state.modules.items())
+        return ModuleList(
+            modules=tuple(
+                _status(key, one, one.sid is None or self._alive(one.sid), now)
+                for key, one in known
+                if key != module_standing.STRANGERS
+            )
+        )
 
     async def direct(self, message: DirectModule, envelope: Envelope) -> ModuleLifecycle:
         """An operator's order, passed on to the module."""
@@ -89,10 +143,30 @@ class PolicyDesk:
             subjects.MODULE_ORDER, order, deadline_s=ORDER_DEADLINE_S, sid=standing.sid
         )
         assert isinstance(answer, ModuleLifecycle)
-        self._state = register(self._state, answer, time.monotonic())
+        self._note(answer)
+        key = (module, version)
+        if key in self._state.modules:
+            obeyed = module_standing.ordered(self._state.modules[key], op, jobs)
+            self._state = replace(self._state, modules={**self._state.modules, key: obeyed})
         log.info("module ordered", module=module, version=version, op=op, jobs=jobs, reason=reason)
         return answer
 
+    async def orders(self) -> None:
+        """Modules that crash come back as they were started: they become again what they were ordered to be.
+
+        Until cancelled.
+        """
+        while True:
+            await asyncio.sleep(LAPSE_EVERY_S)
+            await self._confirmed()
+            for (module, version), standing in list(self._state.modules.items()):
+                for op, jobs in module_standing.due_orders(standing):
+                    try:
+                        await self.order(module, version, op, jobs, "as ordered before it crashed")
+                    except DmscError as error:
+                        log.warning("order not repeated", module=module, op=op, reason=error.text)
+
+    # --- suggestions ----------------------------------------------------------------------------------
     async def suggestion(self, message: PolicySuggestion, envelope: Envelope) -> None:
         """Adopted or declined: the module is told which, and why."""
         await self._confirmed()
@@ -100,8 +174,10 @@ class PolicyDesk:
             run = self._runs.get(message.job)
             facts = _facts(run) if run is not None else None
             outcome, self._state = arbitrate(
-                self._state, message, facts, time.monotonic(), config=self._config
+                self._state, message, facts, time.monotonic(), sid=envelope.sender.name, config=self._config
             )
+            if outcome.suspended:
+                log.warning("module suspended", module=message.module, reason=outcome.reason)
             revision = None
             if outcome.adopted and run is not None:
                 outcome, revision = _carry_out(run, message, outcome)
@@ -137,6 +213,26 @@ class PolicyDesk:
                         await run.journal.tell("policy", text=one.reason)
                     except DmscError as error:
                         log.warning("lapse not carried out", job=one.job, reason=str(error))
+
+
+def _status(key: Key, standing: Standing, alive: bool, now: float) -> ModuleStatus:
+    left_s = max(0.0, standing.suspended_until - now)
+    return ModuleStatus(
+        module=key[0],
+        version=key[1],
+        sid=standing.sid,
+        state=ModuleState.SUSPENDED if left_s else standing.state,
+        alive=alive,
+        jobs=standing.jobs,
+        without=standing.without,
+        suggestions=standing.suggestions,
+        adopted=standing.adopted,
+        declined=standing.suggestions - standing.adopted,
+        strikes=standing.strikes,
+        crashes=standing.crashes,
+        suspended_s=round(left_s, 1),
+        reason=standing.suspended_for if left_s else standing.said,
+    )
 
 
 def _carry_out(run: JobRun, suggestion: PolicySuggestion, outcome: Outcome) -> tuple[Outcome, int | None]:

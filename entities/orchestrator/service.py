@@ -92,7 +92,7 @@ class Leader:
         self._runs: dict[str, JobRun] = {}
         self._ended: dict[str, JobRecord] = {}
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
-        self._policies = PolicyDesk(bus, self._runs, candidate.confirmed, config.arbitration)
+        self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
@@ -129,6 +129,7 @@ class Leader:
         self.mesh.on_leaving = self._leaving
         await began()
         self._tasks.create_task(self._draining.run(), name="draining")
+        self._tasks.create_task(self._policies.orders(), name="module orders")
         await self._policies.lapses()
 
     async def _stop(self, served: list[Subscription], deposed: bool) -> None:
@@ -152,6 +153,7 @@ class Leader:
             (subjects.FAULT_REPORT, self._fault),
             (subjects.MODULE_LIFECYCLE, self._policies.lifecycle),
             (subjects.DIRECT_MODULE, self._policies.direct),
+            (subjects.MODULE_QUERY, self._policies.query),
             (subjects.SUBMIT, self._submit),
             (subjects.CANCEL, self._cancel),
             (subjects.SCALE, self._scale),
