@@ -33,6 +33,9 @@ from schemas.door import Cordons, FaultList, JobLoad, MeshStatus
 from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
+from schemas.module_status import ModuleAnswer, ModuleList, ModuleStatus
+from schemas.observation import Observation
+from schemas.policy import ModuleLifecycle
 
 M = TypeVar("M", bound=Message)
 
@@ -145,6 +148,46 @@ class AsyncClient:
         given = urlencode({key: value for key, value in query.items() if value not in (None, "")})
         path = f"/v1/nodes/{quote(node, safe='')}/{action}"
         return Cordons.model_validate(await self._ask("POST", f"{path}?{given}" if given else path))
+
+    async def policies(self) -> list[ModuleStatus]:
+        """The functional modules that run, and how they fare, by name and version."""
+        return list(ModuleList.model_validate(await self._ask("GET", "/v1/policies")).modules)
+
+    async def order_policy(
+        self,
+        module: str,
+        op: str,
+        *,
+        version: str | None = None,
+        jobs: Sequence[str] = (),
+        reason: str = "",
+    ) -> ModuleLifecycle:
+        """Has a module do `op`: activate, shadow, drain, enable or disable (for `jobs`). Repeating is fine.
+
+        Returns what it then is. Raises `NotFound` where it does not run, `Conflict` where it can't.
+        """
+        body = {"op": op, "version": version, "jobs": list(jobs), "reason": reason}
+        answer = await self._ask("POST", f"/v1/policies/{quote(module, safe='')}/orders", body)
+        return ModuleLifecycle.model_validate(answer)
+
+    async def ask_policy(
+        self,
+        module: str,
+        job: str,
+        *,
+        version: str | None = None,
+        inputs: Sequence[Observation] = (),
+    ) -> ModuleAnswer:
+        """What a module suggests for a job at this moment. Nothing of it is adopted."""
+        given = [one.model_dump(mode="json") for one in inputs]
+        body = {"job": job, "version": version, "inputs": given}
+        answer = await self._ask("POST", f"/v1/policies/{quote(module, safe='')}/questions", body)
+        return ModuleAnswer.model_validate(answer)
+
+    async def observe(self, *observations: Observation) -> None:
+        """Tell functional modules what was seen outside the mesh."""
+        given = [one.model_dump(mode="json", exclude={"user"}) for one in observations]
+        await self._ask("POST", "/v1/observations", {"observations": given})
 
     async def weights(self, job: str) -> WeightsManifest:
         """The manifest of a finished job's weights. Raises `NotFound` before that."""
@@ -368,6 +411,39 @@ class Client:
     def drain(self, node: str, *, reason: str = "") -> Cordons:
         """Cordon a node and have its instances move elsewhere; `mesh().cordons` tells how far it is."""
         return self._runner.call(self._client.drain(node, reason=reason))
+
+    def policies(self) -> list[ModuleStatus]:
+        """The functional modules that run, and how they fare."""
+        return self._runner.call(self._client.policies())
+
+    def order_policy(
+        self,
+        module: str,
+        op: str,
+        *,
+        version: str | None = None,
+        jobs: Sequence[str] = (),
+        reason: str = "",
+    ) -> ModuleLifecycle:
+        """Has a module do `op`: activate, shadow, drain, enable or disable (for `jobs`)."""
+        return self._runner.call(
+            self._client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
+        )
+
+    def ask_policy(
+        self,
+        module: str,
+        job: str,
+        *,
+        version: str | None = None,
+        inputs: Sequence[Observation] = (),
+    ) -> ModuleAnswer:
+        """What a module suggests for a job at this moment. Nothing of it is adopted."""
+        return self._runner.call(self._client.ask_policy(module, job, version=version, inputs=inputs))
+
+    def observe(self, *observations: Observation) -> None:
+        """Tell functional modules what was seen outside the mesh."""
+        self._runner.call(self._client.observe(*observations))
 
     def weights(self, job: str) -> WeightsManifest:
         """The manifest of a finished job's weights. Raises `NotFound` before that."""

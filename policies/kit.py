@@ -30,7 +30,15 @@ from policies.store_reads import StoreRead
 from policies.view import JobView
 from schemas.base import Message, is_token
 from schemas.envelope import EntityKind
-from schemas.policy import Action, AvoidInstance, MoveInstance, NoAction, PolicySuggestion, SetWeights
+from schemas.policy import (
+    Action,
+    AvoidInstance,
+    MoveInstance,
+    NoAction,
+    PolicySuggestion,
+    SetWeights,
+    scope_of,
+)
 from schemas.stage_move import MoveForecast
 from schemas.store import Scalar, StoreQuery, StoreTable
 
@@ -201,4 +209,5 @@ class Policy:
             reason=reason,
             input_revision=view.step,
             valid_s=valid_s,
+            scope=scope_of(action),
         )

@@ -117,10 +117,22 @@ class NoAction(Part):
 Action = SetWeights | AvoidInstance | MoveInstance | NoAction
 
 
-class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 1)):
+def scope_of(action: Action) -> str:
+    """What an action concerns: `stage 1`, `instance x`, or the whole `job`."""
+    match action:
+        case SetWeights(stage=stage):
+            return f"stage {stage}"
+        case AvoidInstance(sid=sid) | MoveInstance(sid=sid):
+            return f"instance {sid}"
+        case NoAction():
+            return "job"
+
+
+class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 2)):
     """What a module would do, how sure it is, why, and for how long that holds.
 
-    `input_revision` names what it was derived from: the last step it saw.
+    `scope` is what it concerns within the job, as `scope_of` says it. `input_revision` names what it was
+    derived from: the last step it saw.
     """
 
     module: Token
@@ -131,6 +143,7 @@ class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 1)):
     reason: str
     input_revision: int
     valid_s: float = Field(gt=0)
+    scope: str = Field("", description="job, stage N, or instance SID; empty: of a sender that knows none")
 
 
 class PolicyDecision(Message, wire="policy.decision"):

@@ -30,6 +30,7 @@ from schemas.policy import (
     NoAction,
     PolicySuggestion,
     SetWeights,
+    scope_of,
 )
 
 
@@ -344,6 +345,8 @@ def _nonsense(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
     """Why no reasonable module could have meant this; empty if one could."""
     if not math.isfinite(suggestion.valid_s):
         return f"valid for {suggestion.valid_s} s"
+    if suggestion.scope not in ("", scope_of(suggestion.action)):
+        return f"its scope is {suggestion.scope}, its action concerns {scope_of(suggestion.action)}"
     if facts is None:
         return ""
     match suggestion.action:
