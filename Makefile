@@ -96,6 +96,10 @@ bench-registry: setup ## the registry with 10,000 instances, beside raw nats-py
 bench-routing: setup ## routing by load on unequal and changing devices, beside its bound and the static split
 	@$(VENV)/python benchmarks/routing.py $(ARGS)
 
+.PHONY: bench-policy-cost
+bench-policy-cost: setup ## a policy at 10,000 instances, and the way from a suggestion to the routes
+	@$(VENV)/python benchmarks/policy_cost.py $(ARGS)
+
 .PHONY: bench-rebalancing
 bench-rebalancing: setup ## an instance that changes its stage: throughput before and after, beside bound and forecast
 	@$(VENV)/python benchmarks/rebalancing.py $(ARGS)

@@ -17,7 +17,7 @@ def write_policy(name: str, folder: Path) -> tuple[Path, Path]:
         BadInput: the name can't be one, or one of the files is there.
     """
     module = name.replace("-", "_").lower()
-    if not is_token(name) or not module.isidentifier() or keyword.iskeyword(module):
+    if not is_token(name) or not module[0].isalpha() or keyword.iskeyword(module):
         raise BadInput(f"{name}: a policy's name has letters, digits, - and _, and begins with a letter")
     file, test_file = folder / f"{module}.py", folder / f"test_{module}.py"
     for path in (file, test_file):

@@ -20,6 +20,7 @@ from policies.store_reads import StoreRead
 from policies.view import JobView, Observations
 from schemas.base import Message
 from schemas.errors import BadInput
+from schemas.observation import Observation
 from schemas.policy import PolicySuggestion
 
 
@@ -108,6 +109,7 @@ class Engine:
         self.suspended = ""
         """Why the policy is no longer called; empty while it is."""
         self._disabled: set[str] = set()
+        self._handlers: dict[str, Callable[[Any, float], None] | None] = {}
         self._every_s = policy.every_s if config.every_s is None else config.every_s
         self._decided: dict[str, float] = {}
         self._changed: set[str] = set()
@@ -152,7 +154,12 @@ class Engine:
             view = self.observations.take(event.message, event.at, id=event.id)
             if view is not None:
                 self._changed.add(view.job)
-            handler = self.policy.handler(event.row)
+            elif isinstance(event.message, Observation) and event.message.job is None:
+                self._changed.update(self.observations.jobs)
+            name = event.row.name
+            if name not in self._handlers:
+                self._handlers[name] = self.policy.handler(event.row)
+            handler = self._handlers[name]
             if handler is not None and not self.suspended:
                 self._guard(
                     f"on_{event.row.name.replace(' ', '_')}", handler, event.message, event.at, into=problems

@@ -309,6 +309,7 @@ class FunctionalModule:
             async with asyncio.timeout(self.config.drain_s):
                 if self.state is not ModuleState.DRAINING:
                     self._lifecycle.move(ModuleState.DRAINING)
+                await self._questions.stop()
                 # the answer to the order that made it leave still goes out
                 await asyncio.gather(
                     *(one.stop(drain=one.row is subjects.MODULE_ORDER) for one in subscriptions)

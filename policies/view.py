@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -29,6 +30,8 @@ FIELDS = (
     "microbatches",
 )  # fmt: skip
 """Columns of the sliding windows, as named in `InstanceSample`."""
+
+_row = attrgetter(*FIELDS)
 
 WINDOW = 64
 """Samples kept per instance; at one a second and one after each step that is 20 to 60 s."""
@@ -92,6 +95,7 @@ class JobView:
         self.total_steps = 0
         """Of the job; 0 until an event has said so."""
         self.instances: dict[str, InstanceView] = {}
+        self._by_stage: dict[int, list[InstanceView]] | None = None
         self.qos: dict[str, QosReport] = {}
         self.own: dict[str, OwnSuggestion] = {}
         self.decisions: deque[PolicyDecision] = deque(maxlen=64)
@@ -112,7 +116,20 @@ class JobView:
     @property
     def stages(self) -> list[int]:
         """Model stages with an instance, in order; the data unit (-1) is not one of them."""
-        return sorted({instance.stage for instance in self.instances.values() if instance.stage >= 0})
+        return [stage for stage in sorted(self._in_order()) if stage >= 0]
+
+    def put(self, instance: InstanceView) -> None:
+        """A new instance, or a new incarnation of one. For whoever keeps the view, not for policies."""
+        self.instances[instance.sid] = instance
+        self._by_stage = None
+
+    def _in_order(self) -> dict[int, list[InstanceView]]:
+        """The instances of each stage by SID; sorted once, until somebody comes."""
+        if self._by_stage is None:
+            self._by_stage = {}
+            for _, instance in sorted(self.instances.items()):
+                self._by_stage.setdefault(instance.stage, []).append(instance)
+        return self._by_stage
 
     def stage(
         self, stage: int, now: float | None = None, *, fresh_s: float = 15.0, samples: int = 0
@@ -127,9 +144,8 @@ class JobView:
         """
         return [
             instance
-            for sid, instance in sorted(self.instances.items())
-            if instance.stage == stage
-            and instance.usable
+            for instance in self._in_order().get(stage, ())
+            if instance.usable
             and instance.samples >= samples
             and (now is None or now - instance.sampled_at <= fresh_s)
         ]
@@ -267,8 +283,7 @@ class Observations:
         view.step = max(view.step, sample.step)
         if sample.service_ms > 0:
             instance.samples += 1
-            row = [float(getattr(sample, name)) for name in FIELDS]
-            view.panel.push(sample.sid, at, row)
+            view.panel.push(sample.sid, at, _row(sample))
         return view
 
     def _progress(self, message: MicrobatchClaim | MicrobatchNotice) -> JobView | None:
@@ -319,7 +334,8 @@ class Observations:
         # Another incarnation is another process: what was measured of the old one says nothing of it.
         fenced = set() if held is None else {*held.fenced, held.incarnation}
         view.panel.drop(sid)
-        new = view.instances[sid] = InstanceView(sid, stage, cluster, node, incarnation, fenced=fenced)
+        new = InstanceView(sid, stage, cluster, node, incarnation, fenced=fenced)
+        view.put(new)
         record = self.records.get(sid)
         if record is not None and record.incarnation == incarnation:
             new.state = record.state

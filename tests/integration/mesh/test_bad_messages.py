@@ -35,7 +35,7 @@ KINDS = ("truncated", "unknown type", "wrong major", "noise")
 REASONS = {"malformed", "unknown type", "wrong version"}
 UNHEARD = {
     "node sample", "policy decision", "fault verdict", "fault record", "log", "dead letter",
-    "job record", "step decision", "cordon", "leadership",
+    "job record", "step decision", "cordon", "leadership", "observation", "job topology",
 }  # fmt: skip
 """For people and functional modules, of which there are none here; and keys that are read, not watched."""
 MODULES = {EntityKind.FUNCTIONAL_MODULE}

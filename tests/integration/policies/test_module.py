@@ -27,6 +27,7 @@ from policies.view import JobView
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput
+from schemas.module_status import ModuleQuestion
 from schemas.policy import ModuleLifecycle, ModuleOrder, ModuleState, PolicyDecision, PolicySuggestion
 from schemas.registry import Resolve
 from schemas.step import Member
@@ -306,9 +307,9 @@ async def test_it_answers_a_request_at_once(mesh: Mesh) -> None:
     module, _ = await mesh.module(load_policy(str(EXAMPLE)), engine=EngineConfig(every_s=3600.0))
     await mesh.samples(rounds=2, s0_r0=10.0, s0_r1=30.0)
     await until_true(lambda: "j" in module.engine.observations.jobs)
-    [suggestion] = await module.answer("j")
+    [suggestion] = (await module.answer(ModuleQuestion(job="j"))).suggestions
     assert suggestion.action.weights == {"j-s0-r0": 1.0, "j-s0-r1": 0.5}
-    assert await module.answer("unknown") == []
+    assert (await module.answer(ModuleQuestion(job="unknown"))).suggestions == ()
 
 
 async def test_it_obeys_orders_and_retires_when_drained(mesh: Mesh) -> None:
