@@ -195,6 +195,11 @@ async def beat(bus: Bus, living: list[ServiceRecord]) -> None:
         await send(bus, beats, time.perf_counter() + 60.0)
 
 
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 class Journal:
     """What the desk tells of an adoption goes on the job's stream, as it does in a run."""
 
@@ -271,7 +276,7 @@ async def adoption(rounds: int) -> dict[str, Any]:
         fm = await connected("bench-module", EntityKind.FUNCTIONAL_MODULE)
         mi = await connected(living[0].sid, EntityKind.INSTANCE)
         await register(bus, living)
-        beating = asyncio.create_task(beat(bus, living))
+        stack.push_async_callback(_end, asyncio.create_task(beat(bus, living)))
         await stack.enter_async_context(child(server.url, "run", "router", "--cluster", "c0"))
         _, communication = await orchestrate(smo, living)
         stack.push_async_callback(communication.close)
@@ -296,8 +301,6 @@ async def adoption(rounds: int) -> dict[str, Any]:
             if number >= 10:
                 found.append(took_ms)
             await asyncio.sleep(0.02)
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
     return {
         "instances": ROUTED,
         "rounds": rounds,

@@ -56,7 +56,7 @@ class Trial:
         stage: int = 0,
         times: int = 1,
         every_s: float = 1.0,
-        **fields: float,
+        **fields: object,
     ) -> None:
         """So many samples of each instance (SID → ms per microbatch), one step apart.
 

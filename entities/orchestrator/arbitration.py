@@ -46,7 +46,8 @@ class ArbitrationConfig:
     queues drain only oscillate. Another module with more precedence or confidence may still replace it."""
 
     min_share_change: float = 0.01
-    """Suggestions that move no instance's share of the stage by more than this are not worth a revision."""
+    """A suggestion by which no more than this part of a stage's work would go elsewhere is not worth a
+    revision. Not the largest change of a share: that is small by itself where there are many instances."""
 
     max_lag_steps: int = 20
     """Steps between what the suggestion was derived from and where the job is."""
@@ -319,11 +320,13 @@ def _weigh(
     before = _current(facts, stage)
     changed = _adopt(state, suggestion, stage, adoption, before)
     after = _table(changed, suggestion.job, stage, facts)
-    moved = max(abs(_share(after, sid) - _share(before, sid)) for sid in before)
+    shares_before, shares_after = _shares(before), _shares(after)
+    changes = [abs(shares_after.get(sid, 0.0) - share) for sid, share in shares_before.items()]
     shadow = standing.state is ModuleState.SHADOW
+    moved = sum(changes) / 2
     if moved <= config.min_share_change:
         least = f"{config.min_share_change:.0%}"
-        text = f"would change nothing: no share of stage {stage} moves by more than {least}"
+        text = f"would change nothing: at most {least} of the work of stage {stage} would go elsewhere"
         held = _in_force(state, suggestion, stage)
         if shadow or held is None or held.module != suggestion.module:
             return _no(text, stage), state
@@ -332,7 +335,7 @@ def _weigh(
     conflict = _conflict(state, suggestion, stage, now, config)
     if conflict:
         return _no(conflict, stage), state
-    summary = f"largest share change {moved:.0%} at stage {stage}; {suggestion.reason}"
+    summary = f"{moved:.0%} of the work of stage {stage} goes elsewhere; {suggestion.reason}"
     if shadow:
         return _no(f"in shadow, would have been adopted: {summary}", stage), state
     outcome = Outcome(
@@ -480,6 +483,6 @@ def _name(suggestion: PolicySuggestion) -> str:
     return f"{suggestion.module} {suggestion.version}"
 
 
-def _share(weights: Mapping[str, float], sid: str) -> float:
+def _shares(weights: Mapping[str, float]) -> dict[str, float]:
     total = sum(weights.values())
-    return weights.get(sid, 0.0) / total if total > 0 else 0.0
+    return {sid: weight / total if total > 0 else 0.0 for sid, weight in weights.items()}

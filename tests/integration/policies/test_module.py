@@ -189,7 +189,7 @@ async def test_telemetry_becomes_a_suggestion_and_it_is_adopted(mesh: Mesh) -> N
     assert "10.0 ms" in suggestion.reason
     assert suggestion.input_revision >= 3
     assert decision.adopted
-    assert decision.reason.startswith("adopted: largest share change 25% at stage 0")
+    assert decision.reason.startswith("adopted: 25% of the work of stage 0 goes elsewhere")
 
 
 async def test_the_example_is_adopted_on_any_job_of_two_by_two(mesh: Mesh) -> None:
