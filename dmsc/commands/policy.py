@@ -71,9 +71,16 @@ def run(
 
     Example: dmsc policy run examples/my_policy.py
     """
+    import gc
+    import sys
+
     from dmsc.composition import policy_part
     from dmsc.settings import find_bus
 
+    # Thousands of instances' telemetry: the bus must get its turn while the policy's thread computes, and
+    # messages, which hold no cycles, are not worth to be looked through for some.
+    sys.setswitchinterval(0.001)
+    gc.set_threshold(20_000, 20, 50)
     address = find_bus(bus, bus_token, state)
     part = policy_part(source, shadow=shadow, jobs=job or ())
     run_parts([part], address, parent=parent, level=log_level, patience_s=wait)
