@@ -161,6 +161,13 @@ def withdraw(
     )
 
 
+def not_carried_out(state: ArbitrationState, suggestion: PolicySuggestion) -> ArbitrationState:
+    """What was adopted was declined by the job's run after all: it does not count as adopted."""
+    key = (suggestion.module, suggestion.version)
+    standing = state.modules[key]
+    return _keep(state, key, replace(standing, adopted=standing.adopted - 1))
+
+
 def forget_job(state: ArbitrationState, job: str) -> ArbitrationState:
     """The job ended, or was placed anew: drop what was adopted for it."""
     return replace(

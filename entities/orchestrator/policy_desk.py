@@ -19,6 +19,7 @@ from entities.orchestrator.arbitration import (
     arbitrate,
     forget_job,
     lapse,
+    not_carried_out,
     register,
     withdraw,
 )
@@ -181,7 +182,9 @@ class PolicyDesk:
             revision = None
             if outcome.adopted and run is not None:
                 outcome, revision = _carry_out(run, message, outcome)
-                if outcome.adopted:
+                if not outcome.adopted:
+                    self._state = not_carried_out(self._state, message)
+                else:
                     text = f"{message.module} {message.version}: {outcome.reason}"
                     await run.journal.tell("policy", text=text)
         if outcome.answer:
