@@ -67,7 +67,8 @@ def normalised(matrix: Floats, *, loops: bool = True) -> Floats:
     both = (matrix + matrix.T) / 2 + (np.eye(len(matrix)) if loops else 0.0)
     degree = both.sum(axis=1)
     root = np.divide(1.0, np.sqrt(degree), out=np.zeros(len(matrix)), where=degree > 0)
-    return both * root[:, None] * root[None, :]
+    found: Floats = both * root[:, None] * root[None, :]
+    return found
 
 
 def laplacian(matrix: Floats) -> Floats:

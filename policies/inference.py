@@ -30,6 +30,9 @@ log = get_logger("module")
 FRAME = struct.Struct(">Q")
 """Length of the pickle that follows, in bytes."""
 
+END_S = 1.0
+"""Seconds until the pipes of a process that was ended are given up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inference:
@@ -218,6 +221,9 @@ class InferenceProcess:
             return
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+        with contextlib.suppress(TimeoutError):  # the pipes end with it, unless it has left them to others
+            async with asyncio.timeout(END_S):
+                await process.communicate()
         await process.wait()
 
 

@@ -167,7 +167,8 @@ class FunctionalModule:
             async with asyncio.timeout(self.config.patience_s), self._turn:
                 if self._thread is None:
                     raise Unavailable(f"module {self._policy.name} is not running")
-                output = await self._thread.run(lambda: self._asked(question))
+                events = self._inbox.drained()  # what came before the question
+                output = await self._thread.run(lambda: self._asked(question, events))
         except TimeoutError:
             text = f"module {self._policy.name} computes for more than {self.config.patience_s:g} s"
             raise Unavailable(text) from None
@@ -182,13 +183,13 @@ class FunctionalModule:
             took_ms=round(1e3 * (time.monotonic() - begun), 3),
         )
 
-    def _asked(self, question: ModuleQuestion) -> Output:
+    def _asked(self, question: ModuleQuestion, events: list[Event | Result]) -> Output:
         now = time.time()
-        inputs = [
+        inputs: list[Event | Result] = [
             Event(row=subjects.OBSERVATION, message=one, id=f"input {index}", at=now)
             for index, one in enumerate(question.inputs)
         ]
-        output = Output(problems=self.engine.take(inputs))
+        output = Output(problems=self.engine.take([*events, *inputs]))
         view = self.engine.observations.jobs.get(question.job)
         if view is not None:
             output.suggestions = self.engine.ask(view, now, into=output.problems)

@@ -143,6 +143,12 @@ class Mesh:
                     job="j", sid=sid,
                 )  # fmt: skip
 
+    def seen_by(self, module: FunctionalModule) -> bool:
+        """Whether it has worked in all samples of stage 0."""
+        view = module.engine.observations.jobs.get("j")
+        mine = [] if view is None else [one.sample for one in view.instances.values()]
+        return len(mine) > 1 and all(one is not None and one.step == self.step for one in mine)
+
     async def publish(self, row: Subject, message: Message, **tokens: str) -> None:
         await self.instances.publish(row, message, **tokens)
         await self.instances.barrier()
@@ -306,7 +312,7 @@ async def test_it_answers_a_request_at_once(mesh: Mesh) -> None:
     """Draft §4.2: the output is asynchronous, or synchronous to whoever asks."""
     module, _ = await mesh.module(load_policy(str(EXAMPLE)), engine=EngineConfig(every_s=3600.0))
     await mesh.samples(rounds=2, s0_r0=10.0, s0_r1=30.0)
-    await until_true(lambda: "j" in module.engine.observations.jobs)
+    await until_true(lambda: mesh.seen_by(module))
     [suggestion] = (await module.answer(ModuleQuestion(job="j"))).suggestions
     assert suggestion.action.weights == {"j-s0-r0": 1.0, "j-s0-r1": 0.5}
     assert (await module.answer(ModuleQuestion(job="unknown"))).suggestions == ()
