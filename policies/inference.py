@@ -223,7 +223,7 @@ class InferenceProcess:
             process.kill()
         with contextlib.suppress(TimeoutError):  # the pipes end with it, unless it has left them to others
             async with asyncio.timeout(END_S):
-                await process.communicate()
+                await process.communicate(b"")  # closes ours, reads theirs to the end
         await process.wait()
 
 
