@@ -392,6 +392,26 @@ POLICY_DECISION = _row(
     "policy decision", "policy.decision.{module}", policy.PolicyDecision, SMO, FM + CLIENT,
     CORE, "adopted or declined, and why", stream="POLICIES",
 )  # fmt: skip
+POLICY_SCORE = _row(
+    "policy score", "policy.score.{module}", policy.PolicyScore, FM, SMO + CLIENT,
+    CORE, "what a suggestion was worth, by what then happened", stream="POLICIES",
+)  # fmt: skip
+POLICY_SWITCH = _row(
+    "policy switch", "policy.switch.{module}", policy.PolicySwitch, SMO, FM + CLIENT,
+    CORE, "another version of a module is the active one", stream="POLICIES",
+)  # fmt: skip
+PROMOTE_MODULE = _row(
+    "promote module", "policy.command.promote", policy.PromoteModule, MG, SMO,
+    REQUEST, "make a version of a module the active one", reply=policy.PolicySwitch,
+)  # fmt: skip
+ROLL_BACK_MODULE = _row(
+    "roll back module", "policy.command.rollback", policy.RollBackModule, MG, SMO,
+    REQUEST, "make the version before active again", reply=policy.PolicySwitch,
+)  # fmt: skip
+MODULE_RECORD = _row(
+    "module record", "{module}", policy.ModuleRecord, SMO, SMO, KV,
+    "which version of a module is active", bucket="modules",
+)  # fmt: skip
 MODULE_LIFECYCLE = _row(
     "module lifecycle", "policy.lifecycle.{module}", policy.ModuleLifecycle, FM, SMO,
     REQUEST, "a functional module's state and version", reply=Ack,

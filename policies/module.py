@@ -28,11 +28,12 @@ from policies.lifecycle import Lifecycle
 from policies.orders import Orders
 from policies.policy_thread import PolicyThread
 from policies.questions import Questions
+from policies.scoreboard import NEEDS, Scoreboard
 from policies.store_reads import StoreReader
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError, Unavailable
 from schemas.module_status import ModuleAnswer, ModuleQuestion, version_token
-from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion
+from schemas.policy import ModuleLifecycle, ModuleState, PolicyScore, PolicySuggestion
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.store import StoreRows
 
@@ -112,8 +113,11 @@ class FunctionalModule:
         self._model = InferenceProcess(
             type(policy), self.config.inference, self._inferred, self._inference_failed
         )
+        self._scoreboard = Scoreboard(policy.name, policy.version, self.engine.observations)
+        self._scores: list[PolicyScore] = []
         self._stores = StoreReader(bus, self._store_answered)
-        self._inbox = Ingestion(bus, policy, self.engine.rows(), self.config.queue)
+        rows = tuple(dict.fromkeys((*self.engine.rows(), *NEEDS)))
+        self._inbox = Ingestion(bus, policy, rows, self.config.queue)
         self._turn = asyncio.Lock()
         self._thread: PolicyThread | None = None
         self._presence: Presence | None = None
@@ -253,6 +257,7 @@ class FunctionalModule:
                 self._log(output)
                 for suggestion in output.suggestions:
                     await self._say(suggestion)
+                await self._tell_scores()
                 self._stores.start(output.reads)
                 self._model.start(output.inferences)
 
@@ -265,8 +270,10 @@ class FunctionalModule:
             drained.cancel()
 
     def _round(self, events: list[Event | Result], now: float) -> Output:
+        self._scoreboard.take(events)
         problems = self.engine.take(events)
         output = self.engine.decide(now)
+        self._scores = self._scoreboard.settle(now, shadow=self.state is ModuleState.SHADOW)
         return replace(output, problems=problems + output.problems)
 
     async def _say(self, suggestion: PolicySuggestion) -> None:
@@ -275,7 +282,15 @@ class FunctionalModule:
         except DmscError as error:
             log.warning("suggestion not sent", module=self._policy.name, reason=error.text)
             return
-        self.engine.published(suggestion, id, time.time())
+        now = time.time()
+        self.engine.published(suggestion, id, now)
+        self._scoreboard.said(suggestion, id, now)
+
+    async def _tell_scores(self) -> None:
+        """What has become known of earlier suggestions; a score that can't be sent is lost."""
+        for score in self._scores:
+            with contextlib.suppress(DmscError):
+                await self._bus.publish(subjects.POLICY_SCORE, score, module=self._policy.name)
 
     async def _something_to_do(self) -> None:
         due = self.engine.due(time.time())

@@ -1,4 +1,4 @@
-"""Functional modules (draft §4.2): lifecycle, suggestion, and the orchestrator's decision on it."""
+"""Functional modules (draft §4.2): lifecycle, suggestion, the orchestrator's decision, what came of it."""
 
 from __future__ import annotations
 
@@ -156,3 +156,70 @@ class PolicyDecision(Message, wire="policy.decision"):
     adopted: bool
     reason: str
     policy_revision: int | None = None
+
+
+class PolicyScore(Message, wire="policy.score"):
+    """What a suggestion was worth, by what then happened (docs/policies-scoring.md); from its module's host.
+
+    `score` is 1 where hindsight would have said the same, 0.5 where it was no better than doing nothing, None
+    where what happened says nothing of it. Of a fault that an avoiding module did not foresee, `action` is
+    `missed` and `suggestion` empty.
+    """
+
+    module: Token
+    version: str
+    job: Token
+    suggestion: str = Field("", description="envelope id of the suggestion")
+    action: str
+    at: float = Field(description="when it was suggested, seconds since the epoch")
+    step: int
+    shadow: bool = Field(description="whether the module was in shadow when this was said")
+    confidence: float = Field(ge=0, le=1)
+    adopted: bool
+    score: float | None = Field(ge=0, le=1)
+    right: bool | None = Field(description="whether it was better than doing nothing")
+    reason: str
+
+
+class PromoteModule(Message, wire="policy.promote"):
+    """MG → SMO: make this running version the active one; the one that was goes on in shadow."""
+
+    module: Token
+    version: str
+    reason: str = ""
+    user: str
+
+
+class RollBackModule(Message, wire="policy.rollback"):
+    """MG → SMO: make the version active again that was before the last promotion."""
+
+    module: Token
+    reason: str = ""
+    user: str
+
+
+class PolicySwitch(Message, wire="policy.switch"):
+    """Another version of a module is the active one from here on; the one before goes on in shadow."""
+
+    module: Token
+    version: str
+    previous: str
+    rollback: bool = False
+    by: str = Field(description="user, or `orchestrator` for a rollback of its own")
+    reason: str
+
+
+class ModuleRecord(Message, wire="policy.module"):
+    """Which version of a module is active, as the orchestrator keeps it in the bucket `modules`.
+
+    Versions of a module that has no record are active or in shadow as they say themselves. `trial`: the
+    active version is compared with `previous`, and gives way to it should it be worse.
+    """
+
+    module: Token
+    active: str
+    previous: str = ""
+    since: float = Field(description="seconds since the epoch")
+    by: str
+    reason: str
+    trial: bool = False

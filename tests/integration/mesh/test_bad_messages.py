@@ -34,8 +34,8 @@ from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 KINDS = ("truncated", "unknown type", "wrong major", "noise")
 REASONS = {"malformed", "unknown type", "wrong version"}
 UNHEARD = {
-    "node sample", "policy decision", "fault verdict", "fault record", "log", "dead letter",
-    "job record", "step decision", "cordon", "leadership", "observation", "job topology",
+    "node sample", "policy decision", "fault verdict", "fault record", "policy switch", "log", "dead letter",
+    "job record", "step decision", "module record", "cordon", "leadership", "observation", "job topology",
 }  # fmt: skip
 """For people and functional modules, of which there are none here; and keys that are read, not watched."""
 MODULES = {EntityKind.FUNCTIONAL_MODULE}
