@@ -6,6 +6,7 @@
     │   ├── BadModel          user code: factory fails, layers do not fit, digest differs
     │   ├── BadData           dataset missing, empty, too short
     │   ├── DamagedCheckpoint a file of it is missing or not what was written
+    │   ├── DamagedRun        a run's file is cut off, or not what was exported
     │   └── BadMessage        malformed, unknown or wrongly versioned message
     ├── Refused               asked properly, not permitted
     ├── NotFound              no such job, instance, artifact
@@ -64,6 +65,10 @@ class BadData(BadInput):
 
 class DamagedCheckpoint(BadInput):
     code = "damaged_checkpoint"
+
+
+class DamagedRun(BadInput):
+    code = "damaged_run"
 
 
 class BadMessage(BadInput):
