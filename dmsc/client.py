@@ -35,7 +35,7 @@ from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
 from schemas.module_status import ModuleAnswer, ModuleList, ModuleStatus
 from schemas.observation import Observation
-from schemas.policy import ModuleLifecycle
+from schemas.policy import ModuleLifecycle, PolicySwitch
 
 M = TypeVar("M", bound=Message)
 
@@ -148,6 +148,21 @@ class AsyncClient:
         given = urlencode({key: value for key, value in query.items() if value not in (None, "")})
         path = f"/v1/nodes/{quote(node, safe='')}/{action}"
         return Cordons.model_validate(await self._ask("POST", f"{path}?{given}" if given else path))
+
+    async def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
+        """Make a running version of a module the active one; the one that was goes on in shadow."""
+        given = urlencode({"version": version, **({"reason": reason} if reason else {})})
+        return await self._switch_policy(module, f"promote?{given}")
+
+    async def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
+        """Make the version active again that was before. Raises `Conflict` where nothing was promoted."""
+        return await self._switch_policy(
+            module, f"rollback?{urlencode({'reason': reason})}" if reason else "rollback"
+        )
+
+    async def _switch_policy(self, module: str, action: str) -> PolicySwitch:
+        path = f"/v1/policies/{quote(module, safe='')}/{action}"
+        return PolicySwitch.model_validate(await self._ask("POST", path))
 
     async def policies(self) -> list[ModuleStatus]:
         """The functional modules that run, and how they fare, by name and version."""
@@ -407,6 +422,14 @@ class Client:
     def uncordon(self, node: str, slot: int | None = None) -> Cordons:
         """New instances may go there again. Raises `NotFound` where nothing is cordoned."""
         return self._runner.call(self._client.uncordon(node, slot))
+
+    def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
+        """Make a running version of a module the active one; the one that was goes on in shadow."""
+        return self._runner.call(self._client.promote_policy(module, version, reason=reason))
+
+    def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
+        """Make the version active again that was before. Raises `Conflict` where nothing was promoted."""
+        return self._runner.call(self._client.roll_back_policy(module, reason=reason))
 
     def drain(self, node: str, *, reason: str = "") -> Cordons:
         """Cordon a node and have its instances move elsewhere; `mesh().cordons` tells how far it is."""

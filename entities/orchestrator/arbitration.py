@@ -103,6 +103,8 @@ class ArbitrationState:
     modules: Mapping[Key, Standing] = field(default_factory=dict)
     base: Mapping[tuple[str, int], Mapping[str, float]] = field(default_factory=dict)
     adopted: Mapping[tuple[str, int], Adoption] = field(default_factory=dict)
+    promoted: Mapping[str, str] = field(default_factory=dict)
+    """Module → its active version, where one was promoted; all others of it count as in shadow."""
     avoided: Mapping[tuple[str, int, str], Adoption] = field(default_factory=dict)
 
 
@@ -272,6 +274,7 @@ def _judge(
     config: ArbitrationConfig,
 ) -> tuple[Outcome, ArbitrationState]:
     """One suggestion of a registered module that is within its rate."""
+    standing = module_standing.as_promoted(standing, (suggestion.module, suggestion.version), state.promoted)
     job = suggestion.job
     age = 0.0 if received_at is None else now - received_at
     if not module_standing.serves(standing, job):

@@ -114,6 +114,23 @@ def register(
     return {**modules, key: standing}
 
 
+def promote(promoted: Mapping[str, str], module: str, version: str | None) -> Mapping[str, str]:
+    """Only this version's suggestions are adopted any more; None: of each version as it says itself."""
+    others = {name: active for name, active in promoted.items() if name != module}
+    return others if version is None else {**others, module: version}
+
+
+def as_promoted(standing: Standing, key: Key, promoted: Mapping[str, str]) -> Standing:
+    """As the orchestrator has it: where a version of the module was promoted, that one is active and the
+    others are in shadow, from that moment on, whatever they have been told by then."""
+    module, version = key
+    active = promoted.get(module)
+    if active is None or standing.state not in (ModuleState.ACTIVE, ModuleState.SHADOW):
+        return standing
+    state = ModuleState.ACTIVE if version == active else ModuleState.SHADOW
+    return standing if standing.state is state else replace(standing, state=state)
+
+
 def _crashed(known: Standing, lifecycle: ModuleLifecycle) -> bool:
     """Whether this is another process than the one that we know, which never said that it leaves."""
     return lifecycle.incarnation != known.incarnation and known.state not in OVER

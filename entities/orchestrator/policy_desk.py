@@ -93,13 +93,26 @@ class PolicyDesk:
         self._note(message)
         return Ack()
 
+    def standings(self) -> dict[module_standing.Key, ModuleState]:
+        """The state that each version of each module is in, by what it says itself."""
+        return {key: one.state for key, one in self._state.modules.items() if one.sid is not None}
+
+    def promoted(self, module: str, version: str | None, *, retracted: str | None = None) -> None:
+        """From here on this version of a module is the active one (None: as they say themselves), and what
+        the version `retracted` had adopted lapses."""
+        promoted = module_standing.promote(self._state.promoted, module, version)
+        self._state = replace(self._state, promoted=promoted)
+        if retracted is not None:
+            self._state = withdraw(self._state, module, retracted, time.monotonic())
+
     def _note(self, message: ModuleLifecycle) -> None:
         """Takes the state over; what a module may not wish any more lapses."""
         key, now = (message.module, message.version), time.monotonic()
         known = self._state.modules.get(key, module_standing.Standing())
         crashes, suspended = known.crashes, known.suspended_for
         self._state = register(self._state, message, now, self._config.standing)
-        if message.state is ModuleState.SHADOW and known.state is ModuleState.ACTIVE:
+        gone_quiet = message.state is ModuleState.SHADOW and known.state is ModuleState.ACTIVE
+        if gone_quiet and message.module not in self._state.promoted:  # else what holds is for the next one
             self._state = withdraw(self._state, *key, now)
         if disabled := set(message.without) - set(known.without):
             self._state = withdraw(self._state, *key, now, disabled)
