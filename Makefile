@@ -104,6 +104,14 @@ bench-policy-cost: setup ## a policy at 10,000 instances, and the way from a sug
 bench-rebalancing: setup ## an instance that changes its stage: throughput before and after, beside bound and forecast
 	@$(VENV)/python benchmarks/rebalancing.py $(ARGS)
 
+.PHONY: bench-replay
+bench-replay: setup ## how much faster than real time a recorded run is replayed
+	@$(VENV)/python benchmarks/replay.py $(ARGS)
+
+.PHONY: bench-shadow
+bench-shadow: setup ## what modules in shadow cost training
+	@$(VENV)/python benchmarks/shadow_cost.py $(ARGS)
+
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service
 	docker compose up --build --detach --wait
