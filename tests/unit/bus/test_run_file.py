@@ -98,6 +98,7 @@ def test_a_changed_byte_is_found(tmp_path: Path) -> None:
             "format 9; this version",
         ),
     ],
+    ids=["empty", "text", "no msgpack", "no header", "later format"],
 )
 def test_what_is_no_run_is_one_clear_line(
     tmp_path: Path, content: bytes, error: type[DmscError], text: str
