@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, FiniteFloat, StringConstraints
 
 from schemas.base import Message, Part, Token
+from schemas.marks import HOLDS_USER_VALUES
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=120)]
 Text = Annotated[str, StringConstraints(max_length=400)]
@@ -27,7 +28,7 @@ class Observation(Message, wire="telemetry.observation"):
     about: Name | None = Field(None, description="of what: an instance, a node, a link; none: the job")
     job: Token | None = Field(None, description="which job it concerns; none: all of them")
     values: dict[Name, FiniteFloat] = Field({}, max_length=64)
-    labels: dict[Name, Text] = Field({}, max_length=64)
+    labels: Annotated[dict[Name, Text], HOLDS_USER_VALUES] = Field({}, max_length=64)
     at: FiniteFloat | None = Field(None, description="when it was observed, seconds since the epoch")
     user: str = Field("", description="whose token brought it in; the gateway sets it")
 

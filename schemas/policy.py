@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from schemas.base import Message, Part, Token
+from schemas.marks import EnvelopeId
 from schemas.stage_move import MoveForecast
 
 
@@ -152,7 +153,7 @@ class PolicyDecision(Message, wire="policy.decision"):
     module: Token
     version: str
     job: Token
-    suggestion: str = Field(description="envelope id of the suggestion")
+    suggestion: EnvelopeId = Field(description="envelope id of the suggestion")
     adopted: bool
     reason: str
     policy_revision: int | None = None
@@ -169,7 +170,7 @@ class PolicyScore(Message, wire="policy.score"):
     module: Token
     version: str
     job: Token
-    suggestion: str = Field("", description="envelope id of the suggestion")
+    suggestion: EnvelopeId = Field("", description="envelope id of the suggestion")
     action: str
     at: float = Field(description="when it was suggested, seconds since the epoch")
     step: int
