@@ -1,37 +1,31 @@
 """A run in one file: the recorded messages as they were sent, checked when they are read.
 
-A gzip file of two members. The first holds the header, one msgpack map; the second the frames, one msgpack
-array each: `[row, at_ns, subject, envelope]`, where `row` counts in the header's `rows` and `envelope` are
-the bytes that were on the bus. The header comes first but is known last (it has count and SHA-256 of the
+Two gzip members (`bus.frame_file`). The first holds the header, one msgpack map; the second the frames, a
+msgpack array each: `[row, at_ns, subject, envelope]`, where `row` counts in the header's `rows`, `envelope`
+are the bytes that were on the bus. The header comes first but is known last (it has count and SHA-256 of the
 frames), so the frames are written beside it and appended. Reading and writing hold one frame in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import os
 import shutil
-import zlib
 from collections.abc import AsyncIterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
 
 import msgpack
 
 from bus import subjects
-from bus.codec import MAX_MESSAGE_BYTES
+from bus.frame_file import CHUNK_BYTES, VERSION, FrameFile, check_version, compressed
 from bus.jetstream import NANO
 from bus.run_record import RECORDED, Frame
 from schemas.errors import BadInput, DamagedRun, NotFound
 
-FORMAT, VERSION = "dmsc-run", 1
+FORMAT = "dmsc-run"
 SUFFIX = ".dmscrun"
-LEVEL = 6
-CHUNK_BYTES = 1 << 20
-MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + (64 << 10)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +59,7 @@ async def write_run(
     digest, count, began, until = hashlib.sha256(), 0, 0, 0
     part, frames_part = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.frames")
     try:
-        with _compressed(frames_part) as out:
+        with compressed(frames_part) as out:
             async for frame in frames:
                 packed = pack([number[frame.row.name], frame.at_ns, frame.subject, frame.data])
                 out.write(packed)
@@ -77,7 +71,7 @@ async def write_run(
             job=job, name=name, began=began / NANO, until=until / NANO, steps=steps, ended=ended, rows=rows,
             count=count, sha256=digest.hexdigest(),
         )  # fmt: skip
-        with _compressed(part) as out:
+        with compressed(part) as out:
             out.write(pack({"format": FORMAT, **asdict(header)}))
         with part.open("ab") as whole, frames_part.open("rb") as rest:
             shutil.copyfileobj(rest, whole, CHUNK_BYTES)
@@ -90,20 +84,13 @@ async def write_run(
             left.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _compressed(path: Path) -> Iterator[gzip.GzipFile]:
-    """Without name and time in it, so that the same run gives the same bytes."""
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", LEVEL, raw, mtime=0) as out:
-        yield out
-
-
 class RunFile:
     """A run's file, open for one pass. `with RunFile.open(path) as run: for frame in run.frames(): …`"""
 
-    def __init__(self, path: Path, header: RunHeader, unpacker: Any) -> None:
-        self.path = path
+    def __init__(self, file: FrameFile, header: RunHeader) -> None:
+        self.path = file.path
         self.header = header
-        self._unpacker = unpacker
+        self._file = file
 
     @classmethod
     @contextlib.contextmanager
@@ -113,17 +100,8 @@ class RunFile:
             BadInput: there is no such file, or it is of a later format.
             DamagedRun: it is not a run's file.
         """
-        try:
-            raw = path.open("rb")
-        except OSError as error:
-            raise BadInput(f"{path}: {error.strerror or error}") from error
-        with raw, gzip.GzipFile(fileobj=raw, mode="rb") as unzipped:
-            unpacker = msgpack.Unpacker(
-                cast(BinaryIO, unzipped),
-                read_size=CHUNK_BYTES,
-                max_buffer_size=MAX_FRAME_BYTES + CHUNK_BYTES,
-            )
-            yield cls(path, _header(path, _next(path, unpacker)), unpacker)
+        with FrameFile.open(path) as file:
+            yield cls(file, _header(path, file.next()))
 
     def frames(self) -> Iterator[Frame]:
         """All frames, in order; those of rows that this version does not know are passed over.
@@ -135,7 +113,7 @@ class RunFile:
         known = [rows.get(name) for name in self.header.rows]
         pack = msgpack.Packer().pack
         digest, count = hashlib.sha256(), 0
-        while (raw := _next(self.path, self._unpacker)) is not None:
+        while (raw := self._file.next()) is not None:
             try:
                 number, at_ns, subject, data = raw
                 row = known[number]
@@ -161,24 +139,10 @@ def check_run(path: Path) -> RunHeader:
         return run.header
 
 
-def _next(path: Path, unpacker: Any) -> Any:
-    """The next object; None at the end."""
-    try:
-        return next(unpacker, None)
-    except EOFError as error:
-        raise DamagedRun(f"{path}: cut off: export or copy it again") from error
-    except (OSError, zlib.error) as error:
-        raise DamagedRun(f"{path}: damaged, or no run's file ({error})") from error
-    except (ValueError, msgpack.UnpackException) as error:
-        raise DamagedRun(f"{path}: damaged: not msgpack ({type(error).__name__})") from error
-
-
 def _header(path: Path, raw: object) -> RunHeader:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise DamagedRun(f"{path}: no run's file (`dmsc runs export` writes them)")
-    version = raw.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise BadInput(f"{path}: format {version}; this version reads up to {VERSION}: update DMSC")
+    check_version(path, raw)
     try:
         fields = {name: raw[name] for name in RunHeader.__dataclass_fields__}
         return RunHeader(**fields | {"rows": tuple(fields["rows"])})
