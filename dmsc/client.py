@@ -29,7 +29,7 @@ from dmsc.sse import EventParser
 from dmsc.weights_check import check_file, check_weights
 from schemas.base import Message
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest
-from schemas.door import Cordons, FaultList, JobLoad, MeshStatus
+from schemas.door import Cordons, FaultList, JobLoad, MeshStatus, TapScope
 from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
@@ -116,6 +116,10 @@ class AsyncClient:
     async def mesh(self) -> MeshStatus:
         """Services, nodes and jobs at a glance."""
         return MeshStatus.model_validate(await self._ask("GET", "/v1/mesh"))
+
+    async def tap_scope(self) -> TapScope:
+        """Which messages of the bus this token's user may tap."""
+        return TapScope.model_validate(await self._ask("GET", "/v1/tap/scope"))
 
     async def faults(self, job: str | None = None) -> list[FaultRecord]:
         """Each fault as it stands now, oldest first; of one job, or of the whole mesh."""
@@ -402,6 +406,10 @@ class Client:
     def cancel(self, job: str) -> JobRecord:
         """Ask for the end of a job."""
         return self._runner.call(self._client.cancel(job))
+
+    def tap_scope(self) -> TapScope:
+        """Which messages of the bus this token's user may tap."""
+        return self._runner.call(self._client.tap_scope())
 
     def mesh(self) -> MeshStatus:
         """Services, nodes and jobs at a glance."""
