@@ -61,6 +61,12 @@ class Wanted:
         if given and self.record is not None:
             raise BadInput(f"--record does not go with {given[0]}: record, then --read FILE {given[0]} …")
 
+    def typed(self) -> tuple[str, ...]:
+        """Patterns of which it is said what a role does not see; a microbatch's are for everybody."""
+        if self.microbatch is not None:
+            return ()
+        return self.patterns if self.follow is None else EVERYTHING
+
     def lens(self, may: May | None = None) -> Lens:
         if self.follow is not None:
             return Lens((*EVERYTHING, INBOXES), replies=True, may=may)
@@ -138,8 +144,7 @@ async def _role(wanted: Wanted, door: Door) -> May | None:
     if token is None:
         return None
     scope = await tap_role.ask(door.gateway, token, door.state)
-    typed = wanted.patterns if wanted.follow is None and wanted.microbatch is None else ()
-    missing = tap_role.left_out(scope, typed)
+    missing = tap_role.left_out(scope, wanted.typed())
     if missing:
         note(f"left out for {scope.role} {scope.user}: {', '.join(missing)}")
     return tap_role.may(scope)
