@@ -96,9 +96,21 @@ bench-registry: setup ## the registry with 10,000 instances, beside raw nats-py
 bench-routing: setup ## routing by load on unequal and changing devices, beside its bound and the static split
 	@$(VENV)/python benchmarks/routing.py $(ARGS)
 
+.PHONY: bench-policy-cost
+bench-policy-cost: setup ## a policy at 10,000 instances, and the way from a suggestion to the routes
+	@$(VENV)/python benchmarks/policy_cost.py $(ARGS)
+
 .PHONY: bench-rebalancing
 bench-rebalancing: setup ## an instance that changes its stage: throughput before and after, beside bound and forecast
 	@$(VENV)/python benchmarks/rebalancing.py $(ARGS)
+
+.PHONY: bench-replay
+bench-replay: setup ## how much faster than real time a recorded run is replayed
+	@$(VENV)/python benchmarks/replay.py $(ARGS)
+
+.PHONY: bench-shadow
+bench-shadow: setup ## what modules in shadow cost training
+	@$(VENV)/python benchmarks/shadow_cost.py $(ARGS)
 
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service

@@ -127,6 +127,14 @@ def decode_answer(data: bytes) -> Message:
         raise BadMessage("envelope: type, version or body is missing or wrong", reason="envelope") from error
 
 
+def peek(data: bytes) -> dict[str, Any]:
+    """The envelope as a plain map, nothing checked; empty where it is none."""
+    try:
+        return _unpack(data)
+    except BadMessage:
+        return {}
+
+
 def _unpack(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_MESSAGE_BYTES:
         raise too_large("message", len(data))

@@ -312,10 +312,19 @@ class Bus:
         )
 
     def history(
-        self, row: Subject, *, start: int = 1, follow: bool = False, **tokens: Any
+        self,
+        row: Subject,
+        *,
+        start: int = 1,
+        since: float | None = None,
+        follow: bool = False,
+        **tokens: Any,
     ) -> AsyncGenerator[Recorded, None]:
-        """The row's stream from sequence `start`, in order; with `follow` also what comes, for ever."""
-        return streams.history(self, row, start=start, follow=follow, tokens=tokens)
+        """The row's stream from sequence `start`, in order; with `follow` also what comes, for ever.
+
+        `since`, instead of `start`: what the server stored from then on, seconds since the epoch.
+        """
+        return streams.history(self, row, start=start, since=since, follow=follow, tokens=tokens)
 
     def bucket(self, row: Subject) -> Bucket:
         """The key-value bucket of a row."""

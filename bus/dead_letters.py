@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from bus import subjects
 from bus.logs import get_logger
+from bus.redaction import redacted
 from schemas.errors import BadMessage, DmscError
 from schemas.telemetry import DeadLetter
 
@@ -36,7 +37,7 @@ async def bury(bus: Bus, row: subjects.Subject, subject: str, data: bytes, error
         subject=subject,
         reason=f"{reason}: {error.text}"[:500],
         size=len(data),
-        head=data[:HEAD_BYTES],
+        head=redacted(data, row)[:HEAD_BYTES],
     )
     try:
         await bus.publish(subjects.DEAD_LETTER, letter, sid=bus.sender.name)

@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -20,6 +21,7 @@ from schemas.errors import BadInput, BusUnreachable, Conflict, DmscError, NoResp
 
 API = "$JS.API"
 TIMEOUT_S = 5.0
+NANO = 1_000_000_000
 MARKER_TTL_S = 60
 """How long the server keeps the mark of an expired key: watchers that were away that long notice
 expiries by comparing (see `bus.buckets`), not by marks."""
@@ -36,13 +38,23 @@ NO_SPACE = (10023, 10047, 10077)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message as a stream keeps it. `pending` is how many follow it for this reader."""
+    """A message as a stream keeps it. `pending` is how many follow it for this reader.
+
+    `at_ns` is when the server stored it, by its clock, ns since the epoch: one clock for all streams. 0 where
+    it was read through the leader.
+    """
 
     sequence: int
     subject: str
     data: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     pending: int = 0
+    at_ns: int = 0
+
+    @property
+    def at(self) -> float:
+        """Seconds since the epoch."""
+        return self.at_ns / NANO
 
     @property
     def is_marker(self) -> bool:
@@ -160,7 +172,10 @@ async def last(
             if headers.get("Status") == "404":
                 return None
             raise Unavailable(f"reading {subject}: {headers.get('Description', 'no answer')}")
-        return Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], found.data or b"", headers)
+        return Stored(
+            int(headers["Nats-Sequence"]), headers["Nats-Subject"], found.data or b"", headers,
+            at_ns=round(datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp() * NANO),
+        )  # fmt: skip
     try:
         wanted = {"last_by_subj": subject}
         message = (await call(link, f"STREAM.MSG.GET.{stream}", wanted, timeout_s=timeout_s))["message"]
@@ -184,6 +199,7 @@ def stored(message: Msg) -> Stored:
         data=message.data,
         headers=message.headers or {},
         pending=int(tokens[8 + offset]),
+        at_ns=int(tokens[7 + offset]),
     )
 
 

@@ -12,12 +12,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
 
 from bus import jetstream
-from bus.jetstream import Stored
+from bus.jetstream import NANO, Stored
 from bus.link import Link, Lost
 from schemas.errors import BusUnreachable, DmscError
 
@@ -30,7 +31,6 @@ INACTIVE_S = 60.0
 """A consumer whose reader has died is removed by the server after this."""
 MADE_S = 3.0
 """One attempt to make a consumer; one whose answer was lost goes by itself (`INACTIVE_S`)."""
-NANO = 1_000_000_000
 
 
 class Reader:
@@ -51,6 +51,7 @@ class Reader:
         subject: str,
         *,
         start: int | None = None,
+        since: float | None = None,
         headers_only: bool = False,
     ) -> AsyncIterator[Reader]:
         """
@@ -59,6 +60,7 @@ class Reader:
             stream: The stream's name.
             subject: Filter, may have wildcards.
             start: First sequence; None begins with the last message of every subject (key-value).
+            since: Instead of `start`: what the server stored from then on, seconds since the epoch.
             headers_only: Leave the bodies away.
 
         Raises:
@@ -73,7 +75,10 @@ class Reader:
             "num_replicas": 1,
             "headers_only": headers_only,
         }
-        if start is None:
+        if since is not None:
+            began = datetime.fromtimestamp(since, UTC).isoformat()
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": began}
+        elif start is None:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start)}

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus import codec, jetstream, subjects
 from bus.dead_letters import bury
+from bus.jetstream import NANO
 from bus.link import Link
 from bus.logs import get_logger
-from bus.reader import NANO, Reader
+from bus.reader import Reader
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage, Conflict, DeadlineExceeded, NotFound, Unavailable
@@ -186,22 +187,28 @@ async def append(
 
 
 async def history(
-    bus: Bus, row: subjects.Subject, *, start: int, follow: bool, tokens: dict[str, Any]
+    bus: Bus,
+    row: subjects.Subject,
+    *,
+    start: int,
+    follow: bool,
+    tokens: dict[str, Any],
+    since: float | None = None,
 ) -> AsyncGenerator[Recorded, None]:
-    """The row's messages in its stream, in order, from sequence `start`.
+    """The row's messages in its stream, in order, from sequence `start`, or from the time `since`.
 
     Unusable ones are passed over (and counted). With `follow`, goes on for ever and over server
     restarts; without, ends at the present end.
     """
     if row.stream is None:
         raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
-    position = start
+    place: dict[str, Any] = {"start": start} if since is None else {"since": since}
     while True:
         try:
-            async with Reader.open(bus.link, row.stream, row.wildcard(**tokens), start=position) as reader:
+            async with Reader.open(bus.link, row.stream, row.wildcard(**tokens), **place) as reader:
                 async with contextlib.aclosing(_items(reader, follow)) as items:
                     async for item in items:
-                        position = item.sequence + 1
+                        place = {"start": item.sequence + 1}
                         recorded = await _decoded(bus, row, item)
                         if recorded is not None:
                             yield recorded

@@ -18,6 +18,8 @@ from schemas import (
     fault,
     job,
     leadership,
+    module_status,
+    observation,
     peer_copy,
     policy,
     registry,
@@ -374,6 +376,14 @@ NODE_SAMPLE = _row(
     "node sample", "telemetry.node.{agent}", tm.NodeSample, MIC, SR + MG + SMO + FM,
     CORE, "a node's load", stream="TELEMETRY",
 )  # fmt: skip
+OBSERVATION = _row(
+    "observation", "telemetry.observation.{source}", observation.Observation, MG + CLIENT, FM,
+    CORE, "what a system outside the mesh has seen, as a gateway let it in", stream="TELEMETRY",
+)  # fmt: skip
+JOB_TOPOLOGY = _row(
+    "job topology", "topology.graph.{job}", task_graph.JobTopology, SMO, FM,
+    CORE, "a job's units, edges and places, whenever they are decided", stream="SIGNALS",
+)  # fmt: skip
 SUGGESTION = _row(
     "policy suggestion", "policy.suggestion.{module}", policy.PolicySuggestion, FM, SMO,
     CORE, "what a functional module would do", stream="POLICIES",
@@ -382,9 +392,46 @@ POLICY_DECISION = _row(
     "policy decision", "policy.decision.{module}", policy.PolicyDecision, SMO, FM + CLIENT,
     CORE, "adopted or declined, and why", stream="POLICIES",
 )  # fmt: skip
+POLICY_SCORE = _row(
+    "policy score", "policy.score.{module}", policy.PolicyScore, FM, SMO + CLIENT,
+    CORE, "what a suggestion was worth, by what then happened", stream="POLICIES",
+)  # fmt: skip
+POLICY_SWITCH = _row(
+    "policy switch", "policy.switch.{module}", policy.PolicySwitch, SMO, FM + CLIENT,
+    CORE, "another version of a module is the active one", stream="POLICIES",
+)  # fmt: skip
+PROMOTE_MODULE = _row(
+    "promote module", "policy.command.promote", policy.PromoteModule, MG, SMO,
+    REQUEST, "make a version of a module the active one", reply=policy.PolicySwitch,
+)  # fmt: skip
+ROLL_BACK_MODULE = _row(
+    "roll back module", "policy.command.rollback", policy.RollBackModule, MG, SMO,
+    REQUEST, "make the version before active again", reply=policy.PolicySwitch,
+)  # fmt: skip
+MODULE_RECORD = _row(
+    "module record", "{module}", policy.ModuleRecord, SMO, SMO, KV,
+    "which version of a module is active", bucket="modules",
+)  # fmt: skip
 MODULE_LIFECYCLE = _row(
     "module lifecycle", "policy.lifecycle.{module}", policy.ModuleLifecycle, FM, SMO,
     REQUEST, "a functional module's state and version", reply=Ack,
+)  # fmt: skip
+MODULE_ORDER = _row(
+    "module order", "policy.order.{sid}", policy.ModuleOrder, SMO, FM,
+    REQUEST, "activate, shadow, drain; enable or disable for jobs", reply=policy.ModuleLifecycle,
+)  # fmt: skip
+DIRECT_MODULE = _row(
+    "direct module", "policy.command.direct", policy.DirectModule, MG, SMO,
+    REQUEST, "give a module an order", reply=policy.ModuleLifecycle,
+)  # fmt: skip
+MODULE_QUERY = _row(
+    "module query", "policy.command.query", module_status.ModuleQuery, MG, SMO,
+    REQUEST, "which modules run, and how they fare", reply=module_status.ModuleList,
+)  # fmt: skip
+MODULE_QUESTION = _row(
+    "module question", "policy.question.{module}.{version}", module_status.ModuleQuestion,
+    CLIENT + MG + SR + SMO, FM,
+    REQUEST, "what would you do now? `version` is one, or `active`", reply=module_status.ModuleAnswer,
 )  # fmt: skip
 LINK_FAULT = _row(
     "link fault", "fault.link.{cluster}", fault.LinkFault, MI, SR, CORE, "a neighbour's link broke",

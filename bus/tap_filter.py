@@ -21,8 +21,6 @@ _order: dict[str, Callable[[float, float], bool]] = {
     ">=": lambda left, right: left >= right,
     "<=": lambda left, right: left <= right,
 }
-HIDDEN = "(hidden)"
-"""Stands in for fields that a schema keeps out of its repr: bearer tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +101,8 @@ def tree_of(
     tree: dict[str, Any] = {"subject": subject, "row": "" if row is None else row.name, **tokens}
     if envelope is not None:
         tree |= envelope.model_dump(mode="python", exclude={"body"})
-        body = envelope.body if message is None else message.model_dump(mode="python")
-        tree["body"] = body | {name: HIDDEN for name in secrets(row) if name in body}
+        tree["body"] = envelope.body if message is None else message.model_dump(mode="python")
     return tree
-
-
-def secrets(row: Subject | None) -> list[str]:
-    """Fields of a row's schema that must not be shown: bearer tokens."""
-    return [] if row is None else [name for name, field in row.schema.model_fields.items() if not field.repr]
 
 
 def _find(tree: Any, path: tuple[str, ...]) -> Iterator[Any]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from bus.tap import Rate, Tapped
-from bus.tap_filter import secrets
+from bus.tap import Rate
 from bus.tap_pattern import short
+from bus.tapped import Tapped
 
 WIDTH = 160
 """Characters of a summary until it is cut."""
@@ -41,7 +41,7 @@ def render(tapped: Tapped, *, width: int = WIDTH) -> Line:
     if tapped.answers:
         what, tone = f"reply to {what} after {tapped.latency_ms:.1f} ms", "reply"
     if tapped.problem:
-        summary, tone = f"unreadable, {len(tapped.raw):,} bytes: {tapped.problem}", "problem"
+        summary, tone = f"unreadable, {tapped.size:,} bytes: {tapped.problem}", "problem"
     elif tapped.message is None:
         summary = tapped.note
     else:
@@ -52,16 +52,13 @@ def render(tapped: Tapped, *, width: int = WIDTH) -> Line:
 
 
 def render_raw(tapped: Tapped, *, limit: int = 1024) -> str:
-    """Subject, size and bytes; a message that is not ours shows just as well."""
-    if secrets(tapped.row):
-        hidden = "hidden: a bearer token is in them"
-        return f"{clock(tapped.at)}  {tapped.subject}  {len(tapped.raw):,} bytes, {hidden}"
+    """Subject, size and bytes, secrets as `***`; a message that is not ours shows just as well."""
     more = f" … {len(tapped.raw) - limit:,} more" if len(tapped.raw) > limit else ""
-    return f"{clock(tapped.at)}  {tapped.subject}  {len(tapped.raw):,} bytes  {tapped.raw[:limit]!r}{more}"
+    return f"{clock(tapped.at)}  {tapped.subject}  {tapped.size:,} bytes  {tapped.raw[:limit]!r}{more}"
 
 
 def as_json(tapped: Tapped) -> str:
-    """One line of JSON with everything but bearer tokens; unreadable bytes as base64."""
+    """One line of JSON with everything but secrets; unreadable bytes as base64."""
     tree = tapped.tree()
     found: dict[str, Any] = {"at": tapped.at, "subject": tapped.subject, "row": tree.pop("row") or None}
     found["envelope"] = (
@@ -71,7 +68,7 @@ def as_json(tapped: Tapped) -> str:
     for name in ("problem", "note", "answers", "latency_ms"):
         if (value := getattr(tapped, name)) not in ("", None):
             found[name] = value
-    if tapped.problem and not secrets(tapped.row):
+    if tapped.problem:
         found["raw"] = base64.b64encode(tapped.raw).decode()
     return json.dumps(found, default=_plain, ensure_ascii=False)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bus import subjects
 from bus.connection import Bus
-from bus.tap import Tapped
+from bus.tapped import Tapped
 from schemas.base import Message, is_token
 from schemas.data_plane import MicrobatchNotice, NoticeAnswer
 from schemas.errors import BadInput

@@ -22,7 +22,10 @@ from dmsc.commands import (
     logs,
     nodes,
     policy,
+    policy_versions,
+    replay,
     run,
+    runs,
     simulate,
     store,
     tap,
@@ -87,7 +90,13 @@ app.command(rich_help_panel=_mesh)(nodes.drain)
 app.command(rich_help_panel=_mesh)(nodes.uncordon)
 app.command(rich_help_panel=_parts)(run.join)
 app.command(rich_help_panel=_parts)(run.run)
+policy.app.command()(policy_versions.score)
+policy.app.command()(policy_versions.promote)
+policy.app.command()(policy_versions.rollback)
+policy.app.add_typer(policy_versions.plot, name="plot")
 app.add_typer(policy.app, name="policy", rich_help_panel=_parts)
+app.add_typer(runs.app, name="runs", rich_help_panel=_parts)
+app.command(rich_help_panel=_parts)(replay.replay)
 
 
 @app.command(rich_help_panel=_mesh)

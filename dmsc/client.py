@@ -29,10 +29,13 @@ from dmsc.sse import EventParser
 from dmsc.weights_check import check_file, check_weights
 from schemas.base import Message
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest
-from schemas.door import Cordons, FaultList, JobLoad, MeshStatus
+from schemas.door import Cordons, FaultList, JobLoad, MeshStatus, TapScope
 from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
+from schemas.module_status import ModuleAnswer, ModuleList, ModuleStatus
+from schemas.observation import Observation
+from schemas.policy import ModuleLifecycle, PolicySwitch
 
 M = TypeVar("M", bound=Message)
 
@@ -114,6 +117,10 @@ class AsyncClient:
         """Services, nodes and jobs at a glance."""
         return MeshStatus.model_validate(await self._ask("GET", "/v1/mesh"))
 
+    async def tap_scope(self) -> TapScope:
+        """Which messages of the bus this token's user may tap."""
+        return TapScope.model_validate(await self._ask("GET", "/v1/tap/scope"))
+
     async def faults(self, job: str | None = None) -> list[FaultRecord]:
         """Each fault as it stands now, oldest first; of one job, or of the whole mesh."""
         query = f"?job={quote(job, safe='')}" if job is not None else ""
@@ -145,6 +152,61 @@ class AsyncClient:
         given = urlencode({key: value for key, value in query.items() if value not in (None, "")})
         path = f"/v1/nodes/{quote(node, safe='')}/{action}"
         return Cordons.model_validate(await self._ask("POST", f"{path}?{given}" if given else path))
+
+    async def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
+        """Make a running version of a module the active one; the one that was goes on in shadow."""
+        given = urlencode({"version": version, **({"reason": reason} if reason else {})})
+        return await self._switch_policy(module, f"promote?{given}")
+
+    async def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
+        """Make the version active again that was before. Raises `Conflict` where nothing was promoted."""
+        return await self._switch_policy(
+            module, f"rollback?{urlencode({'reason': reason})}" if reason else "rollback"
+        )
+
+    async def _switch_policy(self, module: str, action: str) -> PolicySwitch:
+        path = f"/v1/policies/{quote(module, safe='')}/{action}"
+        return PolicySwitch.model_validate(await self._ask("POST", path))
+
+    async def policies(self) -> list[ModuleStatus]:
+        """The functional modules that run, and how they fare, by name and version."""
+        return list(ModuleList.model_validate(await self._ask("GET", "/v1/policies")).modules)
+
+    async def order_policy(
+        self,
+        module: str,
+        op: str,
+        *,
+        version: str | None = None,
+        jobs: Sequence[str] = (),
+        reason: str = "",
+    ) -> ModuleLifecycle:
+        """Has a module do `op`: activate, shadow, drain, enable or disable (for `jobs`). Repeating is fine.
+
+        Returns what it then is. Raises `NotFound` where it does not run, `Conflict` where it can't.
+        """
+        body = {"op": op, "version": version, "jobs": list(jobs), "reason": reason}
+        answer = await self._ask("POST", f"/v1/policies/{quote(module, safe='')}/orders", body)
+        return ModuleLifecycle.model_validate(answer)
+
+    async def ask_policy(
+        self,
+        module: str,
+        job: str,
+        *,
+        version: str | None = None,
+        inputs: Sequence[Observation] = (),
+    ) -> ModuleAnswer:
+        """What a module suggests for a job at this moment. Nothing of it is adopted."""
+        given = [one.model_dump(mode="json") for one in inputs]
+        body = {"job": job, "version": version, "inputs": given}
+        answer = await self._ask("POST", f"/v1/policies/{quote(module, safe='')}/questions", body)
+        return ModuleAnswer.model_validate(answer)
+
+    async def observe(self, *observations: Observation) -> None:
+        """Tell functional modules what was seen outside the mesh."""
+        given = [one.model_dump(mode="json", exclude={"user"}) for one in observations]
+        await self._ask("POST", "/v1/observations", {"observations": given})
 
     async def weights(self, job: str) -> WeightsManifest:
         """The manifest of a finished job's weights. Raises `NotFound` before that."""
@@ -345,6 +407,10 @@ class Client:
         """Ask for the end of a job."""
         return self._runner.call(self._client.cancel(job))
 
+    def tap_scope(self) -> TapScope:
+        """Which messages of the bus this token's user may tap."""
+        return self._runner.call(self._client.tap_scope())
+
     def mesh(self) -> MeshStatus:
         """Services, nodes and jobs at a glance."""
         return self._runner.call(self._client.mesh())
@@ -365,9 +431,50 @@ class Client:
         """New instances may go there again. Raises `NotFound` where nothing is cordoned."""
         return self._runner.call(self._client.uncordon(node, slot))
 
+    def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
+        """Make a running version of a module the active one; the one that was goes on in shadow."""
+        return self._runner.call(self._client.promote_policy(module, version, reason=reason))
+
+    def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
+        """Make the version active again that was before. Raises `Conflict` where nothing was promoted."""
+        return self._runner.call(self._client.roll_back_policy(module, reason=reason))
+
     def drain(self, node: str, *, reason: str = "") -> Cordons:
         """Cordon a node and have its instances move elsewhere; `mesh().cordons` tells how far it is."""
         return self._runner.call(self._client.drain(node, reason=reason))
+
+    def policies(self) -> list[ModuleStatus]:
+        """The functional modules that run, and how they fare."""
+        return self._runner.call(self._client.policies())
+
+    def order_policy(
+        self,
+        module: str,
+        op: str,
+        *,
+        version: str | None = None,
+        jobs: Sequence[str] = (),
+        reason: str = "",
+    ) -> ModuleLifecycle:
+        """Has a module do `op`: activate, shadow, drain, enable or disable (for `jobs`)."""
+        return self._runner.call(
+            self._client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
+        )
+
+    def ask_policy(
+        self,
+        module: str,
+        job: str,
+        *,
+        version: str | None = None,
+        inputs: Sequence[Observation] = (),
+    ) -> ModuleAnswer:
+        """What a module suggests for a job at this moment. Nothing of it is adopted."""
+        return self._runner.call(self._client.ask_policy(module, job, version=version, inputs=inputs))
+
+    def observe(self, *observations: Observation) -> None:
+        """Tell functional modules what was seen outside the mesh."""
+        self._runner.call(self._client.observe(*observations))
 
     def weights(self, job: str) -> WeightsManifest:
         """The manifest of a finished job's weights. Raises `NotFound` before that."""

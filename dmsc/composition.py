@@ -45,6 +45,7 @@ class RunOptions:
     http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
     tokens_file: Path | None = None
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
+    precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +134,14 @@ def _authorizer(options: RunOptions) -> Part:
 def _orchestrator(options: RunOptions) -> Part:
     from entities.lease import LeaseConfig
     from entities.orchestrator import Orchestrator, OrchestratorConfig
+    from entities.orchestrator.arbitration import ArbitrationConfig
 
-    config = OrchestratorConfig(node=node_name(), lease=LeaseConfig(lease_s=lease_s(options.replicas)))
+    ranks = {module: rank for rank, module in enumerate(reversed(options.precedence), start=1)}
+    config = OrchestratorConfig(
+        node=node_name(),
+        lease=LeaseConfig(lease_s=lease_s(options.replicas)),
+        arbitration=ArbitrationConfig(precedence=ranks),
+    )
     return Part(
         sid="orchestrator",
         kind=EntityKind.ORCHESTRATOR,

@@ -40,6 +40,7 @@ class ChildSpec:
     name: str
     arguments: tuple[str, ...]
     stop_order: int
+    may_leave: bool = False  # whether it may end in order by itself, and then stays away
 
 
 def lay_out(
@@ -66,7 +67,7 @@ def lay_out(
         for cluster in options.clusters
     ]
     modules = [
-        ChildSpec(name=f"policy-{index}", arguments=("policy", "run", source), stop_order=0)
+        ChildSpec(name=f"policy-{index}", arguments=("policy", "run", source), stop_order=0, may_leave=True)
         for index, source in enumerate(options.policies)
     ]
     return [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger, ship_logs
 from dmsc.composition import Part
 from dmsc.interrupts import interrupts
 from dmsc.parent_death import end_at_the_latest
+from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DmscError
 
 STOP_LIMIT_S = 12.0
@@ -57,7 +59,8 @@ async def serve(
                 part.sid: group.create_task(_run(part, servers, token, ship=part is last), name=part.sid)
                 for part in parts
             }
-            await stopped
+            await _until_over(stopped, list(tasks.values()))
+            stopped.cancel()
             for order in sorted({part.stop_order for part in parts}):
                 stage = [tasks[part.sid] for part in parts if part.stop_order == order]
                 for task in stage:
@@ -96,4 +99,13 @@ async def _run(part: Part, servers: Sequence[str], token: str | None, *, ship: b
             if logs is not None:
                 logs.cancel()
                 await asyncio.gather(logs, return_exceptions=True)
-        raise DmscError(f"{part.sid} ended by itself; see its log")
+        if part.kind is not EntityKind.FUNCTIONAL_MODULE:  # which may be told to leave
+            raise DmscError(f"{part.sid} ended by itself; see its log")
+
+
+async def _until_over(stopped: asyncio.Task[bool], services: list[asyncio.Task[None]]) -> None:
+    """Until the signal, or until all services have left in order."""
+    left = asyncio.create_task(asyncio.wait(services))
+    events: set[asyncio.Task[Any]] = {stopped, left}
+    await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+    left.cancel()

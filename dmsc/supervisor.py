@@ -130,6 +130,9 @@ class Supervisor:
             code = await self._processes[child.name].wait()
             if self._stopping:
                 return
+            if code == 0 and child.may_leave:
+                self._say(f"{child.name} has left, as it was told to")
+                return
             deaths = 1 if time.monotonic() - began > _healthy_s else deaths + 1
             words = self.last_words(child.name)
             if not self.ready and (code == ExitCode.BAD_INPUT or deaths >= _hopeless_starts):

@@ -23,9 +23,12 @@ import yaml
 from schemas.errors import BadInput
 from schemas.signals import AccessDecision, Role
 
-_READ = frozenset({"mesh.read", "job.read", "job.list", "fault.read"})
-_RESEARCH = _READ | {"job.submit", "job.cancel.own", "dataset.read", "dataset.write"}
-_OPERATE = _RESEARCH | {"job.cancel", "policy.write", "node.cordon"}
+_READ = frozenset({"mesh.read", "job.read", "job.list", "fault.read", "tap.read"})
+_RESEARCH = _READ | {
+    *("job.submit", "job.cancel.own", "dataset.read", "dataset.write"),
+    *("policy.ask", "observation.write.own"),
+}
+_OPERATE = _RESEARCH | {"job.cancel", "policy.write", "observation.write", "node.cordon", "tap.private"}
 
 ROLE_ACTIONS: dict[Role, frozenset[str]] = {
     Role.VIEWER: _READ,  # looks at everything, changes nothing

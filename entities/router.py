@@ -147,13 +147,14 @@ class Router:
 
     # --- Type 5 down: policy ---------------------------------------------------------------------------
     async def _policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
+        before = self.book.active.get(message.job)
         outcome = self.book.take(message)
         log.info("policy", job=message.job, revision=message.revision, outcome=outcome, reason=message.reason)
         if outcome == "ended":
             await self._end(message.job)
         elif outcome == "adopted":
+            await self._write_tables(message.job, _changed(before, message))
             self._compute_news.set()
-            await self._write_tables(message.job)
         return Ack(note=outcome)
 
     async def _end(self, job: str) -> None:
@@ -199,7 +200,8 @@ class Router:
                 await asyncio.sleep(self.config.retry_s)
                 self._dirty.set()
 
-    async def _write_tables(self, job: str) -> None:
+    async def _write_tables(self, job: str, only: frozenset[int] | None = None) -> None:
+        """The tables of a job's stages, or only of these."""
         if not self.follower.informed:
             return  # knowing nothing is no reason to empty a table; the first full state brings us back
         async with self._table_lock:
@@ -210,7 +212,7 @@ class Router:
             now = asyncio.get_running_loop().time()
             try:
                 for stage in policy.stages:
-                    if stage.stage >= 0:
+                    if stage.stage >= 0 and (only is None or stage.stage in only):
                         health = self._health(job, stage.stage, instances, now)
                         decision = decide_table(policy, stage, instances, self._measured, health, self._links)
                         await self._write_table(policy, stage, decision, now)
@@ -430,3 +432,11 @@ class Router:
             endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node),
             services=("routing", "telemetry"),
         )
+
+
+def _changed(before: CommunicationPolicy | None, after: CommunicationPolicy) -> frozenset[int] | None:
+    """The stages of which a new revision says something else; None: all, or the whole job's routing."""
+    if before is None or (before.algorithm, before.clusters) != (after.algorithm, after.clusters):
+        return None
+    held = {stage.stage: stage for stage in before.stages}
+    return frozenset(stage.stage for stage in after.stages if held.get(stage.stage) != stage)

@@ -7,9 +7,20 @@ derive from, `JobView` to read, `InstanceStore` for tools of one's own. Running 
 
 from __future__ import annotations
 
+from policies.inference import Inference, Inferred
 from policies.instance_store import InstanceStore
 from policies.kit import Policy, Suggestions
 from policies.store_reads import StoreRead
 from policies.view import InstanceView, JobView, OwnSuggestion
 
-__all__ = ["InstanceStore", "InstanceView", "JobView", "OwnSuggestion", "Policy", "StoreRead", "Suggestions"]
+__all__ = [
+    "Inference",
+    "Inferred",
+    "InstanceStore",
+    "InstanceView",
+    "JobView",
+    "OwnSuggestion",
+    "Policy",
+    "StoreRead",
+    "Suggestions",
+]

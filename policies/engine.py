@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from bus.subjects import Subject
-from policies.kit import ALWAYS, Policy
+from policies.inference import Inference, Inferred
+from policies.kit import ALWAYS, INFERENCE, Policy
 from policies.store_reads import StoreRead
 from policies.view import JobView, Observations
 from schemas.base import Message
 from schemas.errors import BadInput
+from schemas.observation import Observation
 from schemas.policy import PolicySuggestion
 
 
@@ -57,6 +59,15 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What the policy's model answered, received at `at`. Of no stream: a replay computes it again."""
+
+    inferred: Inferred
+    id: str
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """An error of the policy, seen for the first time: one line for the log."""
 
@@ -77,10 +88,11 @@ class Counters:
 
 @dataclass(slots=True)
 class Output:
-    """What one round gave: suggestions to publish, stores to read, new problems to log."""
+    """What one round gave: suggestions to publish, stores to read, inferences to make, problems to log."""
 
     suggestions: list[PolicySuggestion] = field(default_factory=list)
     reads: list[StoreRead] = field(default_factory=list)
+    inferences: list[Inference] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -96,6 +108,8 @@ class Engine:
         self.counters = Counters()
         self.suspended = ""
         """Why the policy is no longer called; empty while it is."""
+        self._disabled: set[str] = set()
+        self._handlers: dict[str, Callable[[Any, float], None] | None] = {}
         self._every_s = policy.every_s if config.every_s is None else config.every_s
         self._decided: dict[str, float] = {}
         self._changed: set[str] = set()
@@ -109,26 +123,62 @@ class Engine:
         asked: Sequence[Subject] = self.policy.subscribes()
         return tuple(dict.fromkeys((*ALWAYS, *asked)))
 
-    def take(self, events: Iterable[Event]) -> list[Problem]:
+    # --- per job --------------------------------------------------------------------------------------
+    def enable(self, job: str) -> None:
+        """Ask the policy for this job (again). Of one that it was not started for, it sees what comes now."""
+        self._disabled.discard(job)
+        self.observations.admit(job)
+
+    def disable(self, job: str) -> None:
+        """No longer ask it for this job; the job is still watched, so that enabling finds its state."""
+        self._disabled.add(job)
+
+    def jobs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """For which jobs it is enabled (empty: all), and for which not."""
+        return tuple(sorted(self.observations.only)), tuple(sorted(self._disabled))
+
+    def resume(self) -> None:
+        """Call the policy again after a suspension."""
+        self.suspended = ""
+        self._errors_in_a_row = 0
+
+    # --- events in, suggestions out -------------------------------------------------------------------
+    def take(self, events: Iterable[Event | Result]) -> list[Problem]:
         """Work events into the view and hand them to the policy's `on_<event>` methods."""
         problems: list[Problem] = []
         for event in events:
             self.counters.events += 1
+            if isinstance(event, Result):
+                self._inferred(event, into=problems)
+                continue
             view = self.observations.take(event.message, event.at, id=event.id)
             if view is not None:
                 self._changed.add(view.job)
-            handler = self.policy.handler(event.row)
+            elif isinstance(event.message, Observation) and event.message.job is None:
+                self._changed.update(self.observations.jobs)
+            name = event.row.name
+            if name not in self._handlers:
+                self._handlers[name] = self.policy.handler(event.row)
+            handler = self._handlers[name]
             if handler is not None and not self.suspended:
                 self._guard(
                     f"on_{event.row.name.replace(' ', '_')}", handler, event.message, event.at, into=problems
                 )
         return problems
 
+    def _inferred(self, result: Result, *, into: list[Problem]) -> None:
+        """A result is news of its job: the policy is asked again."""
+        if result.inferred.job in self.observations.jobs:
+            self._changed.add(result.inferred.job)
+        handler = getattr(self.policy, INFERENCE, None)
+        if handler is not None and not self.suspended:
+            self._guard(INFERENCE, handler, result.inferred, result.at, into=into)
+
     def due(self, now: float) -> float | None:
         """Seconds until some job wants a decision (0: now), or None if nothing new was seen."""
         waits = [
             max(0.0, self._decided.get(job, float("-inf")) + self._every_s - now)
-            for job in self._changed
+            for job in self._changed - self._disabled
             if job in self.observations.jobs
         ]
         return None if self.suspended or not waits else min(waits)
@@ -136,7 +186,7 @@ class Engine:
     def decide(self, now: float) -> Output:
         """Ask the policy for each job that is due and saw something new since it was last asked."""
         output = Output()
-        for job in sorted(self._changed):
+        for job in sorted(self._changed - self._disabled):
             view = self.observations.jobs.get(job)
             if view is None:
                 self._changed.discard(job)
@@ -144,25 +194,32 @@ class Engine:
             elif now - self._decided.get(job, float("-inf")) >= self._every_s:
                 self._changed.discard(job)
                 self._decided[job] = now
-                output.suggestions += self.ask(view, now, into=output.problems)
+                output.suggestions += self._within_rate(self.ask(view, now, into=output.problems), now)
                 output.reads += self._reads(view, now, into=output.problems)
+                output.inferences += self._inferences(view, now, into=output.problems)
         return output
 
     def ask(self, view: JobView, now: float, *, into: list[Problem]) -> list[PolicySuggestion]:
-        """One call of `decide`, contained, checked, and limited."""
-        if self.suspended:
+        """One call of `decide`, contained and checked; empty while the policy is suspended or disabled."""
+        if self.suspended or view.job in self._disabled:
             return []
         self.counters.decisions += 1
         found = self._guard("decide", lambda: _suggestions(self.policy.decide(view, now)), into=into)
         if found is None:
             return []
         self._errors_in_a_row = 0
-        return self._within_rate(found, now)
+        return list(found)
 
     def _reads(self, view: JobView, now: float, *, into: list[Problem]) -> list[StoreRead]:
         if self.suspended:
             return []
         return self._guard("reads", lambda: _checked_reads(self.policy.reads(view, now)), into=into) or []
+
+    def _inferences(self, view: JobView, now: float, *, into: list[Problem]) -> list[Inference]:
+        if self.suspended or not self.policy.has_model:
+            return []
+        infers = self.policy.infers
+        return self._guard("infers", lambda: _checked_inferences(infers(view, now)), into=into) or []
 
     def published(self, suggestion: PolicySuggestion, id: str, at: float) -> None:
         """Note down what was said under which envelope id, so that the policy sees it and its decision."""
@@ -217,6 +274,14 @@ def _suggestions(returned: object) -> list[PolicySuggestion]:
 def _checked_reads(returned: object) -> list[StoreRead]:
     if not isinstance(returned, list | tuple) or not all(isinstance(one, StoreRead) for one in returned):
         raise TypeError(f"reads returned {type(returned).__name__}; return a list of what self.read(…) makes")
+    return list(returned)
+
+
+def _checked_inferences(returned: object) -> list[Inference]:
+    if not isinstance(returned, list | tuple) or not all(isinstance(one, Inference) for one in returned):
+        raise TypeError(
+            f"infers returned {type(returned).__name__}; return a list of what self.infer(…) makes"
+        )
     return list(returned)
 
 

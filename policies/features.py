@@ -136,15 +136,86 @@ def scale(values: Floats) -> Floats:
 
 def moving_mean(values: Floats, span: int) -> Floats:
     """Mean of the last `span` values at each position of the last axis, fewer at the start."""
-    span = min(span, values.shape[-1])
-    padding = np.full((*values.shape[:-1], span - 1), np.nan)
-    padded = np.concatenate([padding, values], axis=-1)
-    frames = np.lib.stride_tricks.sliding_window_view(padded, span, axis=-1)
-    held = np.isfinite(frames)
+    framed = frames(values, span)
+    held = np.isfinite(framed)
     count = held.sum(axis=-1)
-    total = np.where(held, frames, 0.0).sum(axis=-1)
+    total = np.where(held, framed, 0.0).sum(axis=-1)
     mean: Floats = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
     return mean
+
+
+def moving_deviation(values: Floats, span: int) -> Floats:
+    """Standard deviation of the last `span` values at each position of the last axis, fewer at the start."""
+    middle = np.nan_to_num(_over_last(np.nanmean, values))  # numbers near 0 lose nothing when squared
+    squared = moving_mean((values - middle) ** 2, span) - moving_mean(values - middle, span) ** 2
+    return np.sqrt(np.maximum(squared, 0.0))
+
+
+def moving_quantile(values: Floats, span: int, quantile: float) -> Floats:
+    """A quantile (0…1) of the last `span` values at each position of the last axis; 1: the largest."""
+    return _over_last(lambda block, **how: np.nanquantile(block, quantile, **how), frames(values, span))[
+        ..., 0
+    ]
+
+
+def frames(values: Floats, span: int) -> Floats:
+    """The last `span` values at each position, `(…, length, span)`, oldest first, NaN before the first.
+
+    What a sequence model takes in. A view where it can be: do not write to it.
+    """
+    span = max(1, min(span, values.shape[-1]))
+    padding = np.full((*values.shape[:-1], span - 1), np.nan)
+    padded = np.concatenate([padding, values], axis=-1)
+    found: Floats = np.lib.stride_tricks.sliding_window_view(padded, span, axis=-1)
+    return found
+
+
+def filled(values: Floats) -> Floats:
+    """Gaps take the last value before them along the last axis; those before the first stay NaN."""
+    position = np.where(np.isfinite(values), np.arange(values.shape[-1]), -1)
+    last = np.maximum.accumulate(position, axis=-1)
+    taken = np.take_along_axis(values, np.maximum(last, 0), axis=-1)
+    return np.where(last >= 0, taken, np.nan)
+
+
+def rate(values: Floats, times: Floats) -> Floats:
+    """Change per second from each value to the next along the last axis, same shape; NaN for the first."""
+    change = np.full(values.shape, np.nan)
+    gap = np.diff(times, axis=-1)
+    step = np.diff(values, axis=-1)
+    change[..., 1:] = np.divide(step, gap, out=np.full(step.shape, np.nan), where=gap > 0)
+    return change
+
+
+def resampled(values: Floats, times: Floats, at: Floats, *, oldest_s: float = np.inf) -> Floats:
+    """What was last known at each of the moments `at`, `(series, moments)`: series on one common grid.
+
+    Args:
+        values: `(series, length)`, oldest first.
+        times: when each was observed, same shape, seconds; NaN where it was not.
+        at: `(moments,)`, seconds, increasing.
+        oldest_s: NaN where what is known is older than this.
+    """
+    observed = np.isfinite(times) & np.isfinite(values)
+    seen = observed[:, :, None] & (times[:, :, None] <= at[None, None, :])
+    newest = np.where(seen, times[:, :, None], -np.inf).argmax(axis=1)
+    known = seen.any(axis=1)
+    found = np.take_along_axis(values, newest, axis=1)
+    age = at[None, :] - np.take_along_axis(times, newest, axis=1)
+    return np.where(known & (np.nan_to_num(age, nan=np.inf) <= oldest_s), found, np.nan)
+
+
+def lagged(values: Floats, lags: int) -> tuple[Floats, Floats]:
+    """Rows for a regression on the past: `lags` values each (oldest first), and the value that followed.
+
+    Of all series together, `(rows, lags)` and `(rows,)`; rows with a gap are left out.
+    """
+    if values.shape[-1] <= lags:
+        return np.empty((0, lags)), np.empty(0)
+    cut: Floats = np.lib.stride_tricks.sliding_window_view(values, lags + 1, axis=-1)
+    rows = cut.reshape(-1, lags + 1)
+    whole = np.isfinite(rows).all(axis=1)
+    return rows[whole, :-1], rows[whole, -1]
 
 
 def adjacency(nodes: Sequence[str], edges: Iterable[tuple[str, str, float]]) -> Floats:

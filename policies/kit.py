@@ -10,7 +10,8 @@
 The events are the rows of `bus.subjects` that functional modules receive; `on_instance_sample(self, sample,
 at)` takes the row "instance sample", and so on for each name in `EVENTS`. Most policies need none of them:
 the kit works every message into the `JobView` that `decide` gets. `reads` names what to fetch from instances'
-local stores; the answers come to `on_store_rows`.
+local stores; the answers come to `on_store_rows`. `infers` names what to give to the policy's `model`, which
+has a process of its own; the results come to `on_inference`.
 
 `decide` is pure: what it returns hangs on the view and on `now` alone, so that a replay of a recorded run
 gives the same suggestions. A policy may keep attributes of its own if only `on_<event>` sets them: after a
@@ -24,11 +25,20 @@ from typing import Any, ClassVar
 
 from bus import subjects
 from bus.subjects import Subject
+from policies.inference import Inference
 from policies.store_reads import StoreRead
 from policies.view import JobView
 from schemas.base import Message, is_token
 from schemas.envelope import EntityKind
-from schemas.policy import Action, AvoidInstance, MoveInstance, NoAction, PolicySuggestion, SetWeights
+from schemas.policy import (
+    Action,
+    AvoidInstance,
+    MoveInstance,
+    NoAction,
+    PolicySuggestion,
+    SetWeights,
+    scope_of,
+)
 from schemas.stage_move import MoveForecast
 from schemas.store import Scalar, StoreQuery, StoreTable
 
@@ -45,12 +55,16 @@ EVENTS: dict[str, Subject] = {
 STORE_ANSWER = "on_store_rows"
 """The method that is given what `reads` asked for: `on_store_rows(self, rows: StoreRows, at)`."""
 
+INFERENCE = "on_inference"
+"""The method that is given what the model answered: `on_inference(self, result: Inferred, at)`."""
+
 ALWAYS: tuple[Subject, ...] = (
     subjects.INSTANCE_SAMPLE,
     subjects.QOS_REPORT,
     subjects.ADVERTISEMENT,
     subjects.POLICY_DECISION,
     subjects.JOB_EVENT,
+    subjects.JOB_TOPOLOGY,
 )
 """Rows that every module takes in, because the view is made of them."""
 
@@ -73,8 +87,9 @@ class Policy:
         if cls.name and not is_token(cls.name):
             raise TypeError(f"{cls.__name__}.name is {cls.name!r}: use letters, digits, - and _ only")
         for attribute in dir(cls):
-            if attribute.startswith("on_") and attribute[3:] not in EVENTS and attribute != STORE_ANSWER:
-                known = ", ".join([*sorted(EVENTS), STORE_ANSWER[3:]])
+            answers = (STORE_ANSWER, INFERENCE)
+            if attribute.startswith("on_") and attribute[3:] not in EVENTS and attribute not in answers:
+                known = ", ".join([*sorted(EVENTS), *(answer[3:] for answer in answers)])
                 raise TypeError(f"{cls.__name__}.{attribute}: no such event; there are: {known}")
 
     def subscribes(self) -> tuple[Subject, ...]:
@@ -100,7 +115,21 @@ class Policy:
         found: Callable[[Message, float], None] | None = getattr(self, name, None)
         return found
 
-    # --- words for a read -----------------------------------------------------------------------------
+    @classmethod
+    def model(cls) -> Callable[[Any], Any]:
+        """Makes what `infer`'s inputs are given to. Called once, in a process of its own; may use torch."""
+        raise NotImplementedError(f"{cls.__name__} infers, but has no model method")
+
+    def infers(self, view: JobView, now: float) -> Sequence[Inference]:
+        """What to give to the model, asked after `decide`; answers come to `on_inference`, or not."""
+        return ()
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it needs a process for its model."""
+        return any("model" in vars(cls) for cls in type(self).__mro__ if cls is not Policy)
+
+    # --- words for a read and an inference ------------------------------------------------------------
     def read(
         self,
         view: JobView,
@@ -118,6 +147,10 @@ class Policy:
             limit=limit, newest=after_id == 0,
         )  # fmt: skip
         return StoreRead(sid, query)
+
+    def infer(self, view: JobView, key: str, inputs: Any) -> Inference:
+        """Have the model look at `inputs` (plain data or numpy arrays); `key` says what it is about."""
+        return Inference(view.job, key, inputs)
 
     # --- words for a suggestion -----------------------------------------------------------------------
     def set_weights(
@@ -176,4 +209,5 @@ class Policy:
             reason=reason,
             input_revision=view.step,
             valid_s=valid_s,
+            scope=scope_of(action),
         )

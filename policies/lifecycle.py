@@ -55,6 +55,11 @@ class Lifecycle:
         self.now = self.now.model_copy(update={"state": state, "reason": reason})
         self._waiting.put_nowait(self.now)
 
+    def enabled(self, jobs: tuple[str, ...], without: tuple[str, ...]) -> None:
+        """For which jobs it now is; told like a state."""
+        self.now = self.now.model_copy(update={"jobs": jobs, "without": without})
+        self._waiting.put_nowait(self.now)
+
     async def told(self) -> None:
         """All states so far were acknowledged, or nobody was there to do it."""
         await self._waiting.join()

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import socket
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from bus import subjects
 from bus.connection import Bus
-from bus.discovery import resolve
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
-from bus.subjects import Subject
-from policies.engine import Engine, EngineConfig, Event, Output
+from policies.engine import Engine, EngineConfig, Event, Output, Result
+from policies.inference import InferenceConfig, InferenceProcess, Inferred
+from policies.ingestion import Ingestion
 from policies.kit import Policy
 from policies.lifecycle import Lifecycle
+from policies.orders import Orders
 from policies.policy_thread import PolicyThread
-from policies.recent import recent
+from policies.questions import Questions
+from policies.scoreboard import NEEDS, Scoreboard
 from policies.store_reads import StoreReader
-from schemas.base import Message
-from schemas.envelope import EntityKind, Envelope
-from schemas.errors import BadInput, DmscError
-from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion
-from schemas.registry import Endpoint, InstanceState, Resolve, ServiceRecord
-from schemas.signals import RouteAdvertisement
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, DmscError, Unavailable
+from schemas.module_status import ModuleAnswer, ModuleQuestion, version_token
+from schemas.policy import ModuleLifecycle, ModuleState, PolicyScore, PolicySuggestion
+from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.store import StoreRows
 
 log = get_logger("module")
@@ -52,6 +53,10 @@ class ModuleConfig:
     queue: int = 100_000
     """Messages waiting for the policy; beyond it the oldest are dropped and counted."""
 
+    round_s: float = 0.02
+    """Least seconds from one round of the policy's code to the next. To hand a round to its thread takes as
+    long as a dozen samples: longer makes fewer and larger ones of them, and suggests later."""
+
     patience_s: float = 10.0
     """Seconds that one round of the policy's code may take until the module is suspended."""
 
@@ -66,6 +71,7 @@ class ModuleConfig:
 
     cluster: str = "mesh"
     engine: EngineConfig = field(default_factory=EngineConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
 
     def __post_init__(self) -> None:
         if self.queue < 1 or self.patience_s <= 0 or self.lifecycle_every_s <= self.answer_s:
@@ -77,17 +83,15 @@ class ModuleConfig:
 
 def module_sid(policy: Policy, *, shadow: bool = False) -> str:
     """The name for the bus connection. A shadow has one of its own, to run beside the active one."""
-    version = re.sub(r"[^A-Za-z0-9_-]", "-", policy.version)
-    return f"{policy.name}-shadow-{version}" if shadow else policy.name
+    return f"{policy.name}-shadow-{version_token(policy.version)}" if shadow else policy.name
 
 
 class FunctionalModule:
-    """Runs one policy until cancelled. `counters` and `dropped` only grow."""
+    """Runs one policy until cancelled."""
 
     def __init__(self, bus: Bus, policy: Policy, config: ModuleConfig | None = None) -> None:
         self.config = config or ModuleConfig()
         self.engine = Engine(policy, self.config.engine)
-        self.dropped = 0
         self._bus = bus
         self._policy = policy
         self._lifecycle = Lifecycle(
@@ -98,114 +102,129 @@ class FunctionalModule:
                 state=ModuleState.REGISTERED,
                 subscribes=tuple(row.wildcard() for row in self.engine.rows()),
                 jobs=self.config.engine.jobs,
+                sid=bus.sender.name,
+                incarnation=bus.sender.incarnation,
             ),
             every_s=self.config.lifecycle_every_s,
             answer_s=self.config.answer_s,
         )
+        self._orders = Orders(bus, self.engine, self._lifecycle, self._entered)
+        self._questions = Questions(bus, policy, self.answer)
+        self._model = InferenceProcess(
+            type(policy), self.config.inference, self._inferred, self._inference_failed
+        )
+        self._scoreboard = Scoreboard(policy.name, policy.version, self.engine.observations)
+        self._scores: list[PolicyScore] = []
         self._stores = StoreReader(bus, self._store_answered)
-        self._inbox: deque[Event] = deque()
-        self._news = asyncio.Event()
-        self._rebuilt: set[str] = set()
-        self._rebuilt_until = 0.0
+        rows = tuple(dict.fromkeys((*self.engine.rows(), *NEEDS)))
+        self._inbox = Ingestion(bus, policy, rows, self.config.queue)
         self._turn = asyncio.Lock()
         self._thread: PolicyThread | None = None
+        self._presence: Presence | None = None
 
     @property
     def state(self) -> ModuleState:
         return self._lifecycle.state
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Register, rebuild, serve until cancelled; then drain and retire."""
+        """Register, rebuild, serve until cancelled or ordered to drain; then drain and retire."""
         thread = self._thread = PolicyThread(self._policy.name)
         subscriptions: list[Subscription] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                announcer = tasks.create_task(self._lifecycle.run())
-                async with self._present() as presence:
+                helpers = [tasks.create_task(self._lifecycle.run())]
+                if self._policy.has_model:
+                    helpers.append(tasks.create_task(self._model.run()))
+                async with self._present() as self._presence:
                     try:
-                        for row in self.engine.rows():
-                            subscriptions.append(await self._bus.subscribe(row, self._received(row)))
+                        subscriptions += await self._inbox.subscribe()
+                        subscriptions.append(await self._orders.serve())
                         await self._rebuild(thread)
                         self._lifecycle.move(ModuleState.SHADOW if self.config.shadow else ModuleState.ACTIVE)
+                        await self._questions.serve(active=not self.config.shadow)
                         await self._lifecycle.told()
                         log.info("module ready", module=self._policy.name, version=self._policy.version,
                                  state=self.state.value)  # fmt: skip
                         if ready is not None:
                             ready.set()
-                        await self._work(thread)
+                        await self._until_drained(tasks.create_task(self._work(thread)))
                     finally:
                         await self._stores.close()
-                        await self._drain(subscriptions, presence)
-                        announcer.cancel()
+                        await self._drain(subscriptions)
+                        for helper in helpers:
+                            helper.cancel()
         finally:
             self._thread = None
             thread.close()
 
-    async def answer(self, job: str) -> list[PolicySuggestion]:
+    async def answer(self, question: ModuleQuestion) -> ModuleAnswer:
         """The synchronous output of Figure 2: what the policy suggests for this job at this moment.
 
-        Nothing is published. Empty if the job is unknown, or the policy suspended or not running.
+        Nothing is published. Without suggestions the answer says why.
+
+        Raises:
+            Unavailable: the policy's code is busy for longer than its patience, or not running.
         """
-        view = self.engine.observations.jobs.get(job)
-        if view is None or self._thread is None or self.state is ModuleState.SUSPENDED:
-            return []
+        begun = time.monotonic()
         output = Output()
-        async with self._turn:
-            output.suggestions = await self._thread.run(
-                lambda: self.engine.ask(view, time.time(), into=output.problems)
-            )
+        try:
+            async with asyncio.timeout(self.config.patience_s), self._turn:
+                if self._thread is None:
+                    raise Unavailable(f"module {self._policy.name} is not running")
+                events = self._inbox.drained()  # what came before the question
+                output = await self._thread.run(lambda: self._asked(question, events))
+        except TimeoutError:
+            text = f"module {self._policy.name} computes for more than {self.config.patience_s:g} s"
+            raise Unavailable(text) from None
         self._log(output)
-        return output.suggestions
+        return ModuleAnswer(
+            module=self._policy.name,
+            version=self._policy.version,
+            state=self.state,
+            job=question.job,
+            suggestions=tuple(output.suggestions),
+            reason="" if output.suggestions else self._silence(question.job, output),
+            took_ms=round(1e3 * (time.monotonic() - begun), 3),
+        )
+
+    def _asked(self, question: ModuleQuestion, events: list[Event | Result]) -> Output:
+        now = time.time()
+        inputs: list[Event | Result] = [
+            Event(row=subjects.OBSERVATION, message=one, id=f"input {index}", at=now)
+            for index, one in enumerate(question.inputs)
+        ]
+        output = Output(problems=self.engine.take([*events, *inputs]))
+        view = self.engine.observations.jobs.get(question.job)
+        if view is not None:
+            output.suggestions = self.engine.ask(view, now, into=output.problems)
+        return output
+
+    def _silence(self, job: str, output: Output) -> str:
+        """Why there is no suggestion."""
+        if self.engine.suspended:
+            return self.engine.suspended
+        if job in self.engine.jobs()[1]:
+            return f"disabled for {job}"
+        if job not in self.engine.observations.jobs:
+            return f"nothing heard of {job} yet, or it has ended"
+        return "; ".join(problem.text for problem in output.problems) or "as things are, it suggests nothing"
 
     # --- in -------------------------------------------------------------------------------------------
-    def _received(self, row: Subject) -> Callable[[Message, Envelope], Awaitable[None]]:
-        async def take(message: Message, envelope: Envelope) -> None:
-            self._take_in(row, message, envelope.id)
-
-        return take
-
-    def _take_in(self, row: Subject, message: Message, id: str) -> None:
-        if len(self._inbox) >= self.config.queue:
-            self._inbox.popleft()
-            self.dropped += 1
-            if self.dropped == 1:
-                log.warning("the policy is slower than the telemetry, the oldest is dropped",
-                            module=self._policy.name, queue=self.config.queue)  # fmt: skip
-        self._inbox.append(Event(row=row, message=message, id=id, at=time.time()))
-        self._news.set()
-
     def _store_answered(self, rows: StoreRows) -> None:
         """An event like any other, though of no stream: after a restart it is asked for again."""
-        self._take_in(subjects.STORE_QUERY, rows, f"store {self._bus.next_id()}")
+        id = f"store {self._bus.next_id()}"
+        self._inbox.put(Event(row=subjects.STORE_QUERY, message=rows, id=id, at=time.time()))
+
+    def _inferred(self, inferred: Inferred) -> None:
+        self._inbox.put(Result(inferred=inferred, id=f"inference {self._bus.next_id()}", at=time.time()))
+
+    def _inference_failed(self, reason: str) -> None:
+        self.engine.suspended = reason
+        self._inbox.news.set()  # the round that follows suspends the module
 
     async def _rebuild(self, thread: PolicyThread) -> None:
-        """State from the streams' last minutes and the registry's snapshot; without them it starts empty."""
-        since = time.time() - self.config.history_s
-        events: list[Event] = []
-        try:
-            for row in self.engine.rows():
-                if row.stream is not None:
-                    events += [
-                        _event(row, item.message, item.envelope)
-                        for item in await recent(self._bus, row, since)
-                    ]
-            said = subjects.SUGGESTION
-            for item in await recent(self._bus, said, since, module=self._policy.name):
-                if (
-                    isinstance(item.message, PolicySuggestion)
-                    and item.message.version == self._policy.version
-                ):
-                    events.append(_event(said, item.message, item.envelope))
-        except DmscError as error:
-            log.warning("history not read, starting without", module=self._policy.name, reason=error.text)
-        events.sort(key=lambda event: event.at)
-        with contextlib.suppress(DmscError):  # the next full advertisement brings the same
-            found = await resolve(self._bus, Resolve(), timeout_s=self.config.answer_s)
-            snapshot = RouteAdvertisement(
-                revision=found.revision, previous=found.revision, full=True, changed=found.records
-            )
-            events.append(Event(row=subjects.ADVERTISEMENT, message=snapshot, id="snapshot", at=time.time()))
-        self._rebuilt, self._rebuilt_until = {event.id for event in events}, time.monotonic() + 5.0
+        """State from the streams' last minutes; without them it starts empty."""
+        events = await self._inbox.history(time.time() - self.config.history_s, self.config.answer_s)
         problems = await thread.run(lambda: self.engine.take(events))
         self._log(Output(problems=problems))
         log.info(
@@ -217,28 +236,44 @@ class FunctionalModule:
 
     # --- decide and say -------------------------------------------------------------------------------
     async def _work(self, thread: PolicyThread) -> None:
+        begun = -math.inf
         while True:
             if self.engine.suspended and self.state is not ModuleState.SUSPENDED:
                 self._suspend(self.engine.suspended)
             await self._something_to_do()
-            self._news.clear()
-            events = self._drained()
+            await asyncio.sleep(self.config.round_s - (time.monotonic() - begun))
+            begun = time.monotonic()
+            self._inbox.news.clear()
+            events = self._inbox.drained()
             now = time.time()
             async with self._turn:
                 try:
                     async with asyncio.timeout(self.config.patience_s):
                         output = await thread.run(lambda: self._round(events, now))  # noqa: B023 (awaited here)
                 except TimeoutError:
-                    self._suspend(f"suspended: its code has not returned for {self.config.patience_s:g} s")
+                    self._orders.lost = f"its code has not returned for {self.config.patience_s:g} s"
+                    self._suspend(f"suspended: {self._orders.lost}")
                     await asyncio.get_running_loop().create_future()  # the thread is lost; only the end helps
                 self._log(output)
                 for suggestion in output.suggestions:
                     await self._say(suggestion)
+                await self._tell_scores()
                 self._stores.start(output.reads)
+                self._model.start(output.inferences)
 
-    def _round(self, events: list[Event], now: float) -> Output:
+    async def _until_drained(self, working: asyncio.Task[None]) -> None:
+        drained = asyncio.create_task(self._orders.drained.wait())
+        try:
+            await asyncio.wait({working, drained}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            drained.cancel()
+
+    def _round(self, events: list[Event | Result], now: float) -> Output:
+        self._scoreboard.take(events)
         problems = self.engine.take(events)
         output = self.engine.decide(now)
+        self._scores = self._scoreboard.settle(now, shadow=self.state is ModuleState.SHADOW)
         return replace(output, problems=problems + output.problems)
 
     async def _say(self, suggestion: PolicySuggestion) -> None:
@@ -247,7 +282,15 @@ class FunctionalModule:
         except DmscError as error:
             log.warning("suggestion not sent", module=self._policy.name, reason=error.text)
             return
-        self.engine.published(suggestion, id, time.time())
+        now = time.time()
+        self.engine.published(suggestion, id, now)
+        self._scoreboard.said(suggestion, id, now)
+
+    async def _tell_scores(self) -> None:
+        """What has become known of earlier suggestions; a score that can't be sent is lost."""
+        for score in self._scores:
+            with contextlib.suppress(DmscError):
+                await self._bus.publish(subjects.POLICY_SCORE, score, module=self._policy.name)
 
     async def _something_to_do(self) -> None:
         due = self.engine.due(time.time())
@@ -256,14 +299,7 @@ class FunctionalModule:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(due):
-                await self._news.wait()
-
-    def _drained(self) -> list[Event]:
-        events = list(self._inbox)
-        self._inbox.clear()
-        if self._rebuilt and time.monotonic() > self._rebuilt_until:
-            self._rebuilt = set()
-        return [event for event in events if event.id not in self._rebuilt] if self._rebuilt else events
+                await self._inbox.news.wait()
 
     def _log(self, output: Output) -> None:
         for problem in output.problems:
@@ -280,22 +316,34 @@ class FunctionalModule:
             state=InstanceState.ACTIVE,
             endpoint=Endpoint(cluster=self.config.cluster, node=_host()),
             version=self._policy.version,
-            tags=("shadow",) if self.config.shadow else (),
+            tags=_tags(shadow=self.config.shadow),
         )
         async with Presence(self._bus, record) as presence:
             yield presence
 
-    async def _drain(self, subscriptions: list[Subscription], presence: Presence) -> None:
+    async def _entered(self, state: ModuleState) -> None:
+        """An order made it active, or a shadow: where it answers, and what the registry says of it."""
+        await self._questions.serve(active=state is ModuleState.ACTIVE)
+        if self._presence is not None:
+            with contextlib.suppress(DmscError):  # the next registration carries it
+                await self._presence.update(tags=_tags(shadow=state is ModuleState.SHADOW))
+
+    async def _drain(self, subscriptions: list[Subscription]) -> None:
         with contextlib.suppress(TimeoutError, DmscError):
             async with asyncio.timeout(self.config.drain_s):
-                self._lifecycle.move(ModuleState.DRAINING)
-                await asyncio.gather(*(subscription.stop(drain=False) for subscription in subscriptions))
+                if self.state is not ModuleState.DRAINING:
+                    self._lifecycle.move(ModuleState.DRAINING)
+                await self._questions.stop()
+                # the answer to the order that made it leave still goes out
+                await asyncio.gather(
+                    *(one.stop(drain=one.row is subjects.MODULE_ORDER) for one in subscriptions)
+                )
                 self._lifecycle.move(ModuleState.RETIRED)
                 await self._lifecycle.told()
         counters = self.engine.counters
         log.info(
             "module retired", module=self._policy.name, events=counters.events, decisions=counters.decisions,
-            suggestions=counters.suggestions, errors=counters.errors, dropped=self.dropped,
+            suggestions=counters.suggestions, errors=counters.errors, dropped=self._inbox.dropped,
         )  # fmt: skip
 
     def _suspend(self, reason: str) -> None:
@@ -303,8 +351,8 @@ class FunctionalModule:
         self._lifecycle.move(ModuleState.SUSPENDED, reason)
 
 
-def _event(row: Subject, message: Message, envelope: Envelope) -> Event:
-    return Event(row=row, message=message, id=envelope.id, at=envelope.sent_at)
+def _tags(*, shadow: bool) -> tuple[str, ...]:
+    return ("shadow",) if shadow else ()
 
 
 def _host() -> str:

@@ -113,6 +113,24 @@ def best_move(situation: Situation, limits: Limits) -> Proposal | str:
     return _objection(best.forecast, limits) or best
 
 
+def improvement(stages: Mapping[int, StageState], sid: str, to_stage: int, microbatches: int) -> float | None:
+    """Part of the slowest stage's time that this move saves; negative if it costs. None: it can't be said."""
+    found = [
+        (stage, worker) for stage, state in stages.items() for worker in state.workers if worker.sid == sid
+    ]
+    if not found or to_stage not in stages or microbatches < 1:
+        return None
+    giving, mover = found[0]
+    if giving == to_stage or not _can_give(stages[giving]):
+        return None
+    if not all(state.workers and all(map(_sound, _times(state))) for state in stages.values()):
+        return None
+    before = max(makespan_ms(_times(state), microbatches) for state in stages.values())
+    moved = _with_moved(stages, giving, to_stage, mover)
+    after = max(makespan_ms(_times(state), microbatches) for state in moved.values())
+    return 1.0 - after / before
+
+
 def throughput_bound(stages: Mapping[int, StageState]) -> float:
     """Microbatches per second of the slowest stage, all its workers together: no schedule does more."""
     return 1e3 * min(_speed(state) for state in stages.values())
@@ -182,13 +200,21 @@ def _moved(
         return min(left, _speed(taking) + 1.0 / (worker.service_ms * ratio)), worker.sid
 
     mover = max(giving.workers, key=worth)
-    there = replace(mover, service_ms=mover.service_ms * ratio)
-    after = {
+    after = _with_moved(stages, donor, taker, mover)
+    return donor, after[taker].workers[-1], after
+
+
+def _with_moved(
+    stages: Mapping[int, StageState], donor: int, taker: int, mover: Worker
+) -> dict[int, StageState]:
+    """The stages with `mover` the last worker of `taker`, as fast as it would be there."""
+    giving, taking = stages[donor], stages[taker]
+    there = replace(mover, service_ms=mover.service_ms * _cost_ratio(giving, taking))
+    return {
         **stages,
         donor: replace(giving, workers=tuple(one for one in giving.workers if one is not mover)),
         taker: replace(taking, workers=(*taking.workers, there)),
     }
-    return donor, there, after
 
 
 def _cost_ratio(giving: StageState, taking: StageState) -> float:

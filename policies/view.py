@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
 from policies.features import Floats, Panel
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
-from schemas.job import ENDED, JobEvent, JobState
+from schemas.job import ENDED, JobEvent, JobRecord, JobState
+from schemas.observation import Observation
 from schemas.policy import AvoidInstance, MoveInstance, PolicyDecision, PolicySuggestion, SetWeights
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import ComputeNotification, QosReport, RouteAdvertisement
 from schemas.step import MicrobatchClaim
+from schemas.task_graph import JobTopology, TaskGraph
 from schemas.telemetry import InstanceSample, NodeSample
 
 FIELDS = (
@@ -28,8 +31,13 @@ FIELDS = (
 )  # fmt: skip
 """Columns of the sliding windows, as named in `InstanceSample`."""
 
+_row = attrgetter(*FIELDS)
+
 WINDOW = 64
 """Samples kept per instance; at one a second and one after each step that is 20 to 60 s."""
+
+OBSERVED_KEPT = 4096
+"""Observations from outside that one view keeps, each the last of its source, what and about."""
 
 ENDED_KEPT = 1024
 """Ended jobs remembered, so that a late sample does not bring one back."""
@@ -87,6 +95,7 @@ class JobView:
         self.total_steps = 0
         """Of the job; 0 until an event has said so."""
         self.instances: dict[str, InstanceView] = {}
+        self._by_stage: dict[int, list[InstanceView]] | None = None
         self.qos: dict[str, QosReport] = {}
         self.own: dict[str, OwnSuggestion] = {}
         self.decisions: deque[PolicyDecision] = deque(maxlen=64)
@@ -95,6 +104,11 @@ class JobView:
         self.panel = Panel(FIELDS, WINDOW)
         self.algorithms: dict[int, str] = {}
         """Stage → by which algorithm senders choose among its instances, as the routers say (Type 4)."""
+        self.graph: TaskGraph | None = None
+        """The dependency topology: units, edges with bytes per microbatch, places; None until told."""
+        self.observed: dict[tuple[str, str, str], Observation] = {}
+        """(source, what, about) → the last observation from outside, of this job or of all, if the policy
+        subscribes to those."""
 
     def __repr__(self) -> str:
         return f"JobView({self.job!r}, step={self.step}, instances={sorted(self.instances)})"
@@ -102,7 +116,20 @@ class JobView:
     @property
     def stages(self) -> list[int]:
         """Model stages with an instance, in order; the data unit (-1) is not one of them."""
-        return sorted({instance.stage for instance in self.instances.values() if instance.stage >= 0})
+        return [stage for stage in sorted(self._in_order()) if stage >= 0]
+
+    def put(self, instance: InstanceView) -> None:
+        """A new instance, or a new incarnation of one. For whoever keeps the view, not for policies."""
+        self.instances[instance.sid] = instance
+        self._by_stage = None
+
+    def _in_order(self) -> dict[int, list[InstanceView]]:
+        """The instances of each stage by SID; sorted once, until somebody comes."""
+        if self._by_stage is None:
+            self._by_stage = {}
+            for _, instance in sorted(self.instances.items()):
+                self._by_stage.setdefault(instance.stage, []).append(instance)
+        return self._by_stage
 
     def stage(
         self, stage: int, now: float | None = None, *, fresh_s: float = 15.0, samples: int = 0
@@ -117,9 +144,8 @@ class JobView:
         """
         return [
             instance
-            for sid, instance in sorted(self.instances.items())
-            if instance.stage == stage
-            and instance.usable
+            for instance in self._in_order().get(stage, ())
+            if instance.usable
             and instance.samples >= samples
             and (now is None or now - instance.sampled_at <= fresh_s)
         ]
@@ -158,11 +184,18 @@ class Observations:
     """Everything seen so far, by job. `take` is the only way in."""
 
     def __init__(self, jobs: tuple[str, ...] = ()) -> None:
-        self._only = frozenset(jobs)
+        self.only = frozenset(jobs)
+        """Jobs that are watched; empty: all."""
         self.jobs: dict[str, JobView] = {}
         self.nodes: dict[str, NodeSample] = {}
         self.records: dict[str, ServiceRecord] = {}
+        self._of_all: dict[tuple[str, str, str], Observation] = {}
         self._ended: dict[str, None] = {}
+
+    def admit(self, job: str) -> None:
+        """Watch this job as well."""
+        if self.only:
+            self.only |= {job}
 
     def take(self, message: Message, at: float, *, id: str = "") -> JobView | None:
         """Work one message in and return the view that it changed, if it was one job's.
@@ -200,20 +233,42 @@ class Observations:
                 for load in message.stages:
                     if load.job in self.jobs:
                         self.jobs[load.job].algorithms[load.stage] = load.algorithm
+            case JobTopology():
+                view = self.view(message.job)
+                if view is not None:
+                    view.graph = message.graph
+                return view
+            case JobRecord():
+                return self._known_job(message)
+            case Observation():
+                return self._observation(message)
             case NodeSample():
                 self.nodes[f"{message.cluster}-{message.node}"] = message
         return None
 
     def view(self, job: str) -> JobView | None:
         """The job's view, made on first sight; None if it ended or is not one of ours."""
-        if job in self._ended or (self._only and job not in self._only):
+        if job in self._ended or (self.only and job not in self.only):
             return None
         view = self.jobs.get(job)
         if view is None:
             view = self.jobs[job] = JobView(job)
+            view.observed.update(self._of_all)
             for record in self.records.values():
                 self._record(record)
         return view
+
+    def _observation(self, observation: Observation) -> JobView | None:
+        key = (observation.source, observation.what, observation.about or "")
+        if observation.job is not None:
+            view = self.view(observation.job)
+            if view is not None:
+                _note_down(view.observed, key, observation)
+            return view
+        _note_down(self._of_all, key, observation)
+        for view in self.jobs.values():
+            _note_down(view.observed, key, observation)
+        return None
 
     def _sample(self, sample: InstanceSample, at: float) -> JobView | None:
         view = self.view(sample.job)
@@ -228,8 +283,7 @@ class Observations:
         view.step = max(view.step, sample.step)
         if sample.service_ms > 0:
             instance.samples += 1
-            row = [float(getattr(sample, name)) for name in FIELDS]
-            view.panel.push(sample.sid, at, row)
+            view.panel.push(sample.sid, at, _row(sample))
         return view
 
     def _progress(self, message: MicrobatchClaim | MicrobatchNotice) -> JobView | None:
@@ -280,7 +334,8 @@ class Observations:
         # Another incarnation is another process: what was measured of the old one says nothing of it.
         fenced = set() if held is None else {*held.fenced, held.incarnation}
         view.panel.drop(sid)
-        new = view.instances[sid] = InstanceView(sid, stage, cluster, node, incarnation, fenced=fenced)
+        new = InstanceView(sid, stage, cluster, node, incarnation, fenced=fenced)
+        view.put(new)
         record = self.records.get(sid)
         if record is not None and record.incarnation == incarnation:
             new.state = record.state
@@ -296,11 +351,27 @@ class Observations:
         if event.result is not None:
             view.step = max(view.step, event.result.step)
         if view.state in ENDED:
-            del self.jobs[event.job]
-            self._ended[event.job] = None
-            while len(self._ended) > ENDED_KEPT:
-                del self._ended[next(iter(self._ended))]
+            self._end(event.job)
         return view
+
+    def _known_job(self, record: JobRecord) -> JobView | None:
+        """A job as the bucket has it when the module starts; events that came since know better."""
+        if record.state in ENDED:
+            self._end(record.job)
+            return None
+        view = self.view(record.job)
+        if view is not None:
+            view.state = view.state or record.state
+            view.total_steps = view.total_steps or record.spec.training.steps
+            view.step = max(view.step, record.step)
+            view.graph = view.graph or record.graph
+        return view
+
+    def _end(self, job: str) -> None:
+        self.jobs.pop(job, None)
+        self._ended[job] = None
+        while len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     def _decision(self, decision: PolicyDecision) -> JobView | None:
         view = self.view(decision.job)
@@ -311,6 +382,16 @@ class Observations:
             if own.id == decision.suggestion:
                 own.decision = decision
         return view
+
+
+def _note_down(
+    kept: dict[tuple[str, str, str], Observation], key: tuple[str, str, str], observation: Observation
+) -> None:
+    """The latest comes last, the longest unheard of is dropped first."""
+    kept.pop(key, None)
+    kept[key] = observation
+    while len(kept) > OBSERVED_KEPT:
+        del kept[next(iter(kept))]
 
 
 def median(values: Floats) -> float:

@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 from schemas.base import Message, Part, Token
 from schemas.errors import DamagedCheckpoint
 from schemas.job import JobSpec
+from schemas.marks import Url
 from schemas.step import Member
 
 MANIFEST_NAME = "manifest.json"
@@ -94,7 +95,7 @@ class PublishedCheckpoint(Part):
     """One that exists: the name of its folder, its URL, what it holds."""
 
     name: str
-    url: str
+    url: Url
     manifest: CheckpointManifest
 
 
@@ -148,7 +149,7 @@ class CheckpointOrder(Message, wire="state.checkpoint"):
     job: Token
     epoch: int
     version: int
-    url: str
+    url: Url
 
 
 class CheckpointTaken(Message, wire="state.checkpoint.taken"):
@@ -165,7 +166,7 @@ class CheckpointWait(Message, wire="state.checkpoint.wait"):
 
     job: Token
     epoch: int
-    url: str
+    url: Url
 
 
 class CheckpointWritten(Message, wire="state.checkpoint.written"):

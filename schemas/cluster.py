@@ -8,6 +8,7 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Token
 from schemas.job import JobSpec
+from schemas.marks import Url
 from schemas.task_graph import TaskUnit
 
 
@@ -143,7 +144,7 @@ class WriteSample(Message, wire="cluster.sample"):
 
     job: Token
     spec: JobSpec
-    weights_url: str
+    weights_url: Url
 
 
 class SampleWritten(Message, wire="cluster.sample.written"):

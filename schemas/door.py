@@ -8,17 +8,27 @@ from schemas.base import Message, Part, Token
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
+from schemas.marks import Secret
+from schemas.module_status import OrderBody, QuestionBody
+from schemas.observation import Observation
 from schemas.registry import ServiceRecord
-from schemas.signals import ComputeEntry, QosReport
+from schemas.signals import ComputeEntry, QosReport, Role
 
 
-class DoorRequest(Message, wire="door.request"):
-    """A client's request at the NATS door. `action` as in `AccessRequest`; `spec` only for submit."""
+class DoorRequest(Message, wire="door.request", version=(1, 1)):
+    """A client's request at the NATS door, with the fields that its action needs."""
 
-    token: str = Field(repr=False)
-    action: str = Field(description="job.submit | job.list | job.read | job.cancel | mesh.read")
+    token: Secret
+    action: str = Field(
+        description="job.submit | job.list | job.read | job.cancel | mesh.read | "
+        "policy.list | policy.order | policy.ask | observation.write"
+    )
     job: Token | None = None
     spec: JobSpec | None = None
+    module: Token | None = None
+    order: OrderBody | None = None
+    question: QuestionBody | None = Field(None, description="for policy.ask")
+    observations: tuple[Observation, ...] = Field((), max_length=1000)
 
 
 class SubmitJob(Message, wire="job.submit"):
@@ -122,6 +132,16 @@ class Cordons(Message, wire="mesh.cordons"):
 
     agent: Token
     cordons: tuple[Cordon, ...]
+
+
+class TapScope(Part):
+    """Which messages of the bus a user may tap. `hidden`: names of rows of the table of subjects; with
+    `everything` also what is not in the table."""
+
+    user: str
+    role: Role | None
+    everything: bool
+    hidden: tuple[str, ...] = ()
 
 
 class FaultList(Message, wire="fault.list"):

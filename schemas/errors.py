@@ -6,6 +6,7 @@
     │   ├── BadModel          user code: factory fails, layers do not fit, digest differs
     │   ├── BadData           dataset missing, empty, too short
     │   ├── DamagedCheckpoint a file of it is missing or not what was written
+    │   ├── DamagedRun        a run's or a tap's file is cut off, or not as written
     │   └── BadMessage        malformed, unknown or wrongly versioned message
     ├── Refused               asked properly, not permitted
     ├── NotFound              no such job, instance, artifact
@@ -25,9 +26,10 @@ The wire carries `ErrorReply` (code, safe text, retryable, fields), never a repr
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from schemas.base import Message
+from schemas.marks import HOLDS_USER_VALUES
 
 
 class DmscError(Exception):
@@ -64,6 +66,10 @@ class BadData(BadInput):
 
 class DamagedCheckpoint(BadInput):
     code = "damaged_checkpoint"
+
+
+class DamagedRun(BadInput):
+    code = "damaged_run"
 
 
 class BadMessage(BadInput):
@@ -127,7 +133,7 @@ class ErrorReply(Message, wire="error", version=(1, 0)):
     code: str
     text: str
     retryable: bool = False
-    fields: dict[str, str] = {}
+    fields: Annotated[dict[str, str], HOLDS_USER_VALUES] = {}
 
     def to_exception(self) -> DmscError:
         """The exception that this reply stands for, so that callers catch the same classes."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from schemas.base import Message, Part, Token
+from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
 from schemas.task_graph import TaskGraph
@@ -24,7 +25,7 @@ class ModelSpec(Part):
     """
 
     factory: Factory
-    args: dict[str, Any] = {}
+    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
     loss: str = "cross_entropy"
 
     @field_validator("loss")
@@ -42,7 +43,7 @@ class DataSpec(Part):
     The last `validation_fraction` of the bytes is held out.
     """
 
-    source: str = "stdlib:"
+    source: Url = "stdlib:"
     sample_tokens: int = Field(128, ge=2, le=1 << 20)
     validation_fraction: float = Field(0.05, ge=0.0, le=0.5)
 
@@ -159,12 +160,14 @@ class JobSpec(Part):
     training: TrainingSpec
     parallel: ParallelSpec = ParallelSpec()
     routing: RoutingSpec = RoutingSpec()
-    initial_weights: str | None = Field(None, description="folder or URL of safetensors to start from")
-    resume_from: str | None = Field(
+    initial_weights: Annotated[str | None, HOLDS_URL] = Field(
+        None, description="folder or URL of safetensors to start from"
+    )
+    resume_from: Annotated[str | None, HOLDS_URL] = Field(
         None,
         description="URL of a checkpoint, or of a job's checkpoints, to go on from: weights, optimizer, step",
     )
-    artifacts: str = Field("bus://artifacts", description="where weights and checkpoints go")
+    artifacts: Url = Field("bus://artifacts", description="where weights and checkpoints go")
     sample: SampleSpec | None = None
 
     @model_validator(mode="after")
@@ -249,7 +252,7 @@ class WeightsManifest(Part):
     depends neither on the segmentation nor on the file layout.
     """
 
-    url: str
+    url: Url
     shards: tuple[str, ...]
     tensors: dict[str, str] = Field(description="full parameter name → shard file")
     bytes: int

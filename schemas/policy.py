@@ -1,4 +1,4 @@
-"""Functional modules (draft §4.2): lifecycle, suggestion, and the orchestrator's decision on it."""
+"""Functional modules (draft §4.2): lifecycle, suggestion, the orchestrator's decision, what came of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from schemas.base import Message, Part, Token
+from schemas.marks import EnvelopeId
 from schemas.stage_move import MoveForecast
 
 
@@ -36,7 +37,7 @@ MODULE_TRANSITIONS: dict[ModuleState, frozenset[ModuleState]] = {
 """Legal transitions of one life of a module: a new process starts again at registered."""
 
 
-class ModuleLifecycle(Message, wire="policy.lifecycle"):
+class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 1)):
     """A functional module says what it is and in which state (draft §4.2, lifecycle control)."""
 
     module: Token
@@ -44,7 +45,43 @@ class ModuleLifecycle(Message, wire="policy.lifecycle"):
     state: ModuleState
     subscribes: tuple[str, ...] = ()
     jobs: tuple[Token, ...] = Field((), description="empty: all jobs")
+    without: tuple[Token, ...] = Field((), description="jobs it is disabled for")
+    sid: Token | None = Field(None, description="its name on the bus, at which it takes orders")
+    incarnation: Token | None = None
     reason: str = ""
+
+
+class ModuleOp(StrEnum):
+    """What a module may be ordered to do."""
+
+    ACTIVATE = "activate"
+    SHADOW = "shadow"
+    DRAIN = "drain"
+    ENABLE = "enable"
+    DISABLE = "disable"
+
+
+class ModuleOrder(Message, wire="policy.order"):
+    """SMO → module: change your state, or the jobs that you are enabled for (draft §4.2, lifecycle control).
+
+    The answer is the module's lifecycle as it then is. An order that is obeyed already changes nothing, so it
+    may be repeated. `drain` is answered with `draining`; the module retires by itself.
+    """
+
+    op: ModuleOp
+    jobs: tuple[Token, ...] = Field((), description="enable, disable: which; else empty")
+    reason: str = ""
+
+
+class DirectModule(Message, wire="policy.direct"):
+    """MG → SMO: give a running version of a module this order. The answer is its lifecycle as it then is."""
+
+    module: Token
+    version: str | None = Field(None, description="none: the only one that runs")
+    op: ModuleOp
+    jobs: tuple[Token, ...] = ()
+    reason: str = ""
+    user: str
 
 
 class SetWeights(Part):
@@ -81,10 +118,22 @@ class NoAction(Part):
 Action = SetWeights | AvoidInstance | MoveInstance | NoAction
 
 
-class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 1)):
+def scope_of(action: Action) -> str:
+    """What an action concerns: `stage 1`, `instance x`, or the whole `job`."""
+    match action:
+        case SetWeights(stage=stage):
+            return f"stage {stage}"
+        case AvoidInstance(sid=sid) | MoveInstance(sid=sid):
+            return f"instance {sid}"
+        case NoAction():
+            return "job"
+
+
+class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 2)):
     """What a module would do, how sure it is, why, and for how long that holds.
 
-    `input_revision` names what it was derived from: the last step it saw.
+    `scope` is what it concerns within the job, as `scope_of` says it. `input_revision` names what it was
+    derived from: the last step it saw.
     """
 
     module: Token
@@ -95,6 +144,7 @@ class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 1)):
     reason: str
     input_revision: int
     valid_s: float = Field(gt=0)
+    scope: str = Field("", description="job, stage N, or instance SID; empty: of a sender that knows none")
 
 
 class PolicyDecision(Message, wire="policy.decision"):
@@ -103,7 +153,74 @@ class PolicyDecision(Message, wire="policy.decision"):
     module: Token
     version: str
     job: Token
-    suggestion: str = Field(description="envelope id of the suggestion")
+    suggestion: EnvelopeId = Field(description="envelope id of the suggestion")
     adopted: bool
     reason: str
     policy_revision: int | None = None
+
+
+class PolicyScore(Message, wire="policy.score"):
+    """What a suggestion was worth, by what then happened (docs/policies-scoring.md); from its module's host.
+
+    `score` is 1 where hindsight would have said the same, 0.5 where it was no better than doing nothing, None
+    where what happened says nothing of it. Of a fault that an avoiding module did not foresee, `action` is
+    `missed` and `suggestion` empty.
+    """
+
+    module: Token
+    version: str
+    job: Token
+    suggestion: EnvelopeId = Field("", description="envelope id of the suggestion")
+    action: str
+    at: float = Field(description="when it was suggested, seconds since the epoch")
+    step: int
+    shadow: bool = Field(description="whether the module was in shadow when this was said")
+    confidence: float = Field(ge=0, le=1)
+    adopted: bool
+    score: float | None = Field(ge=0, le=1)
+    right: bool | None = Field(description="whether it was better than doing nothing")
+    reason: str
+
+
+class PromoteModule(Message, wire="policy.promote"):
+    """MG → SMO: make this running version the active one; the one that was goes on in shadow."""
+
+    module: Token
+    version: str
+    reason: str = ""
+    user: str
+
+
+class RollBackModule(Message, wire="policy.rollback"):
+    """MG → SMO: make the version active again that was before the last promotion."""
+
+    module: Token
+    reason: str = ""
+    user: str
+
+
+class PolicySwitch(Message, wire="policy.switch"):
+    """Another version of a module is the active one from here on; the one before goes on in shadow."""
+
+    module: Token
+    version: str
+    previous: str
+    rollback: bool = False
+    by: str = Field(description="user, or `orchestrator` for a rollback of its own")
+    reason: str
+
+
+class ModuleRecord(Message, wire="policy.module"):
+    """Which version of a module is active, as the orchestrator keeps it in the bucket `modules`.
+
+    Versions of a module that has no record are active or in shadow as they say themselves. `trial`: the
+    active version is compared with `previous`, and gives way to it should it be worse.
+    """
+
+    module: Token
+    active: str
+    previous: str = ""
+    since: float = Field(description="seconds since the epoch")
+    by: str
+    reason: str
+    trial: bool = False

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from schemas.base import Message, Part, Token
+from schemas.marks import Secret
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.routing import DEFAULT_ALGORITHM, Algorithm
 from schemas.telemetry import LinkFigures
@@ -57,7 +58,7 @@ class Role(StrEnum):
 class AccessRequest(Message, wire="signal.access"):
     """Type 3. May the bearer of `token` do `action` on `resource`?"""
 
-    token: str = Field(repr=False)
+    token: Secret
     action: str
     resource: str
     gateway: Token

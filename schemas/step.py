@@ -6,11 +6,12 @@ Everything is keyed (epoch, step, attempt, microbatch, stage). `stage` -1 is the
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from schemas.base import Message, Part, Token
+from schemas.marks import HOLDS_URL, Url
 
 
 class Phase(StrEnum):
@@ -347,7 +348,7 @@ class StateRestore(Message, wire="state.restore"):
     job: Token
     epoch: int
     version: int
-    checkpoint: str | None = None
+    checkpoint: Annotated[str | None, HOLDS_URL] = None
 
 
 class StateReady(Message, wire="state.ready"):
@@ -372,7 +373,7 @@ class ExportOrder(Message, wire="state.export"):
     job: Token
     epoch: int
     version: int
-    url: str
+    url: Url
     shard: str
 
 
@@ -381,6 +382,6 @@ class Exported(Message, wire="state.exported"):
 
     member: Member
     version: int
-    url: str
+    url: Url
     bytes: int
     tensors: dict[str, str] = {}

@@ -132,3 +132,11 @@ class TaskGraph(Part):
 
     def stage(self, stage: int) -> tuple[TaskUnit, ...]:
         return tuple(unit for unit in self.units if unit.stage == stage)
+
+
+class JobTopology(Message, wire="topology.graph"):
+    """The dependency topology of a job as it now stands, for functional modules (draft §4.2)."""
+
+    job: Token
+    epoch: int
+    graph: TaskGraph

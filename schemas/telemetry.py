@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from schemas.base import Message, Part, Token
+from schemas.marks import HOLDS_USER_VALUES
 
 Trend = Literal["slower", "faster", "steady", ""]
 """Of a link's transfers, one window beside the one before; empty: too few."""
@@ -106,7 +107,7 @@ class LogLine(Message, wire="telemetry.log"):
 
     level: str
     event: str
-    fields: dict[str, str] = {}
+    fields: Annotated[dict[str, str], HOLDS_USER_VALUES] = {}
     job: Token | None = None
 
 

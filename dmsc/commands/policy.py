@@ -1,20 +1,44 @@
-"""`dmsc policy run` and `dmsc policy list`: functional modules."""
+"""`dmsc policy …`: functional modules, from a new file to one that runs, is asked and is ordered about."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmsc.commands.run import LevelOption, ParentOption, run_parts
-from dmsc.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
+from dmsc.options import (
+    BusOption,
+    BusTokenOption,
+    GatewayOption,
+    JsonOption,
+    StateOption,
+    TokenOption,
+    print_json,
+    print_table,
+)
 from dmsc.running import run_async
 
 if TYPE_CHECKING:
-    from dmsc.settings import BusAddress
-    from schemas.registry import ServiceRecord
+    from schemas.module_status import ModuleAnswer, ModuleStatus
+    from schemas.observation import Observation
+    from schemas.policy import ModuleLifecycle
 
-app = typer.Typer(help="Add a policy to a running mesh, or list those that run.", no_args_is_help=True)
+app = typer.Typer(
+    help="Write a policy, add it to a running mesh, ask it, order it about.", no_args_is_help=True
+)
+
+ModuleArgument = Annotated[
+    str, typer.Argument(metavar="MODULE", help="A module's name; see `dmsc policy list`.", show_default=False)
+]
+VersionOption = Annotated[
+    str | None, typer.Option("--version", metavar="TEXT", help="Which of several versions that run.")
+]
+JobsOption = Annotated[
+    list[str], typer.Option("--job", metavar="JOB", help="Which job; repeatable.", show_default=False)
+]
 
 
 @app.command()
@@ -47,45 +71,239 @@ def run(
 
     Example: dmsc policy run examples/my_policy.py
     """
+    import gc
+    import sys
+
     from dmsc.composition import policy_part
     from dmsc.settings import find_bus
 
+    # Thousands of instances' telemetry: the bus must get its turn while the policy's thread computes, and
+    # messages, which hold no cycles, are not worth to be looked through for some.
+    sys.setswitchinterval(0.001)
+    gc.set_threshold(20_000, 20, 50)
     address = find_bus(bus, bus_token, state)
     part = policy_part(source, shadow=shadow, jobs=job or ())
     run_parts([part], address, parent=parent, level=log_level, patience_s=wait)
 
 
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The policy's name.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="DIR", help="Where to write it.", show_default="here")
+    ] = Path(),
+) -> None:
+    """Write a policy that works, and its test, to change into your own.
+
+    Example: dmsc policy new my-idea
+    """
+    from dmsc.policy_template import write_policy
+
+    file, test_file = write_policy(name, folder)
+    print(f"{file}       dmsc policy run --shadow {file}")
+    print(f"{test_file}  pytest {test_file}")
+
+
 @app.command("list")
 def list_(
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the functional modules that run, and the built-in ones that could.
+    """List the functional modules that run, how they fare, and the built-in ones that could.
+
+    Strikes are nonsense, floods, suggestions from long ago, and crashes.
 
     Example: dmsc policy list --json
     """
     from dmsc.policy_loading import BUILT_IN
-    from dmsc.settings import find_bus
 
-    records = run_async(_registered(find_bus(bus, bus_token, state)))
-    running = {record.sid for record in records}
-    rows = [(record.sid, record.state.value, record.version, ", ".join(record.tags)) for record in records]
-    rows += [(name, "not running", "", "built in") for name in BUILT_IN if name not in running]
+    modules = run_async(_policies(gateway, token, state))
     if json:
-        print_json([dict(zip(("name", "state", "version", "about"), row, strict=True)) for row in rows])
+        rows = [{"name": one.module, **one.model_dump(mode="json"), "state": _state(one)} for one in modules]
+        running = {one.module for one in modules}
+        print_json(
+            [*rows, *({"name": name, "state": "not running"} for name in BUILT_IN if name not in running)]
+        )
+        return
+    print_table(
+        ("name", "version", "state", "jobs", "suggestions", "adopted", "declined", "strikes", "about"),
+        [*(_row(one) for one in modules), *_not_running(BUILT_IN, modules)],
+    )
+
+
+@app.command()
+def enable(
+    module: ModuleArgument,
+    job: JobsOption,
+    version: VersionOption = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a running module serve a job (again).
+
+    Example: dmsc policy enable stage-rebalancing --job j3f2a1c
+    """
+    _show(run_async(_order(gateway, token, state, module, "enable", version, job, "")), json)
+
+
+@app.command()
+def disable(
+    module: ModuleArgument,
+    job: JobsOption,
+    version: VersionOption = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a running module leave a job alone; what it has had adopted for it ends.
+
+    Example: dmsc policy disable stage-rebalancing --job j3f2a1c
+    """
+    _show(run_async(_order(gateway, token, state, module, "disable", version, job, "")), json)
+
+
+@app.command()
+def order(
+    module: ModuleArgument,
+    op: Annotated[str, typer.Argument(metavar="activate|shadow|drain", show_default=False)],
+    version: VersionOption = None,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is logged.")] = "",
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a running module be adopted from, only watch, or leave. Training does not notice.
+
+    Example: dmsc policy order my-idea shadow --reason 'looks odd'
+    """
+    if op not in ("activate", "shadow", "drain"):
+        from schemas.errors import BadInput
+
+        raise BadInput(f"{op}: activate, shadow or drain")
+    _show(run_async(_order(gateway, token, state, module, op, version, [], reason)), json)
+
+
+@app.command()
+def ask(
+    module: ModuleArgument,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id.", show_default=False)],
+    version: VersionOption = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--inputs",
+            metavar="FILE.json",
+            help="Observations to give it first: a list, as in POST /v1/observations.",
+        ),
+    ] = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Ask a running module what it would do for a job now. Nothing of it is adopted.
+
+    Example: dmsc policy ask service-time-weights j3f2a1c
+    """
+    answer = run_async(_ask(gateway, token, state, module, job, version, inputs))
+    if json:
+        print_json(answer)
+    elif not answer.suggestions:
+        print(f"{answer.module} {answer.version}: no suggestion: {answer.reason}")
     else:
-        print_table(("name", "state", "version", "about"), rows)
+        rows = [
+            (one.scope, one.action.action, f"{one.confidence:.2f}", f"{one.valid_s:g} s", one.reason)
+            for one in answer.suggestions
+        ]
+        print_table(("scope", "action", "confidence", "valid", "reason"), rows)
 
 
-async def _registered(address: BusAddress) -> tuple[ServiceRecord, ...]:
-    from bus.connection import Bus
-    from bus.discovery import resolve
-    from schemas.envelope import EntityKind
-    from schemas.registry import Resolve
+async def _policies(gateway: str | None, token: str | None, state: Path | None) -> list[ModuleStatus]:
+    from dmsc.client import AsyncClient
 
-    async with Bus.connect(
-        address.servers, name="policy-list", kind=EntityKind.CLIENT, token=address.token
-    ) as bus:
-        return (await resolve(bus, Resolve(kind=EntityKind.FUNCTIONAL_MODULE))).records
+    async with AsyncClient(gateway, token=token, state=state) as client:
+        return await client.policies()
+
+
+async def _order(
+    gateway: str | None,
+    token: str | None,
+    state: Path | None,
+    module: str,
+    op: str,
+    version: str | None,
+    jobs: list[str],
+    reason: str,
+) -> ModuleLifecycle:
+    from dmsc.client import AsyncClient
+
+    async with AsyncClient(gateway, token=token, state=state, timeout_s=15.0) as client:
+        return await client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
+
+
+async def _ask(
+    gateway: str | None,
+    token: str | None,
+    state: Path | None,
+    module: str,
+    job: str,
+    version: str | None,
+    inputs: Path | None,
+) -> ModuleAnswer:
+    from dmsc.client import AsyncClient
+
+    given = _observations(inputs) if inputs is not None else ()
+    async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
+        return await client.ask_policy(module, job, version=version, inputs=given)
+
+
+def _observations(path: Path) -> tuple[Observation, ...]:
+    from pydantic import TypeAdapter, ValidationError
+
+    from schemas.errors import BadInput
+    from schemas.observation import Observation
+
+    try:
+        return TypeAdapter(tuple[Observation, ...]).validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"{path}: {place}: {first['msg']}" if place else f"{path}: {first['msg']}") from None
+
+
+def _show(lifecycle: ModuleLifecycle, json: bool) -> None:
+    if json:
+        print_json(lifecycle)
+        return
+    print(f"{lifecycle.module} {lifecycle.version}: {lifecycle.state}, {_jobs(lifecycle)}")
+
+
+def _state(one: ModuleStatus) -> str:
+    return one.state.value if one.alive else "gone"
+
+
+def _row(one: ModuleStatus) -> tuple[str, ...]:
+    counts = (one.suggestions, one.adopted, one.declined, one.strikes)
+    about = f"for another {one.suspended_s:.0f} s: {one.reason}" if one.suspended_s else one.reason
+    return (one.module, one.version, _state(one), _jobs(one), *map(str, counts), about)
+
+
+def _not_running(built_in: Iterable[str], modules: list[ModuleStatus]) -> list[tuple[str, ...]]:
+    running = {one.module for one in modules}
+    return [
+        (name, "", "not running", "", "", "", "", "", "built in") for name in built_in if name not in running
+    ]
+
+
+def _jobs(one: ModuleStatus | ModuleLifecycle) -> str:
+    """For which jobs it is enabled."""
+    without = f" but {', '.join(one.without)}" if one.without else ""
+    return f"{', '.join(one.jobs) or 'all jobs'}{without}"

@@ -62,6 +62,15 @@ def run(
         int,
         typer.Option(min=1, envvar="DMSC_REPLICAS", help="Copies of streams and buckets on a NATS cluster."),
     ] = 1,
+    precedence: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME",
+            envvar="DMSC_PRECEDENCE",
+            help="For the orchestrator: which policy prevails over which, the first over all.",
+            show_default=False,
+        ),
+    ] = "",
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
     ] = 30.0,
@@ -87,6 +96,7 @@ def run(
         http_ports=tuple(http_port or ()),
         tokens_file=tokens,
         replicas=replicas,
+        precedence=tuple(name.strip() for name in precedence.split(",") if name.strip()),
     )
     run_parts(
         compose(entity, options), address, parent=parent, level=log_level, patience_s=wait, replicas=replicas

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.gateway.guard import Guard
+from entities.gateway.module_desk import ModuleDesk
 from schemas.base import Message
 from schemas.door import (
     CancelJob,
@@ -31,7 +32,10 @@ from schemas.envelope import Envelope
 from schemas.errors import Ack, BadInput, BadJob, DmscError, NotFound
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
+from schemas.module_status import OrderBody, QuestionBody
 from schemas.signals import ComputeEntry
+
+Body = TypeVar("Body", OrderBody, QuestionBody)
 
 log = get_logger("gateway")
 
@@ -51,6 +55,7 @@ class Desk:
         compute: Callable[[], Mapping[str, tuple[ComputeEntry, ...]]],
     ) -> None:
         self.guard = guard
+        self.modules = ModuleDesk(bus, guard)
         self._compute = compute
         self._bus = bus
         self._gateway = gateway
@@ -145,7 +150,7 @@ class Desk:
 
     # --- the NATS door ---------------------------------------------------------------------------------
     async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:
-        """`DOOR`'s handler. Jobs come as a `JobList`, also a single one; the mesh as `MeshStatus`."""
+        """`DOOR`'s handler. Jobs come as a `JobList`, also a single one; else the action's own answer."""
         begun = time.monotonic()
         outcome = "internal"
         try:
@@ -167,6 +172,14 @@ class Desk:
             "job.read": lambda: self.read(token, _job(request)),
             "job.cancel": lambda: self.cancel(token, _job(request), "asked for at the NATS door"),
             "mesh.read": lambda: self.mesh(token),
+            "policy.list": lambda: self.modules.modules(token),
+            "policy.order": lambda: self.modules.order(
+                token, _module(request), _given(request, request.order)
+            ),
+            "policy.ask": lambda: self.modules.ask(
+                token, _module(request), _given(request, request.question)
+            ),
+            "observation.write": lambda: self.modules.observe(token, request.observations),
         }
         action = actions.get(request.action)
         if action is None:
@@ -185,3 +198,15 @@ def _job(request: DoorRequest) -> str:
     if request.job is None:
         raise BadInput(f"job: missing; {request.action} needs a job's id")
     return request.job
+
+
+def _module(request: DoorRequest) -> str:
+    if request.module is None:
+        raise BadInput(f"module: missing; {request.action} needs a module's name")
+    return request.module
+
+
+def _given(request: DoorRequest, body: Body | None) -> Body:
+    if body is None:
+        raise BadInput(f"{request.action.removeprefix('policy.')}: missing; {request.action} needs its body")
+    return body

@@ -28,8 +28,11 @@ from entities.checkpoint_store import CheckpointStore, checkpoints_url, read_man
 from entities.gateway.desk import Desk
 from entities.gateway.events import EventsConfig, first_sequence, job_events
 from entities.gateway.operations import Authorization, add_operations, bearer, instance_id, job_id
+from entities.gateway.policy_routes import add_policies
 from entities.gateway.problems import MEDIA_TYPE, TooLarge, problem, status_of
+from entities.gateway.promotions import PromotionDesk, add_promotions
 from entities.gateway.ranges import parse_range
+from entities.gateway.tap_desk import TapDesk, add_tap
 from schemas.base import Part, is_token
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, PublishedCheckpoint
 from schemas.door import JobList, JobLoad, MeshStatus
@@ -66,6 +69,9 @@ def build_app(bus: Bus, desk: Desk, gateway: str, config: DoorConfig) -> FastAPI
     _jobs(app, desk, config)
     _events(app, bus, desk, config)
     add_operations(app, bus, desk, config.events)
+    add_promotions(app, PromotionDesk(bus, desk.guard))
+    add_tap(app, TapDesk(desk.guard))
+    add_policies(app, desk.modules, lambda request: _body(request, config.max_job_bytes))
     _weights(app, bus, desk)
     _checkpoints(app, bus, desk)
     _datasets(app, bus, desk, config)

@@ -30,6 +30,7 @@ from schemas.policy import (
     NoAction,
     PolicySuggestion,
     SetWeights,
+    scope_of,
 )
 
 
@@ -45,7 +46,8 @@ class ArbitrationConfig:
     queues drain only oscillate. Another module with more precedence or confidence may still replace it."""
 
     min_share_change: float = 0.01
-    """Suggestions that move no instance's share of the stage by more than this are not worth a revision."""
+    """A suggestion by which no more than this part of a stage's work would go elsewhere is not worth a
+    revision. Not the largest change of a share: that is small by itself where there are many instances."""
 
     max_lag_steps: int = 20
     """Steps between what the suggestion was derived from and where the job is."""
@@ -101,6 +103,8 @@ class ArbitrationState:
     modules: Mapping[Key, Standing] = field(default_factory=dict)
     base: Mapping[tuple[str, int], Mapping[str, float]] = field(default_factory=dict)
     adopted: Mapping[tuple[str, int], Adoption] = field(default_factory=dict)
+    promoted: Mapping[str, str] = field(default_factory=dict)
+    """Module → its active version, where one was promoted; all others of it count as in shadow."""
     avoided: Mapping[tuple[str, int, str], Adoption] = field(default_factory=dict)
 
 
@@ -133,9 +137,37 @@ class Lapse:
     reason: str
 
 
-def register(state: ArbitrationState, lifecycle: ModuleLifecycle, now: float) -> ArbitrationState:
+def register(
+    state: ArbitrationState,
+    lifecycle: ModuleLifecycle,
+    now: float,
+    config: StandingConfig = StandingConfig(),
+) -> ArbitrationState:
     """Note what a module says of itself; only registered ones are listened to."""
-    return replace(state, modules=module_standing.register(state.modules, lifecycle, now))
+    return replace(state, modules=module_standing.register(state.modules, lifecycle, now, config))
+
+
+def withdraw(
+    state: ArbitrationState, module: str, version: str, now: float, jobs: Collection[str] | None = None
+) -> ArbitrationState:
+    """What this version has had adopted (for these jobs; None: all) is valid no longer: it lapses next."""
+
+    def ended(job: str, held: Adoption) -> Adoption:
+        ours = (held.module, held.version) == (module, version) and (jobs is None or job in jobs)
+        return replace(held, until=min(held.until, now)) if ours else held
+
+    return replace(
+        state,
+        adopted={key: ended(key[0], held) for key, held in state.adopted.items()},
+        avoided={key: ended(key[0], held) for key, held in state.avoided.items()},
+    )
+
+
+def not_carried_out(state: ArbitrationState, suggestion: PolicySuggestion) -> ArbitrationState:
+    """What was adopted was declined by the job's run after all: it does not count as adopted."""
+    key = (suggestion.module, suggestion.version)
+    standing = state.modules[key]
+    return _keep(state, key, replace(standing, adopted=standing.adopted - 1))
 
 
 def forget_job(state: ArbitrationState, job: str) -> ArbitrationState:
@@ -154,6 +186,7 @@ def arbitrate(
     facts: JobFacts | None,
     now: float,
     *,
+    sid: str | None = None,
     received_at: float | None = None,
     config: ArbitrationConfig | None = None,
 ) -> tuple[Outcome, ArbitrationState]:
@@ -164,6 +197,7 @@ def arbitrate(
         suggestion: as received.
         facts: of the suggestion's job; None if no such job is running.
         now: seconds by the orchestrator's own clock.
+        sid: who sent it, by its name on the bus; None: not known.
         received_at: when it arrived, same clock; default `now`. Validity counts from there.
         config: limits.
 
@@ -172,7 +206,8 @@ def arbitrate(
     """
     config = config or ArbitrationConfig()
     key = (suggestion.module, suggestion.version)
-    key = key if key in state.modules else STRANGERS
+    if key not in state.modules or (sid is not None and state.modules[key].sid not in (None, sid)):
+        key = STRANGERS
     standing, within_rate = module_standing.heard(state.modules.get(key, Standing()), now, config.standing)
     if now < standing.suspended_until:
         rest = f"suspended for another {standing.suspended_until - now:.0f} s: {standing.suspended_for}"
@@ -185,8 +220,13 @@ def arbitrate(
         outcome = _no(f"{_name(suggestion)} has not registered (no lifecycle message seen)")
     else:
         nonsense = _nonsense(suggestion, facts)
-        standing = replace(standing, nonsense=standing.nonsense + 1 if nonsense else 0)
         outcome, state = _judge(state, suggestion, standing, facts, now, received_at, nonsense, config)
+        standing = module_standing.judged(
+            standing,
+            adopted=outcome.adopted,
+            nonsense=bool(nonsense),
+            lagging=_lag(suggestion, facts) > config.max_lag_steps,
+        )
     why = "" if key == STRANGERS else module_standing.suspension(standing, config.standing, nonsense=nonsense)
     if why:
         standing = module_standing.suspend(standing, why, now, config.standing)
@@ -234,9 +274,10 @@ def _judge(
     config: ArbitrationConfig,
 ) -> tuple[Outcome, ArbitrationState]:
     """One suggestion of a registered module that is within its rate."""
+    standing = module_standing.as_promoted(standing, (suggestion.module, suggestion.version), state.promoted)
     job = suggestion.job
     age = 0.0 if received_at is None else now - received_at
-    if standing.jobs and job not in standing.jobs:
+    if not module_standing.serves(standing, job):
         return _no(f"{_name(suggestion)} is not enabled for job {job}"), state
     if standing.state not in (ModuleState.ACTIVE, ModuleState.SHADOW):
         return _no(f"{_name(suggestion)} is {standing.state.value}, not active"), state
@@ -248,7 +289,7 @@ def _judge(
         return _no(nonsense), state
     if age > suggestion.valid_s:
         return _no(f"expired: valid for {suggestion.valid_s:.1f} s, considered after {age:.1f} s"), state
-    if facts.step is not None and facts.step - suggestion.input_revision > config.max_lag_steps:
+    if _lag(suggestion, facts) > config.max_lag_steps:
         return _no(f"derived from step {suggestion.input_revision}, the job is at {facts.step}"), state
     if suggestion.confidence < config.min_confidence:
         least = f"{config.min_confidence:.2f}"
@@ -289,11 +330,13 @@ def _weigh(
     before = _current(facts, stage)
     changed = _adopt(state, suggestion, stage, adoption, before)
     after = _table(changed, suggestion.job, stage, facts)
-    moved = max(abs(_share(after, sid) - _share(before, sid)) for sid in before)
+    shares_before, shares_after = _shares(before), _shares(after)
+    changes = [abs(shares_after.get(sid, 0.0) - share) for sid, share in shares_before.items()]
     shadow = standing.state is ModuleState.SHADOW
+    moved = sum(changes) / 2
     if moved <= config.min_share_change:
         least = f"{config.min_share_change:.0%}"
-        text = f"would change nothing: no share of stage {stage} moves by more than {least}"
+        text = f"would change nothing: at most {least} of the work of stage {stage} would go elsewhere"
         held = _in_force(state, suggestion, stage)
         if shadow or held is None or held.module != suggestion.module:
             return _no(text, stage), state
@@ -302,7 +345,7 @@ def _weigh(
     conflict = _conflict(state, suggestion, stage, now, config)
     if conflict:
         return _no(conflict, stage), state
-    summary = f"largest share change {moved:.0%} at stage {stage}; {suggestion.reason}"
+    summary = f"{moved:.0%} of the work of stage {stage} goes elsewhere; {suggestion.reason}"
     if shadow:
         return _no(f"in shadow, would have been adopted: {summary}", stage), state
     outcome = Outcome(
@@ -315,6 +358,8 @@ def _nonsense(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
     """Why no reasonable module could have meant this; empty if one could."""
     if not math.isfinite(suggestion.valid_s):
         return f"valid for {suggestion.valid_s} s"
+    if suggestion.scope not in ("", scope_of(suggestion.action)):
+        return f"its scope is {suggestion.scope}, its action concerns {scope_of(suggestion.action)}"
     if facts is None:
         return ""
     match suggestion.action:
@@ -347,6 +392,11 @@ def _nonsense(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
             if not 0 < sum(weights.values()) < math.inf:
                 return f"the weights of stage {stage} sum to {sum(weights.values()):g}"
     return ""
+
+
+def _lag(suggestion: PolicySuggestion, facts: JobFacts | None) -> int:
+    """Steps between what the suggestion was derived from and where the job is."""
+    return 0 if facts is None or facts.step is None else facts.step - suggestion.input_revision
 
 
 def _conflict(
@@ -443,6 +493,6 @@ def _name(suggestion: PolicySuggestion) -> str:
     return f"{suggestion.module} {suggestion.version}"
 
 
-def _share(weights: Mapping[str, float], sid: str) -> float:
+def _shares(weights: Mapping[str, float]) -> dict[str, float]:
     total = sum(weights.values())
-    return weights.get(sid, 0.0) / total if total > 0 else 0.0
+    return {sid: weight / total if total > 0 else 0.0 for sid, weight in weights.items()}

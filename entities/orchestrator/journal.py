@@ -7,14 +7,16 @@ Each write names the revision of the one before, so that nobody overwrites the r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.subjects import JOB_EVENT, JOB_RECORD
-from schemas.errors import Conflict, Fenced, IllegalTransition, Unavailable
+from bus.subjects import JOB_EVENT, JOB_RECORD, JOB_TOPOLOGY
+from schemas.errors import BusUnreachable, Conflict, Fenced, IllegalTransition, Unavailable
 from schemas.job import ENDED, JOB_TRANSITIONS, JobEvent, JobRecord, JobState
+from schemas.task_graph import JobTopology, TaskGraph
 
 log = get_logger("orchestrator")
 
@@ -42,6 +44,7 @@ class Journal:
         self._lock = asyncio.Lock()
         self.record = record
         self._written_at = 0.0
+        self._told_graph: TaskGraph | None = None
 
     @property
     def job(self) -> str:
@@ -105,7 +108,7 @@ class Journal:
                     if unknown:
                         await self._find_own()
                     self._revision = await self._put()
-                    return
+                    break
                 except Conflict:
                     unknown = True
                 except Unavailable:
@@ -113,6 +116,17 @@ class Journal:
                         raise
                     unknown = True
                     await asyncio.sleep(WRITE_RETRY_S)
+        await self._tell_topology()
+
+    async def _tell_topology(self) -> None:
+        """Functional modules hear of a new graph; whoever misses it finds it in the record."""
+        graph = self.record.graph
+        if graph is None or graph is self._told_graph:
+            return
+        self._told_graph = graph
+        message = JobTopology(job=self.job, epoch=self.record.epoch, graph=graph)
+        with contextlib.suppress(BusUnreachable):
+            await self._bus.publish(JOB_TOPOLOGY, message, job=self.job)
 
     async def _put(self) -> int:
         if self._revision:

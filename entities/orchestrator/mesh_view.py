@@ -117,6 +117,11 @@ class MeshView:
             self._departed[sid] = record.model_copy(update={"state": InstanceState.GONE})
             self.on_leaving(self._departed[sid])
 
+    def runs(self, sid: str) -> bool:
+        """Whether the registry knows this service as running."""
+        record = self.records.get(sid)
+        return record is not None and record.state not in (InstanceState.GONE, InstanceState.FAULTED)
+
     def report(self, report: QosReport) -> None:
         """Type 5 up: a gateway or router tells how a job's traffic goes in its cluster."""
         if report.job is not None:

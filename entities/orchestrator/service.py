@@ -27,6 +27,8 @@ from entities.orchestrator.job_run import JobRun
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.policy_desk import PolicyDesk
+from entities.orchestrator.promotion import PromotionConfig
+from entities.orchestrator.promotions import Promotions
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.door import (
@@ -44,6 +46,7 @@ from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import ENDED, JobRecord, JobState
+from schemas.policy import DirectModule, ModuleLifecycle, ModuleOp
 from schemas.registry import ServiceRecord
 from schemas.signals import NodeRegistration, QosReport, TerminationReport
 from schemas.step import MicrobatchClaim
@@ -76,6 +79,7 @@ class OrchestratorConfig:
     submissions_kept: int = 4096
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
+    promotion: PromotionConfig = field(default_factory=PromotionConfig)
 
 
 class Leader:
@@ -92,7 +96,8 @@ class Leader:
         self._runs: dict[str, JobRun] = {}
         self._ended: dict[str, JobRecord] = {}
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
-        self._policies = PolicyDesk(bus, self._runs, candidate.confirmed, config.arbitration)
+        self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
+        self._promotions = Promotions(bus, self._policies, self._runs, candidate.confirmed, config.promotion)
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
@@ -123,12 +128,15 @@ class Leader:
     async def _lead(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None
         await self._insistently(self._cordoning.load)
+        await self._insistently(self._promotions.load)
         await self._resume()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
         await self._serve(served)
         self.mesh.on_leaving = self._leaving
         await began()
         self._tasks.create_task(self._draining.run(), name="draining")
+        self._tasks.create_task(self._policies.orders(), name="module orders")
+        self._tasks.create_task(self._promotions.run(), name="promotions")
         await self._policies.lapses()
 
     async def _stop(self, served: list[Subscription], deposed: bool) -> None:
@@ -151,6 +159,10 @@ class Leader:
             (subjects.SAMPLE_WRITTEN, self._sample_written),
             (subjects.FAULT_REPORT, self._fault),
             (subjects.MODULE_LIFECYCLE, self._policies.lifecycle),
+            (subjects.DIRECT_MODULE, self._direct),
+            (subjects.PROMOTE_MODULE, self._promotions.promote),
+            (subjects.ROLL_BACK_MODULE, self._promotions.roll_back),
+            (subjects.MODULE_QUERY, self._policies.query),
             (subjects.SUBMIT, self._submit),
             (subjects.CANCEL, self._cancel),
             (subjects.SCALE, self._scale),
@@ -167,6 +179,7 @@ class Leader:
             (subjects.TERMINATION, self._termination),
             (subjects.QOS_REPORT, self._quality),
             (subjects.SUGGESTION, self._policies.suggestion),
+            (subjects.POLICY_SCORE, self._promotions.score),
         )
         for row, handler in heard:
             served.append(await self._insistently(partial(bus.subscribe, row, handler)))
@@ -212,6 +225,12 @@ class Leader:
             cordons=self.mesh.cordons.active(),
             quality=tuple(self.mesh.quality[key] for key in sorted(self.mesh.quality)),
         )
+
+    async def _direct(self, message: DirectModule, envelope: Envelope) -> ModuleLifecycle:
+        """An order by hand about who is active ends what a promotion began."""
+        if message.op in (ModuleOp.ACTIVATE, ModuleOp.SHADOW):
+            await self._promotions.forget(message.module)
+        return await self._policies.direct(message, envelope)
 
     # --- jobs -------------------------------------------------------------------------------------------
     async def _submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:

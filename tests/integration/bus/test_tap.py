@@ -10,8 +10,9 @@ import pytest
 from bus import subjects, tap_render
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
-from bus.tap import Tap, Tapped
+from bus.tap import Tap
 from bus.tap_trail import Microbatch, Trail, recorded
+from bus.tapped import Tapped
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput
 from schemas.registry import ReleaseJob

@@ -13,6 +13,7 @@ from tests.integration.dmsc.command_line import dmsc
 COMMANDS = (
     *("up", "down", "train", "attach", "jobs", "status", "logs", "cancel", "tap", "join", "run", "doctor"),
     *("demo", "version", "store", "policy run", "policy list"),
+    *("policy new", "policy ask", "policy enable", "policy disable", "policy order"),
 )
 
 

@@ -23,13 +23,15 @@ from entities.gateway.door import DoorConfig
 from entities.gateway.events import EventsConfig
 from entities.service_registry import ServiceRegistry
 from schemas.door import DoorRequest, JobList, MeshStatus
-from schemas.envelope import EntityKind
+from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadInput, NotFound, Refused
 from schemas.job import JobState
+from schemas.module_status import ModuleAnswer, ModuleQuestion
+from schemas.observation import Observation
 from schemas.registry import InstanceState
 from schemas.signals import ComputeNotification
 from tests.entity_records import compute, spec
-from tests.integration.entities.conftest import Dial, Start, end, eventually
+from tests.integration.entities.conftest import Dial, Heard, Start, end, eventually
 from tests.integration.entities.stand_in_orchestrator import SHARD, StandInOrchestrator
 
 JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 2}}
@@ -412,3 +414,68 @@ async def test_a_gateway_without_a_port_has_only_the_nats_door(
     assert record is not None
     assert (record.endpoint.address, record.state) == ("", InstanceState.ACTIVE)
     assert isinstance(await knock(await dial("client"), "job.list"), JobList)
+
+
+LINK = {"source": "fabric", "what": "link", "about": "n1-n2", "values": {"utilisation": 0.93}}
+
+
+async def test_observations_are_let_in_from_who_may_and_reach_the_modules(
+    http: httpx.AsyncClient, dial: Dial
+) -> None:
+    """Draft §4.2, Figure 2: REST ingestion; Type 3 as for everything else."""
+    module = await dial("congestion", EntityKind.FUNCTIONAL_MODULE)
+    heard = await Heard.on(module, subjects.OBSERVATION)
+    job = await submit(http, "ruth")
+    posted = await http.post("/v1/observations", json={"observations": [LINK, LINK]}, headers=bearer("olga"))
+    assert (posted.status_code, posted.json()["note"]) == (202, "2 taken")
+    ours = {"observations": [{**LINK, "job": job}]}
+    assert (await http.post("/v1/observations", json=ours, headers=bearer("ruth"))).status_code == 202
+    seen = await heard.until(lambda one: one.job == job)
+    assert (seen.user, seen.values) == ("ruth", {"utilisation": 0.93})
+    assert [one.user for one in heard.messages] == ["olga", "olga", "ruth"]
+    check_problem(await http.post("/v1/observations", json=ours, headers=bearer("rob")), 403, "refused")
+    about_all = {"observations": [LINK]}
+    check_problem(await http.post("/v1/observations", json=about_all, headers=bearer("ruth")), 403, "refused")
+    check_problem(await http.post("/v1/observations", json=about_all), 401, "refused")
+    bad = {"observations": [{**LINK, "values": {"utilisation": "much"}}]}
+    body = check_problem(
+        await http.post("/v1/observations", json=bad, headers=bearer("olga")), 422, "bad_input"
+    )
+    assert "observations[0].values.utilisation: 'much' does not fit" in body["detail"]
+    assert len(heard.messages) == 3
+
+
+async def test_observations_come_by_the_nats_door_too(gateway: Gateway, dial: Dial) -> None:
+    client = await dial("script", EntityKind.CLIENT)
+    heard = await Heard.on(client, subjects.OBSERVATION)
+    request = DoorRequest(token="olga", action="observation.write", observations=(Observation(**LINK),))
+    assert (await client.command(subjects.DOOR, request, action="observation-write")).note == "1 taken"
+    assert (await heard.until()).user == "olga"
+    denied = request.model_copy(update={"token": "vera"})
+    with pytest.raises(Refused):
+        await client.command(subjects.DOOR, denied, action="observation-write")
+    for action in ("policy.ask", "policy.order"):
+        with pytest.raises(BadInput, match="module: missing"):
+            await client.command(subjects.DOOR, DoorRequest(token="olga", action=action), action="policy")
+
+
+async def test_a_module_is_asked_over_http(http: httpx.AsyncClient, dial: Dial) -> None:
+    module = await dial("congestion", EntityKind.FUNCTIONAL_MODULE)
+
+    async def answer(message: ModuleQuestion, envelope: Envelope) -> ModuleAnswer:
+        return ModuleAnswer(module="congestion", version="1", state="active", job=message.job, reason="calm")
+
+    await module.serve(subjects.MODULE_QUESTION, answer, module="congestion", version="active")
+    asked = await http.post("/v1/policies/congestion/questions", json={"job": "j1"}, headers=bearer("ruth"))
+    assert (asked.status_code, asked.json()["reason"]) == (200, "calm")
+    for who, path, status, code in (
+        ("vera", "congestion", 403, "refused"),
+        ("ruth", "another", 404, "not_found"),
+        ("ruth", "a.b", 404, "not_found"),
+    ):
+        response = await http.post(f"/v1/policies/{path}/questions", json={"job": "j1"}, headers=bearer(who))
+        check_problem(response, status, code)
+    order = {"op": "drain"}
+    check_problem(
+        await http.post("/v1/policies/congestion/orders", json=order, headers=bearer("ruth")), 403, "refused"
+    )

@@ -16,7 +16,8 @@ import pytest
 
 from bus import subjects
 from bus.subjects import Subject
-from bus.tap import Tap, Tapped
+from bus.tap import Tap
+from bus.tapped import Tapped
 from schemas.base import Message
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
 from schemas.registry import ServiceRecord

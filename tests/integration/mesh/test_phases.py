@@ -22,7 +22,8 @@ import yaml
 
 from bus import subjects
 from bus.embedded import EmbeddedServer
-from bus.tap import Tap, Tapped
+from bus.tap import Tap
+from bus.tapped import Tapped
 from schemas.base import Message
 from schemas.door import DoorRequest, JobList
 from schemas.envelope import EntityKind, Envelope

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bus import codec, subjects
-from bus.tap import Tapped, decode
 from bus.tap_filter import Filter
+from bus.tapped import Tapped, decode
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadInput
 from schemas.policy import PolicySuggestion, SetWeights

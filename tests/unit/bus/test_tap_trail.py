@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bus import codec, subjects
-from bus.tap import decode
 from bus.tap_trail import Microbatch, Trail
+from bus.tapped import decode
 from schemas.data_plane import MicrobatchNotice, NoticeAnswer, TensorMeta
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadInput

@@ -6,7 +6,11 @@ import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
+from policies import features
 from policies.features import Panel, adjacency, clean, moving_mean, scale, shares, standardise
 
 
@@ -73,3 +77,47 @@ def test_moving_mean_adjacency_and_shares():
     )
     np.testing.assert_allclose(shares(np.array([1.0, 3.0])), [0.25, 0.75])
     np.testing.assert_allclose(shares(np.array([0.0, np.nan])), [0.5, 0.5])
+
+
+SERIES = arrays.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 4), st.integers(1, 12)),
+    elements=st.one_of(st.just(np.nan), st.floats(-1e3, 1e3)),
+)
+
+
+@given(SERIES, st.integers(1, 5))
+@settings(deadline=None, max_examples=60)
+def test_moving_figures_are_those_of_each_window(values, span):
+    deviation = features.moving_deviation(values, span)
+    largest = features.moving_quantile(values, span, 1.0)
+    filled = features.filled(values)
+    for row in range(values.shape[0]):
+        for end in range(values.shape[1]):
+            window = values[row, max(0, end + 1 - span) : end + 1]
+            finite = window[np.isfinite(window)]
+            if finite.size == 0:
+                assert np.isnan(deviation[row, end])
+                assert np.isnan(largest[row, end])
+            else:
+                assert np.isclose(deviation[row, end], finite.std(), atol=1e-4)
+                assert largest[row, end] == finite.max()
+            before = values[row, : end + 1]
+            known = before[np.isfinite(before)]
+            assert np.isnan(filled[row, end]) if known.size == 0 else filled[row, end] == known[-1]
+
+
+def test_rates_lags_and_a_common_grid():
+    values = np.array([[1.0, 3.0, np.nan, 9.0], [0.0, 1.0, 2.0, 3.0]])
+    times = np.array([[0.0, 1.0, 2.0, 4.0], [0.0, 2.0, 4.0, 4.0]])
+    change = features.rate(values, times)
+    assert np.isnan(change[:, 0]).all()
+    assert change[0, 1] == 2.0
+    assert change[1, 1:].tolist()[:2] == [0.5, 0.5]
+    assert np.isnan(change[1, 3])
+    rows, following = features.lagged(values, 2)
+    assert rows.tolist() == [[0.0, 1.0], [1.0, 2.0]]
+    assert following.tolist() == [2.0, 3.0]
+    assert features.lagged(values, 9)[0].shape == (0, 9)
+    grid = features.resampled(values, times, np.array([0.5, 3.0, 100.0]), oldest_s=50.0)
+    assert np.array_equal(grid, [[1.0, 3.0, np.nan], [0.0, 1.0, np.nan]], equal_nan=True)

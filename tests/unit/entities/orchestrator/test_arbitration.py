@@ -94,7 +94,7 @@ def test_a_sensible_suggestion_is_adopted_with_the_whole_table_at_mean_one():
     outcome = Mesh().ask(weights(a=3.0, b=1.0))
     assert outcome.adopted
     assert (outcome.stage, outcome.weights, outcome.revision) == (0, {"a": 1.5, "b": 0.5}, 8)
-    assert outcome.reason == "adopted: largest share change 25% at stage 0; why"
+    assert outcome.reason == "adopted: 25% of the work of stage 0 goes elsewhere; why"
 
 
 def test_an_instance_that_the_module_did_not_know_counts_as_an_average_one():
@@ -115,7 +115,10 @@ def test_an_instance_that_the_module_did_not_know_counts_as_an_average_one():
         (avoid("z"), "unknown instance z"),
         (weights(valid_s=math.inf, a=2.0, b=1.0), "valid for inf s"),
         (weights(confidence=0.3, a=2.0, b=1.0), "confidence 0.30 is below 0.50"),
-        (weights(a=1.01, b=1.0), "would change nothing: no share of stage 0 moves by more than 1%"),
+        (
+            weights(a=1.01, b=1.0),
+            "would change nothing: at most 1% of the work of stage 0 would go elsewhere",
+        ),
         (weights(revision=-11, a=2.0, b=1.0), "derived from step -11, the job is at 10"),
         (weights(version="2", a=2.0, b=1.0), "m 2 has not registered (no lifecycle message seen)"),
         (weights(module="x", a=2.0, b=1.0), "x 1 has not registered (no lifecycle message seen)"),
@@ -167,7 +170,7 @@ def test_shadow_beside_active_hears_what_it_would_have_got_and_changes_nothing()
     mesh.state = register(mesh.state, lifecycle(version="2", state=ModuleState.SHADOW), 0.0)
     outcome = mesh.ask(weights(version="2", a=2.0, b=1.0))
     assert not outcome.adopted
-    assert outcome.reason.startswith("in shadow, would have been adopted: largest share change 17%")
+    assert outcome.reason.startswith("in shadow, would have been adopted: 17% of the work")
     assert mesh.state.adopted == {}
     assert mesh.ask(weights(a=2.0, b=1.0)).adopted  # no cool-down came from the shadow
 

@@ -1,0 +1,348 @@
+"""What a policy costs: its processor time at 10,000 instances, and the way from a suggestion to the routes.
+
+    python benchmarks/policy_cost.py [--instances 10000] [--seconds 20] [--rounds 300] [--json]
+
+Real processes on a real server, on loopback:
+
+* telemetry: `dmsc policy run service-time-weights` while every instance sends a sample a second, spread over
+  `--jobs` jobs; processor time of the module's process ÷ wall time, and how long a question to it takes
+  meanwhile (it waits for its turn, so that is how far behind the module is)
+* adoption: from the moment that a module sends its suggestion until an instance's connection has the route
+  table that follows, with 1,000 instances registered and beating; arbitration and the policies of the
+  orchestrator run here, registry and router are processes of their own
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+from registry import TOKEN, mesh, register  # type: ignore[import-not-found,unused-ignore]  # beside this file
+
+from bus import codec, subjects
+from bus.buckets import Change
+from bus.connection import Bus
+from bus.presence import digest_of
+from entities.orchestrator.arbitration import ArbitrationConfig
+from entities.orchestrator.communication import Communication
+from entities.orchestrator.job_run import JobRun
+from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.module_standing import StandingConfig
+from entities.orchestrator.policy_desk import PolicyDesk
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, DmscError
+from schemas.job import JobEvent
+from schemas.module_status import ModuleAnswer, ModuleQuestion
+from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion, SetWeights
+from schemas.registry import Endpoint, Heartbeat, InstanceState, ServiceRecord
+from schemas.signals import CommunicationPolicy, NodeRegistration, StagePolicy
+from schemas.step import Member
+from schemas.telemetry import InstanceSample, LinkSample
+
+STAGES = 4
+ROUTED = 1_000
+BARS = {"telemetry": "≤ 1 core", "adoption": "p99 ≤ 50 ms"}
+MODULE = "service-time-weights"
+
+
+@contextlib.asynccontextmanager
+async def child(url: str, *arguments: str) -> AsyncIterator[psutil.Process]:
+    """A `dmsc` process, ended afterwards."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dmsc", *arguments, "--log-level", "warning"),
+        env={**os.environ, "DMSC_BUS": url, "DMSC_BUS_TOKEN": TOKEN},
+    )
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+def percentile(values: list[float], part: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+# --- telemetry -------------------------------------------------------------------------------------------
+def samples(bus: Bus, instances: int, jobs: int) -> list[tuple[str, bytes]]:
+    """One message of each instance, as they travel."""
+    found = []
+    for number in range(instances):
+        job = f"j{number % jobs}"
+        sid = f"{job}-s{number % STAGES}-r{number}"
+        sample = InstanceSample(
+            job=job, sid=sid, incarnation=f"i{number}", cluster="c0", node=f"n{number % 97}",
+            stage=number // jobs % STAGES, step=7, queue=2, in_flight=1, microbatches=12,
+            service_ms=10.0 + number % 7, forward_ms=3.0, backward_ms=7.0, busy=0.9, tokens_per_s=1e4,
+            links=(LinkSample(peer=f"{job}-s0-r0", sent_bytes=10_000, transfers=10, transfer_ms=20.0),),
+        )  # fmt: skip
+        data = codec.encode(sample, bus.sender_map, f"s-{number}")
+        found.append((subjects.INSTANCE_SAMPLE(job=job, sid=sid), data))
+    return found
+
+
+async def send(bus: Bus, messages: list[tuple[str, bytes]], until: float) -> int:
+    """Each once a second, evenly; returns how many."""
+    sent, began = 0, time.perf_counter()
+    while (now := time.perf_counter()) < until:
+        due = int((now - began) * len(messages))
+        while sent < due:
+            await bus.link.send(*messages[sent % len(messages)])
+            sent += 1
+        await asyncio.sleep(0.005)
+    return sent
+
+
+async def ask(bus: Bus) -> ModuleAnswer:
+    question = ModuleQuestion(job="j0")
+    answer = await bus.request(
+        subjects.MODULE_QUESTION, question, timeout_s=30.0, module=MODULE, version="active"
+    )
+    assert isinstance(answer, ModuleAnswer)
+    return answer
+
+
+async def telemetry(instances: int, jobs: int, seconds: float) -> dict[str, Any]:
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        server, bus, _ = await stack.enter_async_context(mesh(Path(folder), False))
+        sender = await stack.enter_async_context(
+            Bus.connect(server.url, name="instances", kind=EntityKind.INSTANCE, token=TOKEN)
+        )
+        module = await stack.enter_async_context(child(server.url, "policy", "run", MODULE))
+        while True:
+            with contextlib.suppress(DmscError):
+                await ask(bus)
+                break
+            await asyncio.sleep(0.1)
+        messages = samples(sender, instances, jobs)
+        await send(
+            sender, messages, time.perf_counter() + 4.0
+        )  # until all are known and windows begin to fill
+        waits: list[float] = []
+
+        async def asking() -> None:
+            while True:
+                begun = time.perf_counter()
+                await ask(bus)
+                waits.append(1e3 * (time.perf_counter() - begun))
+                await asyncio.sleep(0.2)
+
+        before, began = module.cpu_times(), time.perf_counter()
+        task = asyncio.create_task(asking())
+        sent = await send(sender, messages, began + seconds)
+        took_s = time.perf_counter() - began
+        after = module.cpu_times()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        begun = time.perf_counter()
+        await ask(bus)
+        used = after.user + after.system - before.user - before.system
+        return {
+            "instances": instances,
+            "jobs": jobs,
+            "sent_per_s": sent / took_s,
+            "cores": used / took_s,
+            "us_per_sample": 1e6 * used / sent,
+            "question_ms": {"p50": percentile(waits, 0.5), "p99": percentile(waits, 0.99)},
+            "behind_ms": 1e3 * (time.perf_counter() - begun),
+        }
+
+
+# --- adoption --------------------------------------------------------------------------------------------
+def records() -> list[ServiceRecord]:
+    return [
+        ServiceRecord(
+            sid=f"bench-s{number % STAGES}-r{number}",
+            prefix=f"train/bench/stage/{number % STAGES}",
+            kind=EntityKind.INSTANCE,
+            incarnation=f"i{number}",
+            state=InstanceState.ACTIVE,
+            endpoint=Endpoint(cluster="c0", node=f"n{number % 97}"),
+            job="bench",
+            stage=number % STAGES,
+        )
+        for number in range(ROUTED)
+    ]
+
+
+async def beat(bus: Bus, living: list[ServiceRecord]) -> None:
+    """Every instance once a second."""
+    beats = [
+        (
+            subjects.HEARTBEAT(sid=one.sid),
+            codec.encode(
+                Heartbeat(sid=one.sid, incarnation=one.incarnation, state=one.state, digest=digest_of(one)),
+                bus.sender_map,
+                one.sid,
+            ),
+        )
+        for one in living
+    ]
+    while True:
+        await send(bus, beats, time.perf_counter() + 60.0)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class Journal:
+    """What the desk tells of an adoption goes on the job's stream, as it does in a run."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def tell(self, kind: str, text: str) -> None:
+        event = JobEvent.model_validate({"job": "bench", "kind": kind, "at": time.time(), "text": text})
+        await self._bus.append(subjects.JOB_EVENT, event, job="bench")
+
+
+async def always() -> None:
+    """This orchestrator leads."""
+
+
+async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyDesk, Communication]:
+    """Arbitration and policies of a job that runs on all these instances."""
+    view = MeshView()
+
+    async def registered(message: NodeRegistration, envelope: Envelope) -> Ack:
+        await view.service(message)
+        return Ack()
+
+    await bus.serve(subjects.MESH_REGISTRATION, registered)
+    while not view.routers():
+        await view.next_change()
+    communication = Communication(bus, view)
+    stages = tuple(
+        tuple(Member(sid=one.sid, incarnation=one.incarnation) for one in living if one.stage == stage)
+        for stage in range(STAGES)
+    )
+    run = SimpleNamespace(
+        communication=communication,
+        instances=SimpleNamespace(graph=True, lost=set(), stages=lambda: stages),
+        journal=Journal(bus),
+        step=0,
+    )
+    standing = StandingConfig(rate_per_s=1e6, burst=1_000_000)
+    config = ArbitrationConfig(cooldown_s=0.0, standing=standing)
+    runs = {"bench": cast(JobRun, run)}
+    desk = PolicyDesk(bus, runs, lambda sid: True, always, config)
+    await bus.subscribe(subjects.SUGGESTION, desk.suggestion)
+    await bus.serve(subjects.MODULE_LIFECYCLE, desk.lifecycle)
+    communication.issue(
+        CommunicationPolicy(
+            job="bench", revision=1, entry_gateway="gateway-c0", clusters=("c0",), reason="initial",
+            stages=tuple(StagePolicy(stage=stage, window=4) for stage in range(STAGES)),
+        )
+    )  # fmt: skip
+    return desk, communication
+
+
+async def adoption(rounds: int) -> dict[str, Any]:
+    """Milliseconds from a suggestion to its table in an instance's hands."""
+    living = records()
+    stage = [one.sid for one in living if one.stage == 0]
+    seen: dict[float, asyncio.Future[float]] = {}
+
+    async def written(change: Change) -> None:
+        table = change.message
+        if table is not None and table.stage == 0 and table.entries:
+            waiting = seen.get(round(table.entries[0].weight, 4))
+            if waiting is not None and not waiting.done():
+                waiting.set_result(time.perf_counter())
+
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        server, bus, _ = await stack.enter_async_context(mesh(Path(folder), True))
+
+        async def connected(name: str, kind: EntityKind) -> Bus:
+            return await stack.enter_async_context(Bus.connect(server.url, name=name, kind=kind, token=TOKEN))
+
+        smo = await connected("orchestrator", EntityKind.ORCHESTRATOR)
+        fm = await connected("bench-module", EntityKind.FUNCTIONAL_MODULE)
+        mi = await connected(living[0].sid, EntityKind.INSTANCE)
+        await register(bus, living)
+        stack.push_async_callback(_end, asyncio.create_task(beat(bus, living)))
+        await stack.enter_async_context(child(server.url, "run", "router", "--cluster", "c0"))
+        _, communication = await orchestrate(smo, living)
+        stack.push_async_callback(communication.close)
+        await mi.bucket(subjects.ROUTE_TABLE).watch(written)
+        alive = ModuleLifecycle(module="bench-module", version="1", state=ModuleState.ACTIVE)
+        await fm.command(subjects.MODULE_LIFECYCLE, alive, module="bench-module")
+        found = []
+        for number in range(rounds + 10):
+            share = 1.2 + 0.3 * (number % 2)  # of the first half; the mean weight is 1
+            weights = {
+                sid: share if index < len(stage) / 2 else 2.0 - share for index, sid in enumerate(stage)
+            }
+            suggestion = PolicySuggestion(
+                module="bench-module", version="1", job="bench", action=SetWeights(stage=0, weights=weights),
+                confidence=0.9, reason="a benchmark", input_revision=0, valid_s=600.0,
+            )  # fmt: skip
+            seen = {round(share, 4): asyncio.get_running_loop().create_future()}
+            begun = time.perf_counter()
+            await fm.publish(subjects.SUGGESTION, suggestion, module="bench-module")
+            async with asyncio.timeout(30):
+                took_ms = 1e3 * (await seen[round(share, 4)] - begun)
+            if number >= 10:
+                found.append(took_ms)
+            await asyncio.sleep(0.02)
+    return {
+        "instances": ROUTED,
+        "rounds": rounds,
+        "p50_ms": percentile(found, 0.5),
+        "p99_ms": percentile(found, 0.99),
+        "max_ms": max(found),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--instances", type=int, default=10_000)
+    parser.add_argument("--jobs", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--only", choices=("telemetry", "adoption"))
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {}
+    if arguments.only != "adoption":
+        found["telemetry"] = asyncio.run(telemetry(arguments.instances, arguments.jobs, arguments.seconds))
+    if arguments.only != "telemetry":
+        found["adoption"] = asyncio.run(adoption(arguments.rounds))
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+        return
+    if told := found.get("telemetry"):
+        print(
+            f"telemetry: {told['sent_per_s']:,.0f} samples/s of {told['instances']:,} instances in "
+            f"{told['jobs']} jobs: {told['cores']:.2f} cores ({told['us_per_sample']:.0f} µs a sample), bar "
+            f"{BARS['telemetry']}; a question meanwhile p50 {told['question_ms']['p50']:.0f} ms, "
+            f"p99 {told['question_ms']['p99']:.0f} ms; at the end {told['behind_ms']:.0f} ms behind"
+        )
+    if told := found.get("adoption"):
+        print(
+            f"suggestion → route table in use, {told['instances']:,} instances: p50 {told['p50_ms']:.1f} ms, "
+            f"p99 {told['p99_ms']:.1f} ms, longest {told['max_ms']:.1f} ms ({told['rounds']} times), bar "
+            f"{BARS['adoption']}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""`dmsc policy score`, `promote`, `rollback`, `plot score`: versions of a module beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.commands.runs import bus_or_none
+from dmsc.options import (
+    BusOption,
+    BusTokenOption,
+    GatewayOption,
+    JsonOption,
+    StateOption,
+    TokenOption,
+    print_json,
+    print_table,
+)
+from dmsc.running import run_async
+
+if TYPE_CHECKING:
+    from dmsc.replaying.scores import Scores
+    from schemas.policy import PolicySwitch
+
+plot = typer.Typer(help="Draw pictures as PNG.", no_args_is_help=True)
+
+ModuleArgument = Annotated[str, typer.Argument(metavar="MODULE", show_default=False)]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN", help="Of a recorded run: an exported file, or a job's id."),
+]
+JobOption = Annotated[
+    list[str] | None, typer.Option("--job", metavar="JOB", help="Only of this job; repeatable.")
+]
+ReasonOption = Annotated[str, typer.Option(help="Is told with it.", show_default=False)]
+
+
+def score(
+    module: Annotated[
+        str | None, typer.Argument(metavar="[MODULE]", help="Default: all.", show_default=False)
+    ] = None,
+    run: RunOption = None,
+    job: JobOption = None,
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """What modules' suggestions were worth, by what then happened: all versions side by side.
+
+    1: hindsight would have said the same; 0.5: as good as doing nothing. Of a running mesh: what modules have
+    scored themselves; with --run: all suggestions in that record, scored anew.
+
+    Example: dmsc policy score service-time-weights
+    """
+    from dmsc.replaying.present import SCORE_COLUMNS, score_rows, summary_json
+
+    found = _scores(run, module, job, bus, bus_token, state)
+    if json:
+        print_json(
+            [
+                {"module": key[0], "version": key[1], **summary_json(scores)}
+                for key, scores in sorted(found.by_version.items())
+            ]
+        )
+    else:
+        print_table(SCORE_COLUMNS, score_rows(found.by_version))
+
+
+def promote(
+    module: ModuleArgument,
+    version: Annotated[str, typer.Argument(help="A version that runs.", show_default=False)],
+    reason: ReasonOption = "",
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a running version of a module the active one. The one that was goes on in shadow.
+
+    Both are scored on the same traffic from here on; should the new one be worse, the orchestrator goes back.
+
+    Example: dmsc policy promote service-time-weights 2
+    """
+    _show(run_async(_switch(gateway, token, state, module, version, reason)), json)
+
+
+def rollback(
+    module: ModuleArgument,
+    reason: ReasonOption = "",
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make the version active again that was before the last promotion.
+
+    Example: dmsc policy rollback service-time-weights
+    """
+    _show(run_async(_switch(gateway, token, state, module, None, reason)), json)
+
+
+@plot.command("score")
+def plot_score(
+    module: ModuleArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to.", show_default=False)],
+    run: RunOption = None,
+    job: JobOption = None,
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+) -> None:
+    """Draw the scores of a module's versions over time, with promotions.
+
+    Example: dmsc policy plot score service-time-weights --out score.png
+    """
+    from dmsc.plots import save
+    from dmsc.plots.score import draw_scores
+
+    found = _scores(run, module, job, bus, bus_token, state)
+    switches = [
+        (at, f"{switch.version} {'again' if switch.rollback else 'promoted'}")
+        for at, switch in found.switches
+    ]
+    scores = {version: scores for (_, version), scores in found.by_version.items()}
+    save(draw_scores(module, scores, switches), out)
+    print(f"{out}: {', '.join(f'version {version}' for version in sorted(scores))}")
+
+
+def _scores(
+    run: str | None,
+    module: str | None,
+    jobs: list[str] | None,
+    bus: str | None,
+    bus_token: str | None,
+    state: Path | None,
+) -> Scores:
+    from dmsc.replaying.recordings import Archive
+    from dmsc.replaying.scores import find_scores
+    from dmsc.state_folder import default_state
+
+    address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
+    found = run_async(find_scores(run, address, archive, jobs or ()))
+    return found if module is None else found.of(module)
+
+
+async def _switch(
+    gateway: str | None, token: str | None, state: Path | None, module: str, version: str | None, reason: str
+) -> PolicySwitch:
+    from dmsc.client import AsyncClient
+
+    async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
+        if version is None:
+            return await client.roll_back_policy(module, reason=reason)
+        return await client.promote_policy(module, version, reason=reason)
+
+
+def _show(switch: PolicySwitch, json: bool) -> None:
+    if json:
+        print_json(switch)
+        return
+    rest = f"; {switch.previous} goes on in shadow" if switch.previous else ""
+    print(f"{switch.module} {switch.version} is active{rest}: {switch.reason}")

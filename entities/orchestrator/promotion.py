@@ -1,0 +1,178 @@
+"""Which version of a module is active after a promotion, and whether it stays (ADR-0021). Pure.
+
+The version that was active before goes on in shadow, so that both are scored on the same traffic. While the
+promoted one's scores are worse by a margin, and by more than chance explains, it gives way again: once, since
+after a rollback nothing is on trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from schemas.errors import BadInput, Conflict, NotFound
+from schemas.policy import ModuleRecord, ModuleState, PolicyScore
+
+CAN_LEAD = (ModuleState.ACTIVE, ModuleState.SHADOW)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromotionConfig:
+    """When a promoted version gives way."""
+
+    min_scores: int = 20
+    """Scores of each version before they are compared. Fewer reacts sooner, also to a run of bad luck."""
+
+    window: int = 200
+    """Scores of each version that count, the latest. More is steadier, and later when things change."""
+
+    margin: float = 0.05
+    """How much worse the mean score must be. A score is 0…1, 0.5 is as good as doing nothing."""
+
+    z: float = 3.0
+    """By how many standard errors. It is looked at again with each score, hence more than the usual 2."""
+
+    def __post_init__(self) -> None:
+        if not (2 <= self.min_scores <= self.window and 0 <= self.margin <= 1 and self.z >= 0):
+            raise BadInput("promotion: need 2 ≤ min_scores ≤ window, 0 ≤ margin ≤ 1, z ≥ 0")
+
+
+@dataclass(slots=True)
+class Trial:
+    """Scores of suggestions made since the promotion, by version; their ids, so that each counts once."""
+
+    since: float
+    scores: dict[str, deque[float]] = field(default_factory=dict)
+    _seen: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=4096))
+
+    def take(self, score: PolicyScore, record: ModuleRecord, config: PromotionConfig) -> bool:
+        """Whether it counts: of one of the two versions, suggested after the promotion, with a score, new."""
+        if score.score is None or score.at < self.since:
+            return False
+        if score.version not in (record.active, record.previous):
+            return False
+        known = (score.version, score.suggestion or f"{score.at}")
+        if known in self._seen:
+            return False
+        self._seen.append(known)
+        held = self.scores.setdefault(score.version, deque(maxlen=config.window))
+        held.append(score.score)
+        return True
+
+
+def promote(
+    record: ModuleRecord | None,
+    standings: Mapping[str, ModuleState],
+    module: str,
+    version: str,
+    *,
+    by: str,
+    reason: str,
+    now: float,
+) -> ModuleRecord:
+    """The record once `version` is active; the one that was is on trial's other side, if it runs.
+
+    Args:
+        record: as it stands; None if nothing was promoted yet.
+        standings: state of each version of the module that runs.
+        module: its name.
+        version: which.
+        by: who wants it.
+        reason: in words.
+        now: seconds since the epoch.
+
+    Raises:
+        NotFound: that version does not run.
+        Conflict: it is suspended, or about to leave.
+    """
+    state = standings.get(version)
+    if state is None:
+        running = ", ".join(sorted(standings)) or "none"
+        raise NotFound(f"{module} {version} does not run (running versions: {running})", module=module)
+    if state not in CAN_LEAD:
+        raise Conflict(f"{module} {version} is {state.value}: only one that is active or in shadow can lead")
+    if record is not None and record.active == version:
+        return record
+    before = active_version(record, standings)
+    previous = before if before != version else ""
+    return ModuleRecord(
+        module=module, active=version, previous=previous, since=now, by=by, reason=reason,
+        trial=previous in standings,
+    )  # fmt: skip
+
+
+def roll_back(
+    record: ModuleRecord | None,
+    standings: Mapping[str, ModuleState],
+    module: str,
+    *,
+    by: str,
+    reason: str,
+    now: float,
+) -> ModuleRecord:
+    """The record once the version before is active again; nothing is on trial then.
+
+    Raises:
+        Conflict: nothing was promoted, or the version before does not run any more.
+    """
+    if record is None or not record.previous:
+        raise Conflict(f"nothing of {module} was promoted: there is no version to go back to")
+    if standings.get(record.previous) not in CAN_LEAD:
+        raise Conflict(f"{module} {record.previous} does not run any more: start it, then roll back")
+    return ModuleRecord(
+        module=module, active=record.previous, previous=record.active, since=now, by=by, reason=reason
+    )
+
+
+def active_version(record: ModuleRecord | None, standings: Mapping[str, ModuleState]) -> str:
+    """Which version's suggestions are adopted now; of several the first by name; '' if there is none."""
+    if record is not None:
+        return record.active
+    active = sorted(version for version, state in standings.items() if state is ModuleState.ACTIVE)
+    return active[0] if active else ""
+
+
+def verdict(trial: Trial, record: ModuleRecord, config: PromotionConfig) -> str:
+    """Why the promoted version must give way; empty while it need not.
+
+    Welch's comparison of two means. Each variance has one more observation at the edge of [0, 1]: twenty
+    equal scores do not make a difference certain.
+    """
+    ours, theirs = trial.scores.get(record.active, ()), trial.scores.get(record.previous, ())
+    if not record.trial or min(len(ours), len(theirs)) < config.min_scores:
+        return ""
+    mean, before = _mean(ours), _mean(theirs)
+    error = math.sqrt(_variance(ours, mean) / len(ours) + _variance(theirs, before) / len(theirs))
+    if before - mean < config.margin or before - mean <= config.z * error:
+        return ""
+    return (
+        f"its score is {mean:.2f} (of {len(ours)}), {record.previous}'s {before:.2f} (of {len(theirs)}) "
+        "on the same traffic"
+    )
+
+
+def disagreeing(
+    records: Mapping[str, ModuleRecord], standings: Mapping[tuple[str, str], ModuleState]
+) -> list[tuple[str, str, ModuleState]]:
+    """(module, version, the state that it should be in) of each that is in the other one."""
+    found = []
+    for (module, version), state in sorted(standings.items()):
+        record = records.get(module)
+        if record is None or state not in CAN_LEAD:
+            continue
+        wanted = ModuleState.ACTIVE if version == record.active else ModuleState.SHADOW
+        if state is not wanted:
+            found.append((module, version, wanted))
+    return found
+
+
+def _mean(scores: Iterable[float]) -> float:
+    values = list(scores)
+    return sum(values) / len(values)
+
+
+def _variance(scores: Iterable[float], mean: float) -> float:
+    values = list(scores)
+    return (sum((value - mean) ** 2 for value in values) + 0.25) / len(values)

@@ -1,0 +1,141 @@
+"""The data ingestion interface of a functional module (draft §4.2, Figure 2): a bounded inbox of events.
+
+Live: what comes on the rows that the policy subscribes to. After a start: the same rows' last minutes from
+their streams, the registry's snapshot, and the jobs' records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from bus import subjects
+from bus.connection import Bus
+from bus.discovery import resolve
+from bus.logs import get_logger
+from bus.services import Subscription
+from bus.subjects import Subject
+from policies.engine import Event, Result
+from policies.kit import Policy
+from policies.recent import recent
+from schemas.base import Message
+from schemas.envelope import Envelope
+from schemas.errors import DmscError
+from schemas.policy import PolicySuggestion
+from schemas.registry import Resolve
+from schemas.signals import RouteAdvertisement
+
+log = get_logger("module")
+
+OVERLAP_S = 5.0
+"""For so long after a rebuild what comes live is compared with what was read: it may be the same."""
+
+
+class Ingestion:
+    """One module's inbox.
+
+    Args:
+        bus: the module's connection.
+        policy: whose events these are.
+        rows: what it takes in.
+        queue: events that may wait; beyond it the oldest are dropped and counted (`dropped`).
+    """
+
+    def __init__(self, bus: Bus, policy: Policy, rows: tuple[Subject, ...], queue: int) -> None:
+        self.news = asyncio.Event()
+        self.dropped = 0
+        self._bus = bus
+        self._policy = policy
+        self._rows = rows
+        self._queue = queue
+        self._waiting: deque[Event | Result] = deque()
+        self._rebuilt: set[str] = set()
+        self._rebuilt_until = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    async def subscribe(self) -> list[Subscription]:
+        return [await self._bus.subscribe(row, self._received(row)) for row in self._rows]
+
+    def put(self, event: Event | Result) -> None:
+        """Takes it in; of a full inbox the oldest goes."""
+        if len(self._waiting) >= self._queue:
+            self._waiting.popleft()
+            self.dropped += 1
+            if self.dropped == 1:
+                log.warning("the policy is slower than the telemetry, the oldest is dropped",
+                            module=self._policy.name, queue=self._queue)  # fmt: skip
+        self._waiting.append(event)
+        self.news.set()
+
+    def drained(self) -> list[Event | Result]:
+        """All that wait, each once."""
+        events = list(self._waiting)
+        self._waiting.clear()
+        if self._rebuilt and time.monotonic() > self._rebuilt_until:
+            self._rebuilt = set()
+        return [event for event in events if event.id not in self._rebuilt] if self._rebuilt else events
+
+    async def history(self, since: float, answer_s: float) -> list[Event]:
+        """What a module that starts has missed, in order; what can't be read is left out, and told.
+
+        Args:
+            since: seconds since the epoch.
+            answer_s: how long the registry may take.
+        """
+        events: list[Event] = []
+        try:
+            for row in self._rows:
+                if row.stream is not None:
+                    events += [_event(row, *one) for one in await self._recent(row, since)]
+            said = await self._recent(subjects.SUGGESTION, since, module=self._policy.name)
+            events += [_event(subjects.SUGGESTION, *one) for one in said if self._is_ours(one[0])]
+        except DmscError as error:
+            log.warning("history not read, starting without", module=self._policy.name, reason=error.text)
+        events.sort(key=lambda event: event.at)
+        events += await self._jobs(events)
+        with contextlib.suppress(DmscError):  # the next full advertisement brings the same
+            found = await resolve(self._bus, Resolve(), timeout_s=answer_s)
+            snapshot = RouteAdvertisement(
+                revision=found.revision, previous=found.revision, full=True, changed=found.records
+            )
+            events.append(Event(row=subjects.ADVERTISEMENT, message=snapshot, id="snapshot", at=time.time()))
+        self._rebuilt, self._rebuilt_until = {event.id for event in events}, time.monotonic() + OVERLAP_S
+        return events
+
+    async def _recent(self, row: Subject, since: float, **tokens: str) -> list[tuple[Message, Envelope]]:
+        return [(item.message, item.envelope) for item in await recent(self._bus, row, since, **tokens)]
+
+    async def _jobs(self, events: list[Event]) -> list[Event]:
+        """The records of these events' jobs: what was decided of them may be older than the last minutes."""
+        bucket = self._bus.bucket(subjects.JOB_RECORD)
+        jobs = {job for event in events if (job := getattr(event.message, "job", None))}
+        found = []
+        for job in sorted(jobs):
+            try:
+                entry = await bucket.get(job=job)
+            except DmscError as error:
+                log.warning("job record not read", module=self._policy.name, job=job, reason=error.text)
+                break
+            if entry is not None:
+                found.append(
+                    Event(row=subjects.JOB_RECORD, message=entry.message, id=f"record {job}", at=time.time())
+                )
+        return found
+
+    def _is_ours(self, message: Message) -> bool:
+        return isinstance(message, PolicySuggestion) and message.version == self._policy.version
+
+    def _received(self, row: Subject) -> Callable[[Message, Envelope], Awaitable[None]]:
+        async def take(message: Message, envelope: Envelope) -> None:
+            self.put(Event(row=row, message=message, id=envelope.id, at=time.time()))
+
+        return take
+
+
+def _event(row: Subject, message: Message, envelope: Envelope) -> Event:
+    return Event(row=row, message=message, id=envelope.id, at=envelope.sent_at)

@@ -1,0 +1,137 @@
+"""Secrets out of a message's body, as its schema marks them (`schemas.marks`): each becomes `***`.
+
+Works on plain values, so that a body that does not fit its schema is redacted as well; where a part of it
+has another shape than the schema says, and the schema has secrets in there, the whole part is hidden.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, REFERS, SECRET
+
+HIDDEN = "***"
+"""Stands where a secret was."""
+
+Mask = Callable[[Any], Any]
+
+_secret_name = re.compile(
+    r"(^|[_\W])(token|passw(or)?d|passphrase|secret|credentials?|(api|access|private|secret)[_-]?key)$",
+    re.IGNORECASE,
+)
+_user_part = re.compile(r"(?<=://)[^/?#@]*@")
+_query_value = re.compile(r"(?<==)[^&#]+")
+
+
+def redact(cls: type[BaseModel], body: Any) -> Any:
+    """`body` of a message of type `cls` without its secrets; what has none is returned as it is."""
+    masks = masks_of(cls)
+    if not masks:
+        return body
+    if not isinstance(body, Mapping):
+        return _hide(body)
+    changed = {name: mask(body[name]) for name, mask in masks.items() if name in body}
+    return {**body, **changed}
+
+
+@cache
+def masks_of(cls: type[BaseModel]) -> dict[str, Mask]:
+    """What is done to which field of `cls`; empty where nothing in it can be secret, at any depth."""
+    return _masks(cls, ())
+
+
+def references(cls: type[BaseModel], message: BaseModel) -> list[str]:
+    """Ids of the envelopes that a message names as what it is about (`marks.REFERS`)."""
+    return [found for name in _referring(cls) if (found := getattr(message, name))]
+
+
+@cache
+def _referring(cls: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(name for name, field in cls.model_fields.items() if REFERS in field.metadata)
+
+
+def _masks(cls: type[BaseModel], outer: tuple[type[BaseModel], ...]) -> dict[str, Mask]:
+    """`outer`: the models that this one stands in; one may stand in itself."""
+    found = {}
+    for name, field in cls.model_fields.items():
+        mask = _mask_of(field.annotation, field.metadata, (*outer, cls))
+        if mask is not None:
+            found[name] = mask
+    return found
+
+
+def _mask_of(kind: Any, marks: Iterable[Any], outer: tuple[type[BaseModel], ...]) -> Mask | None:
+    for mark, its_mask in ((SECRET, _hide), (HOLDS_URL, _hide_in_url), (HOLDS_USER_VALUES, _hide_named)):
+        if mark in marks:
+            return its_mask
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _mask_of(args[0], args[1:], outer)
+    if origin in (Union, types.UnionType):
+        members = [mask for arg in args if (mask := _mask_of(arg, (), outer)) is not None]
+        return _all_of(members) if members else None
+    if isinstance(origin, type) and args:
+        inner = _mask_of(args[0 if args[-1] is Ellipsis else -1], (), outer)
+        if inner is None:
+            return None
+        return _each_value(inner) if issubclass(origin, Mapping) else _each(inner)
+    is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+    if is_model and (kind in outer or _masks(kind, outer)):
+        return lambda value: redact(kind, value)
+    return None
+
+
+def _all_of(masks: list[Mask]) -> Mask:
+    """Of a union: whichever member it is, its secrets are hidden. Plain values stay unless they are it."""
+
+    def mask(value: Any) -> Any:
+        for one in masks:
+            if isinstance(value, Mapping | list | tuple) or one in (_hide, _hide_in_url):
+                value = one(value)
+        return value
+
+    return mask
+
+
+def _each(mask: Mask) -> Mask:
+    return lambda value: [mask(one) for one in value] if isinstance(value, list | tuple) else _hide(value)
+
+
+def _each_value(mask: Mask) -> Mask:
+    return lambda value: (
+        {key: mask(one) for key, one in value.items()} if isinstance(value, Mapping) else _hide(value)
+    )
+
+
+def _hide(value: Any) -> Any:
+    """Nothing stays nothing: that there is no secret is none."""
+    if value is None:
+        return None
+    return HIDDEN.encode() if isinstance(value, bytes) else HIDDEN
+
+
+def _hide_in_url(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    address, question, query = value.partition("?")
+    return _user_part.sub(f"{HIDDEN}@", address) + question + _query_value.sub(HIDDEN, query)
+
+
+def _hide_named(value: Any) -> Any:
+    """In a map of a user's own: what its name calls a secret, at any depth; and credentials in URLs."""
+    if isinstance(value, Mapping):
+        return {
+            key: _hide(one)
+            if isinstance(one, str | bytes) and _secret_name.search(str(key))
+            else _hide_named(one)
+            for key, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_hide_named(one) for one in value]
+    return _user_part.sub(f"{HIDDEN}@", value) if isinstance(value, str) else value

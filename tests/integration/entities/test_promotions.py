@@ -1,0 +1,165 @@
+"""The orchestrator promotes, compares, rolls back; the next one goes on where it was (ADR-0021)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from entities.lease import LeaseConfig
+from entities.orchestrator import Orchestrator, OrchestratorConfig
+from entities.orchestrator.promotion import PromotionConfig
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Conflict, NotFound
+from schemas.policy import (
+    DirectModule,
+    ModuleLifecycle,
+    ModuleOp,
+    ModuleOrder,
+    ModuleState,
+    PolicyScore,
+    PolicySwitch,
+    PromoteModule,
+    RollBackModule,
+)
+from tests.integration.entities.conftest import READY_S, Dial, Start
+
+CONFIG = OrchestratorConfig(
+    lease=LeaseConfig(lease_s=0.6, look_s=0.1), promotion=PromotionConfig(min_scores=10, window=50)
+)
+ENTERED = {ModuleOp.ACTIVATE: ModuleState.ACTIVE, ModuleOp.SHADOW: ModuleState.SHADOW}
+
+
+class Version:
+    """One running version of the module `m`, as far as the orchestrator sees it."""
+
+    def __init__(self, bus: Bus, version: str, state: ModuleState) -> None:
+        self.bus = bus
+        self.version = version
+        self.state = state
+        self.orders: list[ModuleOp] = []
+        self.news = asyncio.Event()
+
+    async def start(self) -> None:
+        await self.bus.serve(subjects.MODULE_ORDER, self._obey, sid=self.bus.sender.name)
+        await self.tell()
+
+    async def tell(self) -> None:
+        await self.bus.command(subjects.MODULE_LIFECYCLE, self.lifecycle(), module="m")
+
+    def lifecycle(self) -> ModuleLifecycle:
+        return ModuleLifecycle(
+            module="m", version=self.version, state=self.state, sid=self.bus.sender.name,
+            incarnation=self.bus.sender.incarnation,
+        )  # fmt: skip
+
+    async def _obey(self, order: ModuleOrder, envelope: Envelope) -> ModuleLifecycle:
+        self.orders.append(order.op)
+        self.state = ENTERED[order.op]
+        self.news.set()
+        return self.lifecycle()
+
+    async def scores(self, value: float, number: int) -> None:
+        """As its host would tell them, of suggestions made now."""
+        for index in range(number):
+            now = time.time()
+            told = PolicyScore(
+                module="m", version=self.version, job="j", suggestion=f"{self.version}-{now}-{index}",
+                action="set_weights", at=now, step=1, shadow=self.state is ModuleState.SHADOW, confidence=0.9,
+                adopted=False, score=value, right=value > 0.5, reason="r",
+            )  # fmt: skip
+            await self.bus.publish(subjects.POLICY_SCORE, told, module="m")
+        await self.bus.barrier()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(READY_S):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+
+async def versions(dial: Dial) -> tuple[Version, Version]:
+    one = Version(await dial("m", EntityKind.FUNCTIONAL_MODULE), "1", ModuleState.ACTIVE)
+    two = Version(await dial("m-shadow-2", EntityKind.FUNCTIONAL_MODULE), "2", ModuleState.SHADOW)
+    await one.start()
+    await two.start()
+    return one, two
+
+
+async def orchestrator(dial: Dial, start: Start) -> asyncio.Task[None]:
+    return await start(Orchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR), CONFIG))
+
+
+async def ask(dial: Dial, row: Any, message: Any) -> Any:
+    bus = await dial("gateway-a", EntityKind.GATEWAY)
+    return await bus.command(row, message, deadline_s=READY_S)
+
+
+async def switches(dial: Dial) -> list[PolicySwitch]:
+    bus = await dial("reader")
+    items = [item async for item in bus.history(subjects.POLICY_SWITCH, module="m")]
+    return [item.message for item in items if isinstance(item.message, PolicySwitch)]
+
+
+PROMOTE = PromoteModule(module="m", version="2", user="ada")
+
+
+async def test_a_promoted_version_that_is_worse_gives_way_also_to_a_new_orchestrator(
+    dial: Dial, start: Start
+) -> None:
+    first = await orchestrator(dial, start)
+    one, two = await versions(dial)
+    switch = await ask(dial, subjects.PROMOTE_MODULE, PROMOTE)
+    assert (switch.version, switch.previous, switch.rollback, switch.by) == ("2", "1", False, "ada")
+    assert (one.state, two.state) == (ModuleState.SHADOW, ModuleState.ACTIVE)
+    again = await ask(dial, subjects.PROMOTE_MODULE, PROMOTE)
+    assert again == switch
+    await one.scores(0.8, 10)
+    await two.scores(0.2, 6)  # too few yet
+
+    first.cancel()
+    await asyncio.wait({first})
+    await orchestrator(dial, start)
+    for version in (one, two):
+        await version.tell()
+    assert (one.state, two.state) == (ModuleState.SHADOW, ModuleState.ACTIVE)
+    await two.scores(0.2, 6)  # with those of before, which the new one has read
+    await one.until(lambda: one.state is ModuleState.ACTIVE)
+    await two.until(lambda: two.state is ModuleState.SHADOW)
+    told = await switches(dial)
+    assert [(one.version, one.rollback, one.by) for one in told] == [
+        ("2", False, "ada"), ("1", True, "orchestrator"),
+    ]  # fmt: skip
+    assert told[1].reason == "2 gives way: its score is 0.20 (of 12), 1's 0.80 (of 10) on the same traffic"
+
+
+async def test_rolled_back_by_hand_and_corrected_when_it_says_otherwise(dial: Dial, start: Start) -> None:
+    await orchestrator(dial, start)
+    one, two = await versions(dial)
+    with pytest.raises(Conflict, match="nothing of m was promoted"):
+        await ask(dial, subjects.ROLL_BACK_MODULE, RollBackModule(module="m", user="ada"))
+    with pytest.raises(NotFound, match=r"m 3 does not run \(running versions: 1, 2\)"):
+        await ask(dial, subjects.PROMOTE_MODULE, PROMOTE.model_copy(update={"version": "3"}))
+    await ask(dial, subjects.PROMOTE_MODULE, PROMOTE)
+    one.state = ModuleState.ACTIVE  # it was started again, as it had been the first time
+    await one.tell()
+    await one.until(lambda: one.state is ModuleState.SHADOW)
+    back = await ask(dial, subjects.ROLL_BACK_MODULE, RollBackModule(module="m", user="ada", reason="odd"))
+    assert (back.version, back.previous, back.rollback, back.reason) == ("1", "2", True, "odd")
+    assert (one.state, two.state) == (ModuleState.ACTIVE, ModuleState.SHADOW)
+
+
+async def test_an_order_by_hand_ends_what_the_promotion_began(dial: Dial, start: Start) -> None:
+    await orchestrator(dial, start)
+    one, two = await versions(dial)
+    await ask(dial, subjects.PROMOTE_MODULE, PROMOTE)
+    order = DirectModule(module="m", version="1", op=ModuleOp.ACTIVATE, user="ada")
+    await ask(dial, subjects.DIRECT_MODULE, order)
+    assert one.state is two.state is ModuleState.ACTIVE
+    with pytest.raises(Conflict, match="nothing of m was promoted"):
+        await ask(dial, subjects.ROLL_BACK_MODULE, RollBackModule(module="m", user="ada"))

@@ -1,0 +1,108 @@
+"""A module's life in a running mesh (draft §4.2): ordered about, killed, asked, drained; training goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import NotFound
+from schemas.job import JobState
+from schemas.module_status import ModuleStatus
+from schemas.observation import Observation
+from tests.integration.dmsc.command_line import dmsc, running, wait_for
+from tests.integration.mesh.conftest import Mesh
+from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
+
+POLICY = """
+from dmsc import Policy
+
+class Watcher(Policy):
+    name = "watcher"
+    version = "3"
+    every_s = 0.1
+
+    def on_observation(self, observation, at): ...
+
+    def decide(self, view, now):
+        told = f"{len(view.stages)} stages, {len(view.observed)} observations, graph {view.graph is not None}"
+        return self.note(view, told)
+"""
+
+
+@pytest.mark.timeout(150)
+def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    (tmp_path / "watcher.py").write_text(POLICY)
+    command = ("policy", "run", "--shadow", "watcher.py", "--state", str(mesh.state))
+    gate = tmp_path / "gate"
+    spec = user_job(
+        "held",
+        words(tmp_path),
+        model={"args": {"gate": str(gate)}},
+        training={"steps": HELD_STEPS},
+        parallel={"stages": 2, "replicas": 1, "segmentation": "uniform"},
+    )
+    client = mesh.client
+
+    def status() -> ModuleStatus | None:
+        return next((one for one in client.policies() if one.module == "watcher"), None)
+
+    def fits(state: str, crashes: int) -> bool:
+        now = status()
+        return now is not None and (now.state, now.crashes) == (state, crashes)
+
+    job = hold(client, spec, gate)
+    with running(*command, cwd=tmp_path) as first:
+        first.until("module ready")
+        assert client.order_policy("watcher", "activate", reason="a test").state == "active"
+        assert client.order_policy("watcher", "disable", jobs=["another"]).without == ("another",)
+        client.observe(Observation(source="test", what="weather", job=job))
+        wait_for(lambda: "1 observations" in asked(mesh, job), 30)
+        before = asked(mesh, job)
+        first.process.kill()
+        first.wait()
+    with running(*command, cwd=tmp_path) as second:
+        second.until("module ready")
+        wait_for(lambda: fits("active", 1), 30, lambda: str(status()))
+        now = status()
+        assert now is not None
+        assert (now.without, now.strikes) == (("another",), 1)
+        assert asked(mesh, job) == before == "2 stages, 1 observations, graph True"
+        arguments = ("--state", str(mesh.state), "--json")
+        listed = json.loads(dmsc("policy", "list", *arguments, cwd=tmp_path).stdout)
+        assert {"name": "service-time-weights", "state": "not running"} in listed
+        told = json.loads(dmsc("policy", "ask", "watcher", job, *arguments, cwd=tmp_path).stdout)
+        assert told["suggestions"][0]["scope"] == "job"
+        left = dmsc("policy", "order", "watcher", "drain", "--state", str(mesh.state), cwd=tmp_path)
+        assert left.stdout == "watcher 3: draining, all jobs but another\n"
+        assert second.wait() == 0
+    with pytest.raises(NotFound, match="no module watcher is active"):
+        client.ask_policy("watcher", job)
+    assert status() is None
+    gate.unlink()
+    record = client.wait(job, timeout_s=60)
+    assert record.state is JobState.DONE, record.reason
+    assert record.recoveries == 0
+
+
+def asked(mesh: Mesh, job: str) -> str:
+    """What the module says of the job now."""
+    answer = mesh.client.ask_policy("watcher", job)
+    return answer.suggestions[0].reason if answer.suggestions else ""
+
+
+def test_what_may_not_be_is_one_line(mesh: Mesh, tmp_path: Path) -> None:
+    arguments = ("--state", str(mesh.state))
+    for command, said in (
+        (
+            ("policy", "enable", "nobody", "--job", "j"),
+            "no module nobody runs: `dmsc policy list` shows which do",
+        ),
+        (("policy", "order", "nobody", "dance"), "dance: activate, shadow or drain"),
+        (("policy", "ask", "nobody", "j", "--inputs", "none.json"), "none.json: No such file or directory"),
+    ):
+        done = dmsc(*command, *arguments, cwd=tmp_path)
+        assert done.stderr == f"dmsc: {said}\n"

@@ -1,0 +1,91 @@
+"""A run's record as a mesh would have left it: one stage of two instances, one of which becomes slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from bus import codec, subjects
+from bus.run_file import RunHeader, write_run
+from bus.run_record import Frame
+from bus.subjects import Subject
+from schemas.base import Message
+from schemas.envelope import EntityKind, Sender
+from schemas.job import JobEvent, JobState, StepResult
+from schemas.policy import PolicyDecision, PolicySuggestion, SetWeights
+from tests.unit.policies.builders import advertisement, record, sample
+
+JOB = "j"
+SIDS = ("j-s0-r0", "j-s0-r1")
+BEGAN = 1_790_000_000.0
+
+_sender = codec.sender_map(Sender(name="someone", kind=EntityKind.INSTANCE, incarnation="i1"))
+
+
+def frame(row: Subject, at: float, message: Message, id: str, **tokens: str) -> Frame:
+    """`at`: seconds after `BEGAN`."""
+    data = codec.encode(message, _sender, id)
+    return Frame(row, round((BEGAN + at) * 1_000_000_000), row(**tokens), data)
+
+
+def event(at: float, state: JobState | None = None, step: int | None = None) -> Frame:
+    result = None
+    if step is not None:
+        result = StepResult(
+            step=step, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=64, step_s=1.0,
+            tokens_per_s=64.0, shares=dict.fromkeys(SIDS, 4),
+        )  # fmt: skip
+    told = JobEvent(
+        job=JOB, kind="step" if result else "state", at=BEGAN + at, state=state, total_steps=60, result=result
+    )
+    return frame(subjects.JOB_EVENT, at, told, f"e{at}", job=JOB)
+
+
+def frames(seconds: int = 60, *, slow_from: int = 20) -> list[Frame]:
+    """The whole run. From `slow_from` on the second instance takes three times as long."""
+    found = [
+        frame(subjects.ADVERTISEMENT, 0.0, advertisement(*map(record, SIDS), full=True), "a0"),
+        event(0.1, JobState.RUNNING),
+    ]
+    for second in range(1, seconds):
+        for index, sid in enumerate(SIDS):
+            service_ms = 30.0 if index and second >= slow_from else 10.0
+            told = sample(sid, step=second, service_ms=service_ms)
+            found.append(
+                frame(
+                    subjects.INSTANCE_SAMPLE,
+                    second + 0.1 * index,
+                    told,
+                    f"s{second}-{index}",
+                    job=JOB,
+                    sid=sid,
+                )
+            )
+        found.append(event(second + 0.5, step=second))
+    said = PolicySuggestion(
+        module="equaliser", version="7", job=JOB, confidence=0.6, reason="always", input_revision=24,
+        action=SetWeights(stage=0, weights=dict.fromkeys(SIDS, 1.0)), valid_s=20.0,
+    )  # fmt: skip
+    decided = PolicyDecision(
+        module="equaliser",
+        version="7",
+        job=JOB,
+        suggestion="p1",
+        adopted=False,
+        reason="would change nothing",
+    )  # fmt: skip
+    found.append(frame(subjects.SUGGESTION, 24.7, said, "p1", module="equaliser"))
+    found.append(frame(subjects.POLICY_DECISION, 24.71, decided, "d1", module="equaliser"))
+    found.append(event(float(seconds), JobState.DONE))
+    return sorted(found, key=lambda one: one.at_ns)
+
+
+def write(path: Path, content: Iterable[Frame] | None = None) -> RunHeader:
+    """The run's file."""
+
+    async def each() -> AsyncIterator[Frame]:
+        for one in frames() if content is None else content:
+            yield one
+
+    return asyncio.run(write_run(path, each(), job=JOB, name="uneven", steps=60, ended=True))
