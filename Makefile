@@ -13,6 +13,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 VENV := .venv/bin
 JOB ?= examples/stdlib-gpt.yaml
 ARGS ?=
+DATA ?= ../shared/data
 
 .PHONY: help
 help: ## this list
@@ -99,6 +100,10 @@ bench-routing: setup ## routing by load on unequal and changing devices, beside 
 .PHONY: bench-rebalancing
 bench-rebalancing: setup ## an instance that changes its stage: throughput before and after, beside bound and forecast
 	@$(VENV)/python benchmarks/rebalancing.py $(ARGS)
+
+.PHONY: bench-policies
+bench-policies: setup ## the built-in policies' models on recorded data (DATA=folder), beside their baselines and bars
+	@$(VENV)/python -m benchmarks.built_in_policies --data "$(DATA)" $(ARGS)
 
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service
