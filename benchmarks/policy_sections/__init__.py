@@ -7,5 +7,7 @@ table. It is imported only when it runs, so that what it needs besides numpy con
 
 from __future__ import annotations
 
-SECTIONS: dict[str, str] = {}
+SECTIONS: dict[str, str] = {
+    "congestion": "benchmarks.policy_sections.congestion",
+}
 """Name → module, in the order in which they run."""

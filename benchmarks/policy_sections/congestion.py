@@ -1,0 +1,126 @@
+"""Hot links and forecasts of their load on GEANT's matrices; the test that declines Facebook's pods.
+
+Loads are demands sent over each pair's first (shortest) tunnel, over capacity. A link is hot when it is above
+the 90 % quantile of its own training part. The forecast is bottom-up: each demand is forecast, and the sums
+over the links are taken (G. Athanasopoulos et al., Hierarchical forecasts, Int. J. Forecasting 25, 2009).
+MASE is the mean absolute error over that of the last value, both on the held-out part, all links together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from benchmarks.policy_data.te import Floats, Network, load_matrices, load_network
+from benchmarks.policy_sections.scores import auroc, brier, calibration_error, error_ratio
+from benchmarks.policy_sections.sheet import Bench
+from policies.conformal import Conformal
+from policies.forecasting import ForecastConfig, Trend, fit
+from policies.serial_correlation import serial_correlation
+
+TRAINED = 0.7
+DAY = 96
+"""Matrices; one every 15 minutes."""
+HOT = 0.9
+AR_LAGS, AR_RIDGE = 12, 10.0
+BARS = {1: (0.955, 0.95), 5: (0.90, 0.93)}
+"""Steps ahead → AUROC, MASE."""
+
+
+def run(bench: Bench) -> None:
+    folder = bench.data / "te" / "figret"
+    network = load_network(folder / "GEANT")
+    demands = load_matrices(folder / "GEANT" / "tms_0-399" / "7.hist", network.nodes)
+    cut = round(TRAINED * len(demands))
+    loads = demands @ network.incidence().T / network.capacity
+    bench.say(
+        f"GEANT: {len(demands)} matrices, {len(network.links)} links; trained on the first {cut}, scored on the rest"
+    )
+    for name in ("Facebook_pod_a", "Facebook_pod_b"):
+        pod = load_network(folder / name)
+        matrices = load_matrices(folder / name / "train" / "1.hist", pod.nodes)
+        bench.say(f"{name}: {serial_correlation(matrices)}")
+        found = serial_correlation(matrices)
+        bench.at_most(f"{name} taken for forecastable", float(found.forecastable), 0)
+    found = serial_correlation(loads[:cut])
+    bench.say(f"GEANT: {found}")
+    bench.at_least("GEANT taken for forecastable", float(found.forecastable), 1)
+    for horizon in BARS:
+        _horizon(bench, network, demands, loads, cut, horizon)
+
+
+def _horizon(bench: Bench, network: Network, demands: Floats, loads: Floats, cut: int, horizon: int) -> None:
+    config = ForecastConfig(horizon=horizon, season=DAY)
+    live = demands[:cut].std(axis=0) > 0
+    routed = network.incidence()[:, live]
+    model = fit(demands[:cut, live], config)
+    rows = np.arange(cut, len(demands) - horizon)
+    forecast = _links(model, demands[:, live], rows, routed) / network.capacity
+    truth, last = loads[rows + horizon], loads[rows]
+    conformal = _calibrated(demands[:cut, live], loads[:cut], config, routed, network.capacity)
+    threshold = np.quantile(loads[:cut], HOT, axis=0)
+    hot = truth > threshold
+    chance = conformal.above(np.sqrt(forecast), np.sqrt(threshold))
+    ratio = np.divide(last, threshold, out=np.zeros_like(last), where=threshold > 0)
+    least, most = BARS[horizon]
+    label = f"{horizon} step{'s' if horizon > 1 else ''}"
+    bench.at_least(f"{label}: AUROC of a hot link", auroc(chance, hot), least, last_value=auroc(ratio, hot))
+    own = fit(loads[:cut], config)
+    bench.at_most(
+        f"{label}: MASE", error_ratio(forecast, last, truth), most,
+        AR_12=error_ratio(autoregression(loads, cut, horizon)[rows], last, truth),
+        links_alone=error_ratio(_links(own, loads, rows, np.eye(loads.shape[1])), last, truth),
+    )  # fmt: skip
+    for coverage in (0.8, 0.95):
+        low, high = conformal.interval(np.sqrt(forecast), coverage)
+        inside = (truth >= np.maximum(low, 0) ** 2) & (truth <= high**2)
+        bench.told(f"{label}: within the {coverage:.0%} interval", float(inside.mean()))
+    often = float((loads[:cut] > threshold).mean())
+    bench.told(
+        f"{label}: Brier score of a hot link", brier(chance, hot),
+        always_the_same=brier(np.full(hot.shape, often), hot), last_value=brier((last > threshold).astype(float), hot),
+    )  # fmt: skip
+    bench.told(f"{label}: calibration error", calibration_error(chance, hot))
+    recent = demands[: cut + 1, live]
+    bench.latency(f"{label}: inference, {recent.shape[1]} series", lambda: model.predict(recent))
+
+
+def _links(model: Trend, series: Floats, rows: np.ndarray, routed: Floats) -> Floats:
+    """Forecasts of the links from each of `rows`, which see nothing of what comes later."""
+    found = [model.predict(series[: row + 1]) for row in rows]
+    return np.stack(found) @ routed.T
+
+
+def _calibrated(
+    demands: Floats, loads: Floats, config: ForecastConfig, routed: Floats, capacity: Floats
+) -> Conformal:
+    """Residuals of links on the last quarter of the training part, by a model of what came before it."""
+    first = round(0.75 * len(demands))
+    model = fit(demands[:first], replace(config, calibration=0.1))
+    rows = np.arange(first, len(demands) - config.horizon)
+    forecast = _links(model, demands, rows, routed) / capacity
+    return Conformal.of(np.sqrt(loads[rows + config.horizon]) - np.sqrt(forecast))
+
+
+def autoregression(loads: Floats, cut: int, horizon: int) -> Floats:
+    """The baseline: AR(12) of each link's standardised changes, fitted to the training part, direct.
+
+    Returns:
+        `(times, links)`: at `t` the forecast for `t + horizon`; NaN where there is not enough past.
+    """
+    mean, deviation = loads[:cut].mean(axis=0), loads[:cut].std(axis=0)
+    deviation = np.where(deviation > 0, deviation, 1.0)
+    level = (loads - mean) / deviation
+    change = np.diff(level, axis=0, prepend=level[:1])
+    out = np.full_like(level, np.nan)
+    penalty = AR_RIDGE * np.eye(AR_LAGS + 1)
+    penalty[-1, -1] = 1e-9
+    rows = np.arange(AR_LAGS - 1, len(loads) - horizon)
+    trained = rows[rows < cut - horizon]
+    for link in range(loads.shape[1]):
+        past = np.stack([change[rows - lag, link] for lag in range(AR_LAGS)] + [np.ones(len(rows))], axis=1)
+        seen = past[: len(trained)]
+        wanted = level[trained + horizon, link] - level[trained, link]
+        out[rows, link] = level[rows, link] + past @ np.linalg.solve(seen.T @ seen + penalty, seen.T @ wanted)
+    return out * deviation + mean
