@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 from policies.conformal import Conformal
 from policies.features import Floats
 
+Indices = NDArray[np.int64]
+
 LAGS = 6
 SMOOTHING = (0.6, 0.4, 0.3, 0.2, 0.1, 0.03)
-"""Of the moving averages; 0.3 and 0.2 are used by name below."""
+"""Parts that the newest value has in the moving averages."""
 CLIP = 8.0
 """Features are drawn in to so many usual steps: one wild sample is no reason for a wild forecast."""
 ROUNDS, LEAST = 8, 0.1
@@ -87,7 +89,7 @@ class Trend:
         recent = np.sqrt(history[-self.config.reach :]) / self.scale
         return self.levels(recent, np.array([len(recent) - 1]))[0]
 
-    def levels(self, scaled: Floats, rows: NDArray[np.int64]) -> Floats:
+    def levels(self, scaled: Floats, rows: Indices) -> Floats:
         """Forecasts from several moments of a scaled history, shape `(rows, series)`."""
         found = features(scaled, rows, self.config, self.correlation) @ self.coefficients
         return np.maximum(scaled[rows] + found, 0.0)
@@ -163,45 +165,48 @@ def _least_absolute(examples: Floats, wanted: Floats, worth: Floats, ridge: floa
     return coefficients
 
 
-def features(scaled: Floats, rows: NDArray[np.int64], config: ForecastConfig, correlation: Floats) -> Floats:
+def features(scaled: Floats, rows: Indices, config: ForecastConfig, correlation: Floats) -> Floats:
     """What is known at `rows` of `scaled`, shape `(rows, series, features)`."""
-    smooth = _smoothed(scaled)
-    slow, quick = smooth[SMOOTHING.index(0.2)], smooth[SMOOTHING.index(0.3)]
+    smooth = _smoothed(scaled, rows, SMOOTHING)
     common = scaled.mean(axis=1, keepdims=True)
-    common_smooth = _smoothed(common)
-    away = scaled[rows] - quick[rows]
+    away = scaled[rows] - smooth[SMOOTHING.index(0.3)]
     changes = [scaled[rows - lag] - scaled[rows - lag - 1] for lag in range(LAGS)]
     own = [
         *changes,
-        *(scaled[rows] - average[rows] for average in smooth),
-        *(each * correlation for each in (changes[0], changes[1], away, scaled[rows] - smooth[4][rows])),
+        *(scaled[rows] - average for average in smooth),
+        *(each * correlation for each in (changes[0], changes[1], away, scaled[rows] - smooth[4])),
         np.clip(away, -1, 1), np.maximum(away - 2, 0), np.minimum(away + 2, 0),
     ]  # fmt: skip
     together = [
         *(common[rows - lag] - common[rows - lag - 1] for lag in range(3)),
-        common[rows] - common_smooth[SMOOTHING.index(0.2)][rows],
+        common[rows] - _smoothed(common, rows, (0.2,))[0],
     ]
     if config.season:
         then, ahead = rows - config.season, rows - config.season + config.horizon
-        around = scaled.copy()
-        around[1:-1] = (scaled[:-2] + scaled[1:-1] + scaled[2:]) / 3
         own += [
-            scaled[ahead] - scaled[then], around[ahead] - around[then],
-            scaled[rows] - scaled[then], slow[rows] - slow[then],
+            scaled[ahead] - scaled[then], _around(scaled, ahead) - _around(scaled, then),
+            scaled[rows] - scaled[then],
+            smooth[SMOOTHING.index(0.2)] - _smoothed(scaled, then, (0.2,))[0],
         ]  # fmt: skip
-        lately = common_smooth[SMOOTHING.index(0.6)]
-        together.append(lately[ahead] - lately[then])
+        together.append(_smoothed(common, ahead, (0.6,))[0] - _smoothed(common, then, (0.6,))[0])
     shape = (len(rows), scaled.shape[1])
     columns = [*own, *(np.broadcast_to(each, shape) for each in together), np.ones(shape)]
     return np.clip(np.stack(columns, axis=-1), -CLIP, CLIP)
 
 
-def _smoothed(values: Floats) -> Floats:
-    """Exponential moving averages, one per `SMOOTHING`, shape `(smoothing, times, series)`."""
-    part = np.array(SMOOTHING)[:, None]
-    out = np.empty((len(SMOOTHING), *values.shape))
-    state = np.repeat(values[:1], len(SMOOTHING), axis=0)
-    for time in range(len(values)):
-        state = state + part * (values[time] - state)
-        out[:, time] = state
-    return out
+def _around(values: Floats, rows: Indices) -> Floats:
+    """Means of three, `(rows, series)`. A row later than the season ago is in the past all the same."""
+    return (values[rows - 1] + values[rows] + values[rows + 1]) / 3
+
+
+def _smoothed(values: Floats, rows: Indices, parts: tuple[float, ...]) -> Floats:
+    """Exponential moving averages at `rows`, one per part, shape `(parts, rows, series)`.
+
+    By one product with `(parts, rows, times)` weights: fast for the single row of a forecast, and fine for fits
+    to hundreds of samples.
+    """
+    age = rows[:, None] - np.arange(len(values))
+    part = np.array(parts)[:, None, None]
+    weights = np.where(age >= 0, part * (1 - part) ** np.maximum(age, 0), 0.0)
+    weights[:, :, 0] = (1 - part[:, :, 0]) ** rows  # the first value is where the average starts
+    return weights @ values
