@@ -9,5 +9,6 @@ from __future__ import annotations
 
 SECTIONS: dict[str, str] = {
     "congestion": "benchmarks.policy_sections.congestion",
+    "faults": "benchmarks.policy_sections.faults",
 }
 """Name → module, in the order in which they run."""
