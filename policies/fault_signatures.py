@@ -26,6 +26,8 @@ RECENT = 2
 """Samples that belong to the present, not to the usual."""
 BUSY = 100.0
 """Packets per second below which a port's silence says nothing."""
+SILENT = 0.3
+"""Of the usual rate; less is silence. The first sample after a fault covers some time before it."""
 FLAPPING_SAMPLES, FLAPPING = 60, 2
 """A port with so many changes of carrier in so many samples before is flapping."""
 SHIFTED_PART, SHIFTED_PORTS = 0.25, 4
@@ -72,7 +74,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signatures:
-    """What each port shows now. All `(ports,)`; `shift` is `(ports, 2)` with its sign, in usual deviations."""
+    """What each port shows now. All `(ports,)`; `shift` is `(ports, 2)`, signed, in usual deviations."""
 
     shift: Floats
     usual: Floats
@@ -94,6 +96,11 @@ class Signatures:
         """An idle port whose carrier came, or whose traffic did."""
         came = self.changed | (self.now > 10 * BUSY)
         return (self.usual < BUSY) & came & ~self.flapping
+
+    @property
+    def suspect(self) -> NDArray[np.bool_]:
+        """Ports that a fault of their own could be about: silent or woken, and not flapping."""
+        return ((self.left <= SILENT) | self.woken) & ~self.flapping
 
     def table(self) -> Floats:
         """Features of the port model, `(ports, 6)`."""
@@ -131,8 +138,8 @@ class FaultModel:
         """What is at fault now, the surest first."""
         seen = signatures(window)
         chance = self.port.probability(seen.table())
-        at = int(np.argmax(chance))
-        if chance[at] >= 0.5:
+        at = int(np.argmax(np.where(seen.suspect, chance, -1.0)))
+        if seen.suspect[at] and chance[at] >= 0.5:
             fault = _port_fault(seen, at)
             reason = f"{seen.left[at]:.0%} of its {seen.usual[at]:.0f} packets/s left"
             if seen.changed[at]:

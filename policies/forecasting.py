@@ -202,8 +202,8 @@ def _around(values: Floats, rows: Indices) -> Floats:
 def _smoothed(values: Floats, rows: Indices, parts: tuple[float, ...]) -> Floats:
     """Exponential moving averages at `rows`, shape `(parts, rows, series)`.
 
-    By one product with `(parts, rows, times)` weights: fast for the single row of a forecast, and fine for fits
-    to hundreds of samples.
+    By one product with `(parts, rows, times)` weights: fast for the single row of a forecast, and fine for
+    fits to hundreds of samples.
     """
     age = rows[:, None] - np.arange(len(values))
     part = np.array(parts)[:, None, None]

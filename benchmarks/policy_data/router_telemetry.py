@@ -46,6 +46,7 @@ class Experiment:
         packets: `(times, ports, 2)`, received and sent per second.
         carrier: `(times, ports)`, carrier transitions since the moment before.
         samples: `(times, ports)`, how many samples of the port there were until then.
+        sampled: `(times, ports)`, when the last of them was taken.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Experiment:
     packets: Floats
     carrier: Floats
     samples: NDArray[np.int64]
+    sampled: Floats
 
 
 def load_links(path: Path) -> dict[Port, Port]:
@@ -115,16 +117,17 @@ def load_experiment(folder: Path, name: str) -> Experiment:
     packets = np.zeros((len(times), len(tables), 2))
     carrier = np.zeros((len(times), len(tables)))
     samples = np.zeros((len(times), len(tables)), dtype=np.int64)
+    sampled = np.zeros((len(times), len(tables)))
     for at, table in enumerate(tables.values()):
         passed = np.maximum(np.diff(table[:, 0]), 1e-3)
         rates = np.maximum(np.diff(table[:, 2:], axis=0), 0.0) / passed[:, None]  # a counter that restarts
         last = np.clip(np.searchsorted(table[:, 0], times, side="right") - 1, 1, len(table) - 1)
         packets[:, at] = rates[last - 1]
         carrier[:, at] = np.diff(table[last, 1], prepend=table[last[0], 1])
-        samples[:, at] = last + 1
+        samples[:, at], sampled[:, at] = last + 1, table[last, 0]
     return Experiment(
         name=name, ports=tuple(tables), events=events, times=times, packets=packets, carrier=carrier,
-        samples=samples,
+        samples=samples, sampled=sampled,
     )  # fmt: skip
 
 

@@ -10,5 +10,6 @@ from __future__ import annotations
 SECTIONS: dict[str, str] = {
     "congestion": "benchmarks.policy_sections.congestion",
     "faults": "benchmarks.policy_sections.faults",
+    "health": "benchmarks.policy_sections.health",
 }
 """Name → module, in the order in which they run."""
