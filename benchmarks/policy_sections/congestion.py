@@ -49,7 +49,7 @@ def run(bench: Bench) -> None:
         pod = load_network(folder / name)
         matrices = load_matrices(folder / name / "train" / "1.hist", pod.nodes)
         found = serial_correlation(matrices)
-        bench.say(f"{name}: {found}")
+        bench.say(f"{name}: {len(matrices)} matrices, {found}")
         bench.at_most(f"{name} taken for forecastable", float(found.forecastable), 0)
     found = serial_correlation(loads[:cut])
     bench.say(f"GEANT: {found}")
