@@ -60,6 +60,9 @@ def main() -> None:
         "--only", type=chosen, default=",".join(SECTIONS), metavar="NAMES", help="sections, with commas"
     )
     parser.add_argument("--seed", type=int, default=0, help="of whatever is drawn")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="FOLDER", help="for PNGs of what there is to draw (needs matplotlib)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-policies.json"), metavar="FILE")
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
@@ -67,7 +70,8 @@ def main() -> None:
             f"{arguments.data}: no such folder; --data names the one that has te/, telemetry/, failures/"
         )
     sheet = Sheet(arguments.out)
-    ended = measure(arguments.only, Bench(data=arguments.data, seed=arguments.seed, sheet=sheet))
+    bench = Bench(data=arguments.data, seed=arguments.seed, sheet=sheet, pictures=arguments.pictures)
+    ended = measure(arguments.only, bench)
     missed = sum(row.kept is False for row in sheet.rows)
     print(f"{missed} of {len(sheet.rows)} missed; written to {arguments.out}", file=sys.stderr)
     sys.exit(0 if ended else 1)

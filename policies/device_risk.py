@@ -41,7 +41,8 @@ def history(times_days: Sequence[float], now_day: float) -> Floats:
     """Logarithms of 1 + the counts that fade, one per half-life, and of 1 + the days since the last sign."""
     age = np.maximum(now_day - np.array(times_days, dtype=float), 0.0)
     faded = [float(np.exp2(-age / half).sum()) for half in HALF_LIVES_DAYS]
-    return np.log1p(np.array([*faded, float(age.min())]))
+    logarithms: Floats = np.log1p(np.array([*faded, float(age.min())]))
+    return logarithms
 
 
 def risk(times_days: Sequence[float], now_day: float) -> float:

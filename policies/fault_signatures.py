@@ -122,7 +122,7 @@ def signatures(window: Window) -> Signatures:
         shift=(root[-1] - middle) / spread,
         usual=(middle**2).sum(axis=1),
         now=window.packets[-1].sum(axis=1),
-        changed=(window.carrier[-RECENT:] > 0).any(axis=0),
+        changed=np.asarray((window.carrier[-RECENT:] > 0).any(axis=0)),
         flapping=changes.sum(axis=0) >= FLAPPING,
     )
 

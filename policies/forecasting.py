@@ -87,7 +87,8 @@ class Trend:
     def level(self, history: Floats) -> Floats:
         """The same in the model's own unit, to which `value`, `interval` and `above` belong."""
         recent = np.sqrt(history[-self.config.reach :]) / self.scale
-        return self.levels(recent, np.array([len(recent) - 1]))[0]
+        level: Floats = self.levels(recent, np.array([len(recent) - 1]))[0]
+        return level
 
     def levels(self, scaled: Floats, rows: Indices) -> Floats:
         """Forecasts from several moments of a scaled history, shape `(rows, series)`."""
@@ -95,7 +96,8 @@ class Trend:
         return np.maximum(scaled[rows] + found, 0.0)
 
     def value(self, level: Floats) -> Floats:
-        return (level * self.scale) ** 2
+        value: Floats = (level * self.scale) ** 2
+        return value
 
     def interval(self, level: Floats, coverage: float) -> tuple[Floats, Floats]:
         """Both ends in the original unit."""
@@ -157,10 +159,12 @@ def _least_absolute(examples: Floats, wanted: Floats, worth: Floats, ridge: floa
     """Coefficients of the weighted least absolute error, by reweighted least squares."""
     weights = worth
     penalty = ridge * np.eye(examples.shape[1])
-    coefficients = np.zeros(examples.shape[1])
+    coefficients: Floats = np.zeros(examples.shape[1])
     for _ in range(ROUNDS):
         weighted = examples * weights[:, None]
-        coefficients = np.linalg.solve(weighted.T @ examples + penalty, weighted.T @ wanted)
+        coefficients = np.asarray(
+            np.linalg.solve(weighted.T @ examples + penalty, weighted.T @ wanted), dtype=np.float64
+        )
         weights = worth / np.maximum(np.abs(wanted - examples @ coefficients), LEAST)
     return coefficients
 
@@ -191,7 +195,8 @@ def features(scaled: Floats, rows: Indices, config: ForecastConfig, correlation:
         together.append(_smoothed(common, ahead, (0.6,))[0] - _smoothed(common, then, (0.6,))[0])
     shape = (len(rows), scaled.shape[1])
     columns = [*own, *(np.broadcast_to(each, shape) for each in together), np.ones(shape)]
-    return np.clip(np.stack(columns, axis=-1), -CLIP, CLIP)
+    table: Floats = np.clip(np.stack(columns, axis=-1), -CLIP, CLIP)
+    return table
 
 
 def _around(values: Floats, rows: Indices) -> Floats:

@@ -11,6 +11,8 @@ together.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -84,6 +86,8 @@ def _horizon(bench: Bench, network: Network, demands: Floats, loads: Floats, cut
         f"{label}: MASE of links in hindsight", error_ratio(hindsight.value(known), last, truth),
         note="the same model fitted to the held-out part itself",
     )  # fmt: skip
+    if bench.pictures is not None:
+        _draw(bench.pictures, loads, rows, forecast, conformal, horizon)
     for coverage in (0.8, 0.95):
         low, high = conformal.interval(np.sqrt(forecast), coverage)
         inside = (truth >= np.maximum(low, 0) ** 2) & (truth <= high**2)
@@ -97,6 +101,27 @@ def _horizon(bench: Bench, network: Network, demands: Floats, loads: Floats, cut
     live = demands[:cut].std(axis=0) > 0
     model, recent = fit(demands[:cut, live], config), demands[:cut, live]
     bench.latency(f"{label}: inference, {recent.shape[1]} series", lambda: model.predict(recent))
+
+
+def _draw(
+    folder: Path, loads: Floats, rows: Indices, forecast: Floats, conformal: Conformal, horizon: int
+) -> None:
+    """The busiest links of the held-out part, with 80 % intervals, as `forecast-HORIZON.png`."""
+    from dmsc.plots import save
+    from dmsc.plots.forecast import PANELS, Course, draw_forecasts
+
+    low, high = conformal.interval(np.sqrt(forecast), 0.8)
+    courses = {}
+    for link in np.argsort(-loads[rows].mean(axis=0))[:PANELS]:
+        courses[f"link {link}"] = Course(
+            at=(rows / 4).tolist(), value=loads[rows, link].tolist(),
+            forecast_at=((rows + horizon) / 4).tolist(), expected=forecast[:, link].tolist(),
+            low=(np.maximum(low[:, link], 0) ** 2).tolist(), high=(high[:, link] ** 2).tolist(),
+        )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    title = f"GEANT, held-out part, {horizon} step{'s' if horizon > 1 else ''} ahead"
+    figure = draw_forecasts(title, courses, unit="utilisation", coverage="80 %", x_unit="hours")
+    save(figure, folder / f"forecast-{horizon}.png")
 
 
 def _rolling(
@@ -146,4 +171,5 @@ def autoregression(loads: Floats, cut: int, horizon: int) -> Floats:
         seen = past[: len(trained)]
         wanted = level[trained + horizon, link] - level[trained, link]
         out[rows, link] = level[rows, link] + past @ np.linalg.solve(seen.T @ seen + penalty, seen.T @ wanted)
-    return out * deviation + mean
+    forecast: Floats = out * deviation + mean
+    return forecast

@@ -81,10 +81,12 @@ class Bench:
     Attributes:
         data: the folder with te/, topo/, telemetry/, failures/, …
         seed: of whatever the section draws.
+        pictures: the folder for PNGs; None: draw none.
     """
 
-    def __init__(self, *, data: Path, seed: int, sheet: Sheet) -> None:
+    def __init__(self, *, data: Path, seed: int, sheet: Sheet, pictures: Path | None = None) -> None:
         self.data = data
+        self.pictures = pictures
         self.seed = seed
         self._sheet = sheet
         self._section = ""
