@@ -10,7 +10,7 @@ What a device says outright needs no model: `alarm`.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
@@ -21,6 +21,7 @@ import numpy as np
 from policies.features import Floats
 from policies.kit import Policy, Suggestions
 from policies.view import JobView
+from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import APPLICATION_XIDS, DeviceSample, InstanceSample
 
@@ -137,33 +138,38 @@ class DeviceRisk(Policy):
     valid_s: ClassVar[float] = 120.0
 
     def __init__(self) -> None:
-        self._readings: dict[tuple[str, str], deque[Reading]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._readings: dict[str, dict[str, tuple[str, deque[Reading]]]] = {}
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
-        if sample.device is not None:
-            self._readings[sample.job, sample.sid].append(Reading(at=at, sample=sample.device))
+        if sample.device is None:
+            return
+        known = self._readings.setdefault(sample.job, {})
+        if sample.sid not in known or known[sample.sid][0] != sample.incarnation:  # perhaps another device
+            known[sample.sid] = sample.incarnation, deque(maxlen=KEPT)
+        known[sample.sid][1].append(Reading(at=at, sample=sample.device))
+
+    def on_job_event(self, event: JobEvent, at: float) -> None:
+        if event.state in ENDED:
+            self._readings.pop(event.job, None)
 
     def decide(self, view: JobView, now: float) -> Suggestions:
         said: list[PolicySuggestion] = []
         doubtful: list[tuple[float, str]] = []
-        said_of = {
-            sid: alarm(list(self._readings[view.job, sid]), now)
-            for sid in view.instances if (view.job, sid) in self._readings
-        }  # fmt: skip
-        for sid, text in sorted(said_of.items()):
-            readings = list(self._readings[view.job, sid])
+        known = {
+            sid: list(readings)
+            for sid, (_, readings) in sorted(self._readings.get(view.job, {}).items())
+            if sid in view.instances and view.instances[sid].usable
+        }
+        alarms = {sid: text for sid, readings in known.items() if (text := alarm(readings, now))}
+        for sid, readings in known.items():
             found = signs(readings)
-            others = {
-                one.sid for one in view.stage(view.instances[sid].stage, now) if not said_of.get(one.sid)
-            }
             device = readings[-1].sample.device
-            if text and others - {sid} and self._due(view, f"instance {sid}", now):
-                said.append(
-                    self.avoid(
-                        view, sid, reason=f"device {device} of {sid}: {text}", confidence=0.85,
-                        valid_s=self.valid_s,
-                    )
-                )  # fmt: skip
+            if sid in alarms:
+                stage = view.stage(view.instances[sid].stage, now)
+                others = any(one.sid not in alarms for one in stage)
+                if others and self._due(view, f"instance {sid}", now):
+                    reason = f"device {device} of {sid}: {alarms[sid]}"
+                    said.append(self.avoid(view, sid, reason=reason, confidence=0.85, valid_s=self.valid_s))
             elif found:
                 last = found[-1][1]
                 chance = risk([at / DAY_S for at, _ in found], now / DAY_S)

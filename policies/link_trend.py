@@ -19,6 +19,7 @@ from policies.kit import Policy, Suggestions
 from policies.link_history import STEP_S, Link, LinkHistory
 from policies.serial_correlation import serial_correlation
 from policies.view import JobView
+from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import InstanceSample
 
@@ -35,6 +36,9 @@ class LinkTrendConfig:
 
     refit_steps: int = 12
     """Between two fits."""
+
+    most_links: int = 512
+    """Of a job: the slowest when a model is fitted. A forecast of 429 takes a millisecond, a fit a second."""
 
     hot_times: float = 2.0
     """A link is hot when a transfer takes so many times the median over the job's links, …"""
@@ -74,6 +78,11 @@ class LinkTrend(Policy):
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         self.history.take(sample, at)
+
+    def on_job_event(self, event: JobEvent, at: float) -> None:
+        if event.state in ENDED:
+            self.history.forget(event.job)
+            self._fitted.pop(event.job, None)
 
     def decide(self, view: JobView, now: float) -> Suggestions:
         found = self.forecast(view.job, now)
@@ -118,27 +127,29 @@ class LinkTrend(Policy):
         model, links = self._model(job, slot - slot % self.config.refit_steps)
         if model is None:
             return []
-        names, values = self.history.table(job, slot, min(self.config.fit_steps, model.config.reach))
-        if tuple(names) != links:
-            return []  # somebody came or went; the next fit knows
+        names = set(self.history.links(job, slot, self.config.fit_steps, most=1 << 30))
+        if not names.issuperset(links):
+            return []  # somebody went; the next fit knows
+        values = self.history.table(job, links, slot, min(self.config.fit_steps, model.config.reach))
         level = model.level(values)
         limit = max(
             self.config.hot_times * float(np.median(values[-1])),
             float(np.median(values[-1])) + self.config.hot_ms,
         )
         low, high = model.interval(level, 0.9)
-        hot = model.above(level, np.full(len(names), limit))
+        hot = model.above(level, np.full(len(links), limit))
         parts: list[Floats] = [values[-1], model.value(level), low, high, hot]
         return [
             LinkForecast(link=link, now_ms=a, expected_ms=b, low_ms=c, high_ms=d, hot=e)
-            for link, (a, b, c, d, e) in zip(names, np.stack(parts, axis=1).tolist(), strict=True)
+            for link, (a, b, c, d, e) in zip(links, np.stack(parts, axis=1).tolist(), strict=True)
         ]
 
     def _model(self, job: str, slot: int) -> tuple[Trend | None, tuple[Link, ...]]:
         """The model of the history up to `slot`. Kept until the next one, though it could be made anew."""
         kept = self._fitted.get(job)
         if kept is None or kept[0] != slot:
-            names, values = self.history.table(job, slot, self.config.fit_steps)
+            names = self.history.links(job, slot, self.config.fit_steps, self.config.most_links)
+            values = self.history.table(job, names, slot, self.config.fit_steps)
             config = ForecastConfig(horizon=self.config.ahead_steps)
             ready = bool(names) and serial_correlation(values).forecastable
             kept = self._fitted[job] = (slot, tuple(names), fit(values, config) if ready else None)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from statistics import median
 from typing import ClassVar
-
-import numpy as np
 
 from policies.kit import Policy, Suggestions
 from policies.link_history import Link
 from policies.view import JobView
+from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import InstanceSample, LinkFigures
 
@@ -64,9 +65,9 @@ def link_fault(
         return LinkFault(link=link, what=f"{loss:.0%} of transfers made again")
     if len(transfer_ms) < USUAL + RECENT:
         return None
-    usual = np.array(transfer_ms[-USUAL - RECENT : -RECENT])
-    middle = float(np.median(usual))
-    deviation = 1.4826 * float(np.median(np.abs(usual - middle)))
+    usual = transfer_ms[-USUAL - RECENT : -RECENT]
+    middle = median(usual)
+    deviation = 1.4826 * median(abs(value - middle) for value in usual)
     now = min(transfer_ms[-RECENT:])
     limit = max(SLOWER_TIMES * middle, middle + SLOWER_DEVIATIONS * deviation, middle + SLOWER_MS)
     return LinkFault(link=link, what=f"{now:.1f} ms, usually {middle:.1f} ms") if now > limit else None
@@ -107,11 +108,24 @@ class PathFaults(Policy):
         self._times: dict[str, dict[Link, deque[float]]] = {}
         self._errors: dict[str, dict[Link, deque[int]]] = {}
         self._loss: dict[str, dict[Link, float]] = {}
+        self._incarnations: dict[str, dict[str, str]] = {}
+
+    def on_job_event(self, event: JobEvent, at: float) -> None:
+        if event.state in ENDED:
+            for known in (self._times, self._errors, self._loss, self._incarnations):
+                known.pop(event.job, None)
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         times = self._times.setdefault(sample.job, {})
         errors = self._errors.setdefault(sample.job, {})
         loss = self._loss.setdefault(sample.job, {})
+        known = self._incarnations.setdefault(sample.job, {})
+        if known.get(sample.sid, sample.incarnation) != sample.incarnation:
+            for old in [link for link in errors if sample.sid in link]:  # another process has other links
+                errors.pop(old)
+                times.pop(old, None)
+                loss.pop(old, None)
+        known[sample.sid] = sample.incarnation
         for link in sample.links:
             key = (sample.sid, link.peer)
             errors.setdefault(key, deque(maxlen=RECENT)).append(link.errors)
@@ -119,7 +133,7 @@ class PathFaults(Policy):
             if figures is None:
                 continue
             loss[key] = figures.loss
-            if figures.transfer_ms is not None:
+            if figures.transfer_ms is not None and isfinite(figures.transfer_ms):
                 times.setdefault(key, deque(maxlen=USUAL + RECENT)).append(figures.transfer_ms)
 
     def decide(self, view: JobView, now: float) -> Suggestions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -77,7 +77,7 @@ def draw_forecasts(
     """
     shown = sorted(courses.items(), key=lambda item: -item[1].widest)[:PANELS]
     figure = new_figure(9.0, 1.2 + 1.6 * len(shown))
-    panels: Sequence = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
     began = min(course.at[0] for _, course in shown)
     for axes, (name, course) in zip(panels, shown, strict=True):
         ahead = [at - began for at in course.forecast_at]

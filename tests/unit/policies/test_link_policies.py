@@ -8,11 +8,13 @@ from bus import subjects
 from policies.device_risk import DeviceRisk, Reading, alarm, risk, signs
 from policies.engine import Engine, EngineConfig, Event
 from policies.kit import Policy
+from policies.link_history import LinkHistory
 from policies.link_trend import LinkTrend
 from policies.path_faults import LinkFault, PathFaults, locate
+from schemas.job import JobState
 from schemas.policy import AvoidInstance, NoAction, PolicySuggestion
 from schemas.telemetry import DeviceSample, LinkFigures, LinkSample
-from tests.unit.policies.builders import sample
+from tests.unit.policies.builders import job_event, sample
 
 SEED = 3
 
@@ -104,6 +106,23 @@ def test_the_end_that_explains_more_is_at_fault() -> None:
     located = locate(names, [LinkFault(link=names[0], what="")])
     assert not located.instances
     assert [fault.link for fault in located.links] == [("a", "x")]
+
+
+def test_another_incarnation_begins_anew_and_ended_jobs_are_forgotten() -> None:
+    history = LinkHistory()
+    for second in range(0, 100, 5):
+        history.take(sample("j-s0-r0", links=tuple(links(5, 5, 5))), float(second))
+    assert len(history.links("j", 19, 10, most=2)) == 2
+    assert history.table("j", [("j-s0-r0", "j-s1-r1")], 19, 10).tolist() == [[5.0]] * 10
+    history.take(sample("j-s0-r0", links=tuple(links(float("nan"), 5, 5)), incarnation="i2"), 100.0)
+    assert history.links("j", 20, 1, most=9) == [("j-s0-r0", "j-s1-r1"), ("j-s0-r0", "j-s1-r2")]
+    history.forget("j")
+    assert history.links("j", 20, 1, most=9) == []
+    for policy in (LinkTrend(), PathFaults(), DeviceRisk()):
+        run = Run(policy)
+        run.step(links(5, 5, 5), device=device(ecc_errors=1))
+        run.engine.take([Event(row=subjects.JOB_EVENT, message=job_event(JobState.FAILED), id="e", at=9.0)])
+        assert list(run.engine.decide(20.0).suggestions) == []
 
 
 def device(**figures: object) -> DeviceSample:
