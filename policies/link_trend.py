@@ -43,8 +43,8 @@ class LinkTrendConfig:
     hot_times: float = 2.0
     """A link is hot when a transfer takes so many times the median over the job's links, …"""
 
-    hot_ms: float = 2.0
-    """… and so many milliseconds more than it."""
+    hot_ms: float = 10.0
+    """… and so many milliseconds more than it. Busy cores alone cost some."""
 
     sure: float = 0.8
     """Probability from which a link is spoken of."""

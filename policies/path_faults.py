@@ -27,7 +27,8 @@ USUAL, RECENT = 12, 2
 LOSSY = 0.1
 BROKEN = 2
 """Errors within the last `RECENT` samples."""
-SLOWER_TIMES, SLOWER_DEVIATIONS, SLOWER_MS = 2.0, 6.0, 2.0
+SLOWER_TIMES, SLOWER_DEVIATIONS, SLOWER_MS = 2.0, 6.0, 10.0
+"""By all three a transfer must take longer than usual. Busy cores alone cost some milliseconds."""
 MOST_OF = 2 / 3
 """Part of an instance's links at fault from which the instance is."""
 

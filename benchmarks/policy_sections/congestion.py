@@ -5,8 +5,8 @@ the 90 % quantile of its own training part. The forecast is the mean of two (J. 
 The combination of forecasts, Oper. Res. Quarterly 20, 1969): of the links from their own past, and bottom-up,
 where each demand is forecast and the sums over the links are taken (G. Athanasopoulos et al.: Hierarchical
 forecasts, Int. J. Forecasting 25, 2009). As live, models are fitted again every six hours to all that came
-before. MASE is the mean absolute error over that of the last value, both on the held-out part, all links
-together.
+before. MASE is the mean absolute error over that of the last value, both on the held-out part: of all links
+together, and the mean of each link's own.
 """
 
 from __future__ import annotations
@@ -72,13 +72,18 @@ def _horizon(bench: Bench, network: Network, demands: Floats, loads: Floats, cut
     hot = truth > threshold
     chance = conformal.above(np.sqrt(forecast), np.sqrt(threshold))
     ratio = np.divide(last, threshold, out=np.zeros_like(last), where=threshold > 0)
+    autoregressive = autoregression(loads, cut, horizon)[rows]
     least, most = BARS[horizon]
     label = f"{horizon} step{'s' if horizon > 1 else ''}"
     bench.at_least(f"{label}: AUROC of a hot link", auroc(chance, hot), least, last_value=auroc(ratio, hot))
     bench.at_most(
         f"{label}: MASE", error_ratio(forecast, last, truth), most,
-        AR_12=error_ratio(autoregression(loads, cut, horizon)[rows], last, truth),
+        AR_12=error_ratio(autoregressive, last, truth),
         bottom_up=error_ratio(forecasts[0], last, truth), links=error_ratio(forecasts[1], last, truth),
+    )  # fmt: skip
+    bench.at_most(
+        f"{label}: MASE, mean over links", _mean_ratio(forecast, last, truth), most,
+        AR_12=_mean_ratio(autoregressive, last, truth),
     )  # fmt: skip
     hindsight = fit(loads[cut - DAY - LEARNT :], config)
     known = hindsight.levels(np.sqrt(loads) / hindsight.scale, rows)
@@ -101,6 +106,12 @@ def _horizon(bench: Bench, network: Network, demands: Floats, loads: Floats, cut
     live = demands[:cut].std(axis=0) > 0
     model, recent = fit(demands[:cut, live], config), demands[:cut, live]
     bench.latency(f"{label}: inference, {recent.shape[1]} series", lambda: model.predict(recent))
+
+
+def _mean_ratio(forecast: Floats, naive: Floats, truth: Floats) -> float:
+    """MASE of each link by itself, and their mean; links that did not change are left out."""
+    error, scale = np.abs(forecast - truth).sum(axis=0), np.abs(naive - truth).sum(axis=0)
+    return float(np.mean(error[scale > 0] / scale[scale > 0]))
 
 
 def _draw(
