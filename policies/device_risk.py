@@ -33,6 +33,8 @@ BIAS = -1.537
 WITHIN_DAYS = 7.0
 WARM_C, HOT_C = 85.0, 95.0
 """As in `entities/orchestrator/hardware_risk.py`: no longer well; about to throttle or to shut itself off."""
+NEARLY_C = 5.0
+"""Below `WARM_C` where a device is worth a look."""
 THROTTLED = 0.7
 """Part of its usual power at full utilisation below which a warm device is throttled."""
 KEPT = 64
@@ -95,7 +97,7 @@ def _throttled(readings: Sequence[Reading]) -> str:
     if last is None or len(powers) < 8 or last.power_w != powers[-1]:
         return ""
     usual = float(np.median(powers[:-1]))
-    warm = last.temperature_c is not None and last.temperature_c >= WARM_C - 5
+    warm = last.temperature_c is not None and last.temperature_c >= WARM_C - NEARLY_C
     if warm and powers[-1] < THROTTLED * usual:
         return f"{powers[-1]:.0f} W at full load, usually {usual:.0f} W: throttled"
     return ""
@@ -129,6 +131,12 @@ def _rise_c_per_s(readings: Sequence[Reading]) -> float | None:
     return float((spread * temperature).sum() / max(float((spread**2).sum()), 1e-9))
 
 
+def _doubtful(sample: DeviceSample) -> bool:
+    """Whether there may be a sign in it; of all other devices nothing has to be worked out."""
+    warm = sample.temperature_c is not None and sample.temperature_c >= WARM_C - NEARLY_C
+    return warm or bool(sample.ecc_errors) or bool(sample.xid_errors)
+
+
 class DeviceRisk(Policy):
     """Avoids an instance whose device says it is broken, where its stage has others; notes mere risks."""
 
@@ -139,6 +147,7 @@ class DeviceRisk(Policy):
 
     def __init__(self) -> None:
         self._readings: dict[str, dict[str, tuple[str, deque[Reading]]]] = {}
+        self._doubtful: dict[str, set[str]] = {}
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         if sample.device is None:
@@ -146,11 +155,15 @@ class DeviceRisk(Policy):
         known = self._readings.setdefault(sample.job, {})
         if sample.sid not in known or known[sample.sid][0] != sample.incarnation:  # perhaps another device
             known[sample.sid] = sample.incarnation, deque(maxlen=KEPT)
+            self._doubtful.setdefault(sample.job, set()).discard(sample.sid)
+        if _doubtful(sample.device):
+            self._doubtful[sample.job].add(sample.sid)
         known[sample.sid][1].append(Reading(at=at, sample=sample.device))
 
     def on_job_event(self, event: JobEvent, at: float) -> None:
         if event.state in ENDED:
             self._readings.pop(event.job, None)
+            self._doubtful.pop(event.job, None)
 
     def decide(self, view: JobView, now: float) -> Suggestions:
         said: list[PolicySuggestion] = []
@@ -158,7 +171,7 @@ class DeviceRisk(Policy):
         known = {
             sid: list(readings)
             for sid, (_, readings) in sorted(self._readings.get(view.job, {}).items())
-            if sid in view.instances and view.instances[sid].usable
+            if sid in self._doubtful[view.job] and sid in view.instances and view.instances[sid].usable
         }
         alarms = {sid: text for sid, readings in known.items() if (text := alarm(readings, now))}
         for sid, readings in known.items():

@@ -67,6 +67,8 @@ def link_fault(
     if len(transfer_ms) < USUAL + RECENT:
         return None
     usual = transfer_ms[-USUAL - RECENT : -RECENT]
+    if min(transfer_ms[-RECENT:]) <= min(usual) + SLOWER_MS:
+        return None  # nearly always, and soon told
     middle = median(usual)
     deviation = 1.4826 * median(abs(value - middle) for value in usual)
     now = min(transfer_ms[-RECENT:])
@@ -124,18 +126,20 @@ class PathFaults(Policy):
         if known.get(sample.sid, sample.incarnation) != sample.incarnation:
             for old in [link for link in errors if sample.sid in link]:  # another process has other links
                 errors.pop(old)
-                times.pop(old, None)
+                times.pop(old)
                 loss.pop(old, None)
         known[sample.sid] = sample.incarnation
         for link in sample.links:
             key = (sample.sid, link.peer)
-            errors.setdefault(key, deque(maxlen=RECENT)).append(link.errors)
+            if key not in errors:
+                errors[key], times[key] = deque(maxlen=RECENT), deque(maxlen=USUAL + RECENT)
+            errors[key].append(link.errors)
             figures: LinkFigures | None = link.figures
             if figures is None:
                 continue
             loss[key] = figures.loss
             if figures.transfer_ms is not None and isfinite(figures.transfer_ms):
-                times.setdefault(key, deque(maxlen=USUAL + RECENT)).append(figures.transfer_ms)
+                times[key].append(figures.transfer_ms)
 
     def decide(self, view: JobView, now: float) -> Suggestions:
         errors = self._errors.get(view.job, {})
@@ -146,7 +150,7 @@ class PathFaults(Policy):
         times, loss = self._times.get(view.job, {}), self._loss.get(view.job, {})
         found = [
             fault for link in alive
-            if (fault := link_fault(link, list(times.get(link, ())), list(errors[link]), loss.get(link, 0.0)))
+            if (fault := link_fault(link, list(times[link]), list(errors[link]), loss.get(link, 0.0)))
         ]  # fmt: skip
         located = locate(alive, found)
         said: list[PolicySuggestion] = []
