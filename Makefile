@@ -13,6 +13,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 VENV := .venv/bin
 JOB ?= examples/stdlib-gpt.yaml
 ARGS ?=
+DATA ?= ../shared/data
 
 .PHONY: help
 help: ## this list
@@ -111,6 +112,10 @@ bench-replay: setup ## how much faster than real time a recorded run is replayed
 .PHONY: bench-shadow
 bench-shadow: setup ## what modules in shadow cost training
 	@$(VENV)/python benchmarks/shadow_cost.py $(ARGS)
+
+.PHONY: bench-policies
+bench-policies: setup ## the built-in policies' models on recorded data (DATA=folder), beside their baselines and bars
+	@$(VENV)/python -m benchmarks.built_in_policies --data "$(DATA)" $(ARGS)
 
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service

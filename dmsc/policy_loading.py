@@ -14,6 +14,9 @@ from schemas.errors import BadInput
 BUILT_IN = {
     "service-time-weights": ("policies.service_time_weights", "ServiceTimeWeights"),
     "stage-rebalancing": ("policies.stage_rebalancing", "StageRebalancing"),
+    "link-trend": ("policies.link_trend", "LinkTrend"),
+    "path-faults": ("policies.path_faults", "PathFaults"),
+    "device-risk": ("policies.device_risk", "DeviceRisk"),
 }
 """Name → module and class of the policies that come with DMSC."""
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from schemas.fault import DeviceErrors
-from schemas.telemetry import DeviceSample
-
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Critical errors that the driver reports for a faulty program, not for a faulty device (NVIDIA's XID
-catalogue): exceptions of the graphics engine, page faults, channels that were stopped in consequence."""
+from schemas.telemetry import APPLICATION_XIDS, DeviceSample
 
 
 def device_errors(sample: DeviceSample | None) -> DeviceErrors | None:

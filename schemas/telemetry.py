@@ -11,6 +11,11 @@ Trend = Literal["slower", "faster", "steady", ""]
 """Of a link's transfers, one window beside the one before; empty: too few."""
 
 
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""Critical errors that the driver reports for a faulty program, not for a faulty device (NVIDIA's XID
+catalogue): exceptions of the graphics engine, page faults, channels that were stopped in consequence."""
+
+
 class DeviceSample(Part):
     """One device at one moment; None where the device or driver does not tell.
 

@@ -1,0 +1,81 @@
+"""The built-in policies' models on recorded data: the held-out part, beside the baselines they must beat.
+
+    python -m benchmarks.built_in_policies --data ../shared/data [--only congestion,faults,…] [--seed 0]
+
+Each section says which data it reads, how it was split (before anything was trained), and prints a table:
+the module, the baselines, the bar, and whether it was met. A figure that misses its bar is marked MISSED,
+and the exit code is 0. A section that can't be measured to its end, because its data are missing or of
+another form, says so in one line, and the next one follows; the exit code is 1 then. JSON goes to `--out`
+after every section.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.policy_data.forms import WrongForm
+from benchmarks.policy_sections import SECTIONS
+from benchmarks.policy_sections.sheet import Bench, Sheet
+
+
+def chosen(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    wrong = [name for name in names if name not in SECTIONS]
+    if wrong or not names:
+        raise argparse.ArgumentTypeError(f"{wrong or 'nothing'}: choose from {', '.join(SECTIONS)}")
+    return names
+
+
+def measure(names: list[str], bench: Bench) -> bool:
+    """Whether all sections came to their end."""
+    whole = True
+    for name in names:
+        began = time.monotonic()
+        try:
+            section = import_module(SECTIONS[name])
+            bench.begin(name, str(section.__doc__).splitlines()[0])
+            section.run(bench)
+        except WrongForm as error:
+            whole = False
+            print(f"{name}: {error}", file=sys.stderr)
+        except Exception:
+            whole = False
+            traceback.print_exc()
+        bench.end(time.monotonic() - began)
+    return whole
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=str(__doc__).splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="with te/, telemetry/, …")
+    parser.add_argument(
+        "--only", type=chosen, default=",".join(SECTIONS), metavar="NAMES", help="sections, with commas"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of whatever is drawn")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="FOLDER", help="for PNGs of what there is to draw (needs matplotlib)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-policies.json"), metavar="FILE")
+    arguments = parser.parse_args()
+    if not arguments.data.is_dir():
+        sys.exit(
+            f"{arguments.data}: no such folder; --data names the one that has te/, telemetry/, failures/"
+        )
+    sheet = Sheet(arguments.out)
+    bench = Bench(data=arguments.data, seed=arguments.seed, sheet=sheet, pictures=arguments.pictures)
+    ended = measure(arguments.only, bench)
+    missed = sum(row.kept is False for row in sheet.rows)
+    print(f"{missed} of {len(sheet.rows)} missed; written to {arguments.out}", file=sys.stderr)
+    sys.exit(0 if ended else 1)
+
+
+if __name__ == "__main__":
+    main()
