@@ -33,6 +33,7 @@ from schemas.envelope import EntityKind
 from schemas.policy import (
     Action,
     AvoidInstance,
+    ExpectFailures,
     MoveInstance,
     NoAction,
     PolicySuggestion,
@@ -188,6 +189,13 @@ class Policy:
     ) -> PolicySuggestion:
         """Have this instance leave its stage, and its slot host one of `stage` instead."""
         action = MoveInstance(sid=sid, stage=stage, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def expect_failures(
+        self, view: JobView, between_s: float, *, reason: str, confidence: float = 0.8, valid_s: float = 600.0
+    ) -> PolicySuggestion:
+        """Reckon with a failure of the job every `between_s` seconds, and space its checkpoints by that."""
+        action = ExpectFailures(between_s=between_s)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def note(

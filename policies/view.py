@@ -18,7 +18,14 @@ from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from schemas.observation import Observation
-from schemas.policy import AvoidInstance, MoveInstance, PolicyDecision, PolicySuggestion, SetWeights
+from schemas.policy import (
+    AvoidInstance,
+    ExpectFailures,
+    MoveInstance,
+    PolicyDecision,
+    PolicySuggestion,
+    SetWeights,
+)
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import ComputeNotification, QosReport, RouteAdvertisement
 from schemas.step import MicrobatchClaim
@@ -174,6 +181,8 @@ def topic(suggestion: PolicySuggestion) -> str:
             return f"stage {stage}"
         case AvoidInstance(sid=sid):
             return f"instance {sid}"
+        case ExpectFailures():
+            return "failures"
         case MoveInstance():
             return "move"
         case _:

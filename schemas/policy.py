@@ -108,6 +108,14 @@ class MoveInstance(Part):
     forecast: MoveForecast
 
 
+class ExpectFailures(Part):
+    """Reckon with a failure of the job every `between_s` seconds; the interval between checkpoints (`auto`)
+    follows from it and from what they cost."""
+
+    action: Literal["expect_failures"] = "expect_failures"
+    between_s: float
+
+
 class NoAction(Part):
     """An observation without a wish; kept on the stream, never adopted."""
 
@@ -115,7 +123,7 @@ class NoAction(Part):
     note: str = ""
 
 
-Action = SetWeights | AvoidInstance | MoveInstance | NoAction
+Action = SetWeights | AvoidInstance | MoveInstance | ExpectFailures | NoAction
 
 
 def scope_of(action: Action) -> str:
@@ -125,7 +133,7 @@ def scope_of(action: Action) -> str:
             return f"stage {stage}"
         case AvoidInstance(sid=sid) | MoveInstance(sid=sid):
             return f"instance {sid}"
-        case NoAction():
+        case ExpectFailures() | NoAction():
             return "job"
 
 

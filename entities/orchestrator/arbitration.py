@@ -24,6 +24,7 @@ from entities.orchestrator.module_standing import STRANGERS, Key, Standing, Stan
 from schemas.errors import BadInput
 from schemas.policy import (
     AvoidInstance,
+    ExpectFailures,
     ModuleLifecycle,
     ModuleState,
     MoveInstance,
@@ -111,7 +112,7 @@ class ArbitrationState:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """The answer. If adopted, `weights` is the stage's whole new table and `revision` its policy's number;
-    or `move` is what the job's run is asked for, which has the last word on it.
+    or `passed_on` is what the job's run is asked for, which has the last word on it.
 
     `answer` is False for what a flood has too much of: counted, but not answered one by one.
     `suspended` is True for the suggestion that brought the module's suspension.
@@ -122,7 +123,8 @@ class Outcome:
     stage: int | None = None
     weights: Mapping[str, float] | None = None
     revision: int | None = None
-    move: MoveInstance | None = None
+    passed_on: MoveInstance | ExpectFailures | None = None
+    valid_s: float = 0.0
     answer: bool = True
     suspended: bool = False
 
@@ -293,19 +295,24 @@ def _judge(
         return _no(f"derived from step {suggestion.input_revision}, the job is at {facts.step}"), state
     if suggestion.confidence < config.min_confidence:
         least = f"{config.min_confidence:.2f}"
-        return _no(
-            f"confidence {suggestion.confidence:.2f} is below {least}", _stage(suggestion, facts)
-        ), state
-    if isinstance(suggestion.action, MoveInstance):
-        return _pass_on(suggestion, suggestion.action, standing), state
+        stage = None if isinstance(suggestion.action, ExpectFailures) else _stage(suggestion, facts)
+        return _no(f"confidence {suggestion.confidence:.2f} is below {least}", stage), state
+    if isinstance(suggestion.action, MoveInstance | ExpectFailures):
+        valid_s = min(suggestion.valid_s, config.max_valid_s) - age
+        return _pass_on(suggestion, suggestion.action, standing, valid_s), state
     return _weigh(state, suggestion, standing, facts, now, age, config)
 
 
-def _pass_on(suggestion: PolicySuggestion, move: MoveInstance, standing: Standing) -> Outcome:
-    """A move is no table: whether it is worth it, the job's run knows (`stage_moves`)."""
+def _pass_on(
+    suggestion: PolicySuggestion, action: MoveInstance | ExpectFailures, standing: Standing, valid_s: float
+) -> Outcome:
+    """A move and an expectation are no table: what they are worth, the job's run knows (`stage_moves`,
+    `checkpoint_schedule`)."""
+    stage = action.stage if isinstance(action, MoveInstance) else None
     if standing.state is ModuleState.SHADOW:
-        return _no(f"in shadow, would have been passed on: {suggestion.reason}", move.stage)
-    return Outcome(adopted=True, reason=f"adopted: {suggestion.reason}", stage=move.stage, move=move)
+        return _no(f"in shadow, would have been passed on: {suggestion.reason}", stage)
+    reason = f"adopted: {suggestion.reason}"
+    return Outcome(adopted=True, reason=reason, stage=stage, passed_on=action, valid_s=valid_s)
 
 
 def _weigh(
@@ -369,6 +376,9 @@ def _nonsense(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
                 return f"unknown instance {sid}"
             if not any(weight > 0 for other, weight in _current(facts, stage).items() if other != sid):
                 return f"without {sid} nobody would be left to do stage {stage}"
+        case ExpectFailures(between_s=between_s):
+            if not (math.isfinite(between_s) and between_s > 0):
+                return f"a failure every {between_s} s"
         case MoveInstance(sid=sid, stage=stage):
             if stage not in facts.active:
                 return f"unknown stage {stage}"

@@ -5,7 +5,7 @@
     T = Daly's interval for cost C and mean time between failures M
         √(2·C·M) · (1 + √(C/2M)/3 + C/18M) − C   where C < 2·M, else M
     C   seconds a checkpoint costs: the stall of its copy and its writing, as measured
-    M   (prior + observed hours) / (1 + observed failures)
+    M   (prior + observed hours) / (1 + observed failures), or what a functional module expects instead
     T·2 where the loss has flattened (reference: adaptive checkpoints by loss trend and hardware health)
     due at once, and M at most RISKY_S, where a device shows signs of failing
 
@@ -53,6 +53,9 @@ class Conditions:
     risk: float = 0.0
     risk_reason: str = ""
     risk_answered: bool = False
+    expected_s: float | None = None
+    """Seconds between failures that a functional module reckons with; in place of the observed mean."""
+    expected_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ def choose(every: int | Literal["auto"], conditions: Conditions) -> Choice:
 
 def _interval(conditions: Conditions, risky: bool) -> tuple[float, str]:
     between_s, why = failures_between_s(conditions.instances, conditions.observed_s, conditions.failures)
+    if conditions.expected_s is not None:
+        between_s, why = conditions.expected_s, f"expected by {conditions.expected_by}; {why}"
     if risky and between_s > RISKY_S:
         between_s, why = RISKY_S, conditions.risk_reason
     if conditions.cost_s is None:

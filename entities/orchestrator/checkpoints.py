@@ -84,12 +84,17 @@ class Checkpoints:
         self._step_s: deque[float] = deque(maxlen=TREND_STEPS)
         self._losses: deque[float] = deque(maxlen=TREND_STEPS)
         self._risk_answered = False
+        self._expected: tuple[float, float, str] | None = None  # between failures, until when, by whom
 
     # --- when ---------------------------------------------------------------------------------------------
     def committed(self, result: StepResult) -> None:
         """A step was decided: its time and loss count from now on."""
         self._step_s.append(result.step_s)
         self._losses.append(result.loss)
+
+    def expect(self, between_s: float, valid_s: float, by: str) -> None:
+        """A functional module reckons with a failure every `between_s` seconds; for `valid_s` that counts."""
+        self._expected = (between_s, time.monotonic() + valid_s, by)
 
     def due(self, step: int) -> bool:
         """Whether the loop has to stop at this boundary and call `at_boundary`."""
@@ -102,6 +107,9 @@ class Checkpoints:
         )
         if risk <= RISK:
             self._risk_answered = False
+        if self._expected is not None and time.monotonic() > self._expected[1]:
+            self._expected = None
+        expected_s, _, expected_by = self._expected or (None, 0.0, "")
         choice = choose(
             self._spec.training.checkpoint_every,
             Conditions(
@@ -117,6 +125,8 @@ class Checkpoints:
                 risk=risk,
                 risk_reason=reason,
                 risk_answered=self._risk_answered,
+                expected_s=expected_s,
+                expected_by=expected_by,
             ),
         )
         if choice.due and self._busy and self._spec.training.checkpoint_every == "auto":

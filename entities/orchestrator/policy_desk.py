@@ -30,6 +30,7 @@ from schemas.errors import Ack, Conflict, DmscError
 from schemas.module_status import ModuleList, ModuleQuery, ModuleStatus
 from schemas.policy import (
     DirectModule,
+    ExpectFailures,
     ModuleLifecycle,
     ModuleOp,
     ModuleOrder,
@@ -253,8 +254,10 @@ def _status(key: Key, standing: Standing, alive: bool, now: float) -> ModuleStat
 
 def _carry_out(run: JobRun, suggestion: PolicySuggestion, outcome: Outcome) -> tuple[Outcome, int | None]:
     """What was adopted is done; a move the run may still decline. Returns the revision of new weights."""
-    move = outcome.move
-    if move is not None:
+    move = outcome.passed_on
+    if isinstance(move, ExpectFailures):
+        run.checkpoints.expect(move.between_s, outcome.valid_s, suggestion.module)
+    elif move is not None:
         try:
             run.move(move.sid, move.stage, suggestion.module, move.forecast)
         except Conflict as error:

@@ -18,6 +18,7 @@ from entities.orchestrator.arbitration import (
 from entities.orchestrator.module_standing import StandingConfig
 from schemas.policy import (
     AvoidInstance,
+    ExpectFailures,
     ModuleLifecycle,
     ModuleState,
     MoveInstance,
@@ -293,7 +294,7 @@ def test_a_move_is_passed_on_to_the_jobs_run_and_changes_no_table():
     wish = move("e", 0)
     outcome, state = arbitrate(mesh.state, wish, FACTS, 0.0)
     assert outcome.adopted
-    assert outcome.move == wish.action
+    assert outcome.passed_on == wish.action
     assert outcome.weights is None
     assert (state.base, state.adopted, state.avoided) == ({}, {}, {})
 
@@ -325,3 +326,17 @@ def test_a_shadow_module_moves_nobody():
     outcome = mesh.ask(move("e", 0))
     assert not outcome.adopted
     assert outcome.reason.startswith("in shadow, would have been passed on")
+
+
+def test_expected_failures_are_passed_on_and_nonsense_is_not() -> None:
+    state = Mesh().state
+    outcome, _ = arbitrate(state, suggestion(ExpectFailures(between_s=600.0), valid_s=30.0), FACTS, 10.0)
+    assert outcome.adopted
+    assert outcome.passed_on == ExpectFailures(between_s=600.0)
+    assert outcome.valid_s == 30.0
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        outcome, _ = arbitrate(state, suggestion(ExpectFailures(between_s=bad)), FACTS, 10.0)
+        assert not outcome.adopted
+        assert "a failure every" in outcome.reason
+    outcome, _ = arbitrate(state, suggestion(ExpectFailures(between_s=9.0), confidence=0.1), FACTS, 10.0)
+    assert "below" in outcome.reason

@@ -115,3 +115,10 @@ def test_hardware_risk() -> None:
     assert hardware_risk([report(temperature_c=93.0, ecc_errors=2)]) == (
         1.0, "cluster a: 2 uncorrected memory errors in this job",
     )  # fmt: skip
+
+
+def test_what_a_module_expects_takes_the_place_of_the_observed_mean() -> None:
+    alone = auto(step=1, failures=1, observed_s=86_400)
+    often = auto(step=1, failures=1, observed_s=86_400, expected_s=600.0, expected_by="checkpoint-interval")
+    assert often.interval_steps == round(daly_interval_s(2.0, 600.0)) < alone.interval_steps
+    assert "expected by checkpoint-interval" in often.reason
