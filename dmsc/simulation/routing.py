@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from bus.subjects import INSTANCE_SAMPLE, JOB_EVENT, Subject
 from entities.compute_notice import compute_entries
 from entities.load_statistics import LoadStatistics
 from entities.orchestrator.planning import window
 from entities.router_core import TableDecision, decide_table, worth_writing
+from policies.kit import Policy
+from policies.routing_bandit import RoutingBandit
 from policies.service_time_weights import ServiceTimeWeights
 from policies.view import Observations
+from schemas.base import Message
 from schemas.data_plane import RouteTable
+from schemas.job import JobEvent, StepResult
 from schemas.policy import PolicySuggestion, SetWeights
 from schemas.registry import ServiceRecord
 from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM, MEASURING
@@ -21,7 +26,7 @@ from workers.next_hop import Binder
 
 __all__ = ["ALGORITHMS", "DEFAULT_ALGORITHM", "POLICIES", "JobRoutes", "new_binder", "windows"]
 
-POLICIES = ("none", "service-time-weights")
+POLICIES = ("none", "service-time-weights", "routing-bandit")
 
 
 def new_binder(cluster: str, place: int, microbatches: int, clock: Callable[[], float]) -> Binder:
@@ -49,8 +54,11 @@ class JobRoutes:
     _decided: dict[int, TableDecision] = field(default_factory=dict)
     _measured: LoadStatistics = field(default_factory=LoadStatistics)
     _observations: Observations = field(default_factory=Observations)
-    _module: ServiceTimeWeights = field(default_factory=ServiceTimeWeights)
+    _module: Policy = field(init=False)
     _suggested: int = 0
+
+    def __post_init__(self) -> None:
+        self._module = RoutingBandit() if self.use_policy == "routing-bandit" else ServiceTimeWeights()
 
     def decide(
         self, stage: int, records: Sequence[ServiceRecord], clusters: Iterable[str]
@@ -85,15 +93,32 @@ class JobRoutes:
         for sample in samples:
             self._measured.add(sample)
             if self.use_policy != "none":
-                self._observations.take(sample, now)
+                self._see(INSTANCE_SAMPLE, sample, now)
         entries = compute_entries(first_stage, self._measured, {self.job: self.policy})
         clusters = {record.sid: record.endpoint.cluster for record in first_stage}
         self.compute = {
             cluster: tuple(entry for entry in entries if clusters[entry.sid] == cluster)
             for cluster in sorted(set(clusters.values()))
         }
-        if self.use_policy != "none" and self.policy.algorithm not in MEASURING:
+        measures = self.use_policy == "service-time-weights" and self.policy.algorithm in MEASURING
+        if self.use_policy != "none" and not measures:
             self._suggest(now)
+
+    def stepped(self, step: int, seconds: float, now: float) -> None:
+        """A step was committed: the policy hears how long it took."""
+        if self.use_policy == "none":
+            return
+        result = StepResult(
+            step=step, loss=0.0, gradient_norm=0.0, learning_rate=0.0, tokens=0, step_s=seconds,
+            tokens_per_s=0.0,
+        )  # fmt: skip
+        self._see(JOB_EVENT, JobEvent(job=self.job, kind="step", at=now, result=result), now)
+
+    def _see(self, row: Subject, message: Message, now: float) -> None:
+        self._observations.take(message, now)
+        handler = self._module.handler(row)
+        if handler is not None:
+            handler(message, now)
 
     def _suggest(self, now: float) -> None:
         view = self._observations.jobs.get(self.job)

@@ -200,7 +200,9 @@ class SimulatedJob(JobMembers):
     def _note(self, decision: StepDecision, ledger: StepLedger) -> None:
         """The step is decided: what it was like."""
         now = self.kernel.now
-        self.progress.steps.append(StepDone(decision.step, self._step_began.pop(decision.step, now), now))
+        done = StepDone(decision.step, self._step_began.pop(decision.step, now), now)
+        self.progress.steps.append(done)
+        self.routes.stepped(done.step, done.ended_s - done.began_s, now)
         if decision.step >= self.spec.warmup_steps:
             self.progress.shares.update(ledger.shares())
         self._step_began[decision.step + 1] = now

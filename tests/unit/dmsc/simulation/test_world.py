@@ -107,6 +107,17 @@ def test_weights_follow_the_policy_and_are_told_with_their_reason() -> None:
     assert "weight" in found.shares[0].reason
 
 
+def test_a_bandit_beside_expected_completion_tries_and_costs_next_to_nothing() -> None:
+    """At most a hundredth, whatever it tries (conservative bandits); it tries once it can afford to."""
+    one = job(steps=250, microbatches=16, stages=[stage(replicas=3, speeds=[0.4, 1, 0.7])])
+    alone, tried = (
+        run(body(jobs=[one], routing={"policy": policy, "every_s": 0.2})).jobs[0]
+        for policy in ("none", "routing-bandit")
+    )
+    assert tried.route_changes > alone.route_changes
+    assert tried.seconds <= 1.01 * alone.seconds
+
+
 def test_a_run_that_is_not_done_in_time_says_so() -> None:
     (found,) = run(body(limit_s=0.2)).jobs
     assert not found.done
