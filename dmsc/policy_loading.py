@@ -12,8 +12,12 @@ from policies.kit import Policy
 from schemas.errors import BadInput
 
 BUILT_IN = {
+    "checkpoint-interval": ("policies.checkpoint_interval", "CheckpointInterval"),
+    "routing-bandit": ("policies.routing_bandit", "RoutingBandit"),
     "service-time-weights": ("policies.service_time_weights", "ServiceTimeWeights"),
     "stage-rebalancing": ("policies.stage_rebalancing", "StageRebalancing"),
+    "topology-scoring": ("policies.topology_scoring", "TopologyScoring"),
+    "transience": ("policies.transience", "Transience"),
     "link-trend": ("policies.link_trend", "LinkTrend"),
     "path-faults": ("policies.path_faults", "PathFaults"),
     "device-risk": ("policies.device_risk", "DeviceRisk"),

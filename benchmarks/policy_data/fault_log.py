@@ -6,10 +6,14 @@ A JSON list of {"node_id", "event_time" (days), "event_type": "fault_start" | "f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.policy_data.forms import WrongForm, read_json
+
+FILE = Path("failures/infinitehbd_fault_trace.json.gz")
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +26,20 @@ class LoggedFault:
     level: str
     kind: str
     description: str
+
+    @property
+    def what(self) -> str:
+        """Kind and description."""
+        return f"{self.kind}: {self.description}"
+
+    @property
+    def began_s(self) -> float:
+        return DAY_S * self.start_day
+
+    @property
+    def ended_s(self) -> float:
+        """Infinite where the log ends before it does."""
+        return math.inf if self.end_day is None else DAY_S * self.end_day
 
 
 def load_faults(path: Path) -> list[LoggedFault]:

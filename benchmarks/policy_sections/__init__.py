@@ -11,5 +11,10 @@ SECTIONS: dict[str, str] = {
     "congestion": "benchmarks.policy_sections.congestion",
     "faults": "benchmarks.policy_sections.faults",
     "health": "benchmarks.policy_sections.health",
+    "topology": "benchmarks.policy_sections.topology",
+    "splits": "benchmarks.policy_sections.splits",
+    "outages": "benchmarks.policy_sections.outages",
+    "checkpoint": "benchmarks.policy_sections.checkpoint",
+    "mesh-routing": "benchmarks.policy_sections.mesh_routing",
 }
 """Name → module, in the order in which they run."""
