@@ -19,6 +19,7 @@ from dmsc.options import (
     print_table,
 )
 from dmsc.running import run_async
+from schemas.errors import BadInput
 
 if TYPE_CHECKING:
     from dmsc.replaying.scores import Scores
@@ -127,6 +128,41 @@ def plot_score(
     scores = {version: scores for (_, version), scores in found.by_version.items()}
     save(draw_scores(module, scores, switches), out)
     print(f"{out}: {', '.join(f'version {version}' for version in sorted(scores))}")
+
+
+@plot.command("routes")
+def plot_routes(
+    file: Annotated[Path, typer.Argument(metavar="FILE.graphml", help="As the Topology Zoo has them.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to.", show_default=False)],
+    seed: Annotated[int, typer.Option("--seed", help="Of the drawn traffic.")] = 0,
+) -> None:
+    """Draw how full the links of a network are by ECMP and by topology-scoring.
+
+    Example: dmsc policy plot routes Geant2012.graphml --out routes.png
+    """
+    from xml.etree import ElementTree
+
+    import numpy as np
+
+    from dmsc.plots import save
+    from dmsc.plots.routes import draw_routes
+    from policies.path_scoring import trained
+    from policies.topology_file import gravity, read_topology
+
+    try:
+        topology = read_topology(file.stem, file.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror or error}") from error
+    except (ElementTree.ParseError, ValueError) as error:
+        raise BadInput(f"{file}: not a topology in GraphML: {error}") from error
+    if topology is None:
+        raise BadInput(f"{file}: it has no link")
+    paths, demand = topology.paths(), gravity(np.random.default_rng(seed), topology.nodes)
+    splits = {"ECMP": paths.equal_cost(), "topology-scoring": trained().split(paths, demand)}
+    used = {name: paths.utilisation(demand, split) for name, split in splits.items()}
+    save(draw_routes(topology, used), out)
+    figures = ", ".join(f"{name} {values.max() / used['ECMP'].max():.2f}" for name, values in used.items())
+    print(f"{out}: the fullest link beside ECMP's: {figures}")
 
 
 def _scores(
