@@ -45,6 +45,8 @@ class RunOptions:
     http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
     tokens_file: Path | None = None
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
+    peak_tflops: float | None = None  # of one device, for MFU; None: not told
+    energy_price: float | None = None  # of a kWh, for the cost of energy; None: not told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ def compose(names: Sequence[str], options: RunOptions) -> list[Part]:
             pairs = zip(_clusters(name, options), ports, strict=False)
             parts.extend(_gateway(cluster, port, options) for cluster, port in pairs)
         elif name == "router":
-            parts.extend(_router(cluster) for cluster in _clusters(name, options))
+            parts.extend(_router(cluster, options) for cluster in _clusters(name, options))
         else:
             parts.append(policy_part(name))
     return parts
@@ -134,7 +136,11 @@ def _orchestrator(options: RunOptions) -> Part:
     from entities.lease import LeaseConfig
     from entities.orchestrator import Orchestrator, OrchestratorConfig
 
-    config = OrchestratorConfig(node=node_name(), lease=LeaseConfig(lease_s=lease_s(options.replicas)))
+    config = OrchestratorConfig(
+        node=node_name(),
+        lease=LeaseConfig(lease_s=lease_s(options.replicas)),
+        peak_tflops=options.peak_tflops,
+    )
     return Part(
         sid="orchestrator",
         kind=EntityKind.ORCHESTRATOR,
@@ -160,10 +166,10 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
     )
 
 
-def _router(cluster: str) -> Part:
+def _router(cluster: str, options: RunOptions) -> Part:
     from entities.router import Router, RouterConfig
 
-    config = RouterConfig(cluster=cluster)
+    config = RouterConfig(cluster=cluster, energy_price=options.energy_price)
     return Part(sid=config.sid, kind=EntityKind.ROUTER, make=lambda bus: Router(bus, config), stop_order=1)
 
 
