@@ -129,7 +129,10 @@ async def _started(
     progress: Say | None,
     started_at: float,
 ) -> AsyncIterator[tuple[Supervisor, dict[str, str], dict[str, str]]]:
-    """The children, up and ready; URLs of gateways by cluster, of metrics by process. A port of our own choice that someone took meanwhile is replaced."""
+    """The children, up and ready; URLs of gateways by cluster, of metrics by process.
+
+    A port of our own choice that someone took meanwhile is replaced.
+    """
     # a port that was found free may be taken by the time a gateway listens: then any other will do, too
     others = [] if options.http_port else [replace(options, http_port=0) for _ in range(2)]
     attempts = [options, *others]

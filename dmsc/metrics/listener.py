@@ -1,7 +1,7 @@
 """`GET /metrics` at a port of its own, for processes without an HTTP door.
 
-A few lines of HTTP/1.1 on the process's own event loop: FastAPI and uvicorn would cost each of them 12 MB, the
-client library's server a thread that reads what the loop is changing. Each connection is one request.
+A few lines of HTTP/1.1 on the process's own event loop: FastAPI and uvicorn would cost each of them 12 MB,
+the client library's server a thread that reads what the loop is changing. A connection is one request.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from schemas.step import MicrobatchClaim
 COOL_C = WARM_C - 5.0
 """Below this a device that was too warm is well again."""
 CONFIRM = 5
-"""Steps in a row in which an instance is slow: a step has few microbatches, so that one pause moves its median."""
+"""Steps in a row in which an instance is slow: of a step's few microbatches one pause moves the median."""
 HOT_REPORTS = 3
 """Reports in a row, one a second, before a device is called too warm."""
 

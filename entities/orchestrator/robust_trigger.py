@@ -1,9 +1,9 @@
-"""Whether one figure of a series is far above what it was lately: modified z-score, hysteresis, cool-down. Pure.
+"""Whether a figure is far above what it was lately: modified z-score, hysteresis, cool-down. Pure.
 
-z = 0.6745 · (x − median) ÷ MAD over the last values (Iglewicz and Hoaglin, *How to Detect and Handle Outliers*,
-1993): median and median absolute deviation bear that up to half of the window is absurd, mean and deviation
-not one. They call |z| > 3.5 an outlier of one sample; a run asks thousands of times, and its noise has longer
-tails than a normal one's, so that an alarm here needs more.
+z = 0.6745 · (x − median) ÷ MAD over the last values (Iglewicz and Hoaglin, *How to Detect and Handle
+Outliers*, 1993): median and median absolute deviation bear that up to half of the window is absurd, mean and
+deviation not one. They call |z| > 3.5 an outlier of one sample; a run asks thousands of times, and its noise
+has longer tails than a normal one's, so that an alarm here needs more.
 """
 
 from __future__ import annotations
