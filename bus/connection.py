@@ -313,10 +313,19 @@ class Bus:
         )
 
     def history(
-        self, row: Subject, *, start: int = 1, follow: bool = False, **tokens: Any
+        self,
+        row: Subject,
+        *,
+        start: int = 1,
+        since: float | None = None,
+        follow: bool = False,
+        **tokens: Any,
     ) -> AsyncGenerator[Recorded, None]:
-        """The row's stream from sequence `start`, in order; with `follow` also what comes, for ever."""
-        return streams.history(self, row, start=start, follow=follow, tokens=tokens)
+        """The row's stream from sequence `start`, in order; with `follow` also what comes, for ever.
+
+        `since`: only what was stored at or after that time, in seconds since the epoch; instead of `start`.
+        """
+        return streams.history(self, row, start=start, since=since, follow=follow, tokens=tokens)
 
     def bucket(self, row: Subject) -> Bucket:
         """The key-value bucket of a row."""

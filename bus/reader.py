@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -51,6 +52,7 @@ class Reader:
         subject: str,
         *,
         start: int | None = None,
+        since: float | None = None,
         headers_only: bool = False,
     ) -> AsyncIterator[Reader]:
         """
@@ -59,6 +61,7 @@ class Reader:
             stream: The stream's name.
             subject: Filter, may have wildcards.
             start: First sequence; None begins with the last message of every subject (key-value).
+            since: Seconds since the epoch, instead of `start`.
             headers_only: Leave the bodies away.
 
         Raises:
@@ -73,7 +76,10 @@ class Reader:
             "num_replicas": 1,
             "headers_only": headers_only,
         }
-        if start is None:
+        if since is not None:
+            moment = datetime.fromtimestamp(since, UTC).isoformat()
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": moment}
+        elif start is None:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start)}

@@ -186,9 +186,15 @@ async def append(
 
 
 async def history(
-    bus: Bus, row: subjects.Subject, *, start: int, follow: bool, tokens: dict[str, Any]
+    bus: Bus,
+    row: subjects.Subject,
+    *,
+    start: int,
+    since: float | None = None,
+    follow: bool,
+    tokens: dict[str, Any],
 ) -> AsyncGenerator[Recorded, None]:
-    """The row's messages in its stream, in order, from sequence `start`.
+    """The row's messages in its stream, in order, from sequence `start`, or from the time `since` on.
 
     Unusable ones are passed over (and counted). With `follow`, goes on for ever and over server
     restarts; without, ends at the present end.
@@ -198,10 +204,12 @@ async def history(
     position = start
     while True:
         try:
-            async with Reader.open(bus.link, row.stream, row.wildcard(**tokens), start=position) as reader:
+            async with Reader.open(
+                bus.link, row.stream, row.wildcard(**tokens), start=position, since=since
+            ) as reader:
                 async with contextlib.aclosing(_items(reader, follow)) as items:
                     async for item in items:
-                        position = item.sequence + 1
+                        position, since = item.sequence + 1, None
                         recorded = await _decoded(bus, row, item)
                         if recorded is not None:
                             yield recorded
