@@ -97,12 +97,12 @@ async def test_the_door_tells_them_to_those_who_may_and_where_there_are_more(
     agent = await dial("n", EntityKind.CLUSTER)
     agent.metrics_url = "http://10.0.0.2:9464/metrics"
     async with Presence(agent, service("east-n1", kind=EntityKind.CLUSTER)):
-        assert (await scrape(f"{gateway.url}/metrics")).status_code == 403
-        assert (await scrape(f"{gateway.url}/metrics", "nobody")).status_code == 403
+        assert (await scrape(f"{gateway.url}/metrics")).status_code == 401
+        assert (await scrape(f"{gateway.url}/metrics", "nobody")).status_code == 401
         page = await scrape(f"{gateway.url}/metrics", "vera")
         assert page.headers["content-type"].startswith("text/plain; version=")
         found = parse(page.text)
-        assert found["dmsc_http_requests_total"][("gateway", "gateway-east"), ("status", "403")] == 2
+        assert found["dmsc_http_requests_total"][("gateway", "gateway-east"), ("status", "401")] == 2
 
         async def listed() -> list[dict[str, object]] | None:
             found: list[dict[str, object]] = (

@@ -35,8 +35,7 @@ def test_labels_in_legends_and_selectors_are_those_of_the_metric() -> None:
     labels = {row.name: set(row.labels) for row in METRICS}
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
-            names = [name for name in re.findall(r"\bdmsc_[a-z_]+", target["expr"])]
-            for name in names:
+            for name in re.findall(r"\bdmsc_[a-z_]+", target["expr"]):
                 asked = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
                 asked |= set(re.findall(r"(\w+)=~", target["expr"]))
                 assert asked <= labels[name], (panel["title"], name)
