@@ -94,9 +94,7 @@ class StateFolder:
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
-            if self._is_lock(
-                descriptor
-            ):  # else the folder was removed, and is someone else's by now
+            if self._is_lock(descriptor):  # else the folder was removed, and is someone else's by now
                 self.mesh_file.unlink(missing_ok=True)
                 self.lock_file.unlink(missing_ok=True)
             os.close(descriptor)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dmsc.settings import BusAddress
     from schemas.telemetry import LogLine
 
-_quiet = ("component", "pid")
+_quiet = ("component", "pid", "service")
 
 
 def logs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -152,13 +153,19 @@ async def test_what_is_below_the_level_stays_here(connect: Connect) -> None:
 
 async def test_history_since_a_time(connect: Connect) -> None:
     bus = await connect("since")
-    await bus.publish(subjects.LOG, LogLine(level="info", event="before"), sid="since")
-    await bus.barrier()
-    (before,) = [recorded async for recorded in bus.history(subjects.LOG, sid="since")]
-    await asyncio.sleep(0.05)
-    await bus.publish(subjects.LOG, LogLine(level="info", event="after"), sid="since")
-    await bus.barrier()
-    moment = before.envelope.sent_at + 0.045
-    found = [recorded async for recorded in bus.history(subjects.LOG, since=moment, sid="since")]
-    assert [recorded.message.event for recorded in found] == ["after"]
-    assert [one async for one in bus.history(subjects.LOG, since=moment + 60, sid="since")] == []
+
+    async def kept(since: float | None = None) -> list[str]:
+        return [one.message.event async for one in bus.history(subjects.LOG, since=since, sid="since")]
+
+    async def say(event: str) -> None:
+        """Returns once it is on the stream, which keeps what it overhears a moment later."""
+        await bus.publish(subjects.LOG, LogLine(level="info", event=event), sid="since")
+        while event not in await kept():  # noqa: ASYNC110  it is the stream that one waits for
+            await asyncio.sleep(0.01)
+
+    await say("before")
+    moment = time.time()
+    await say("after")
+    assert await kept() == ["before", "after"]
+    assert await kept(moment) == ["after"]
+    assert await kept(moment + 60) == []
