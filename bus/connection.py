@@ -65,6 +65,7 @@ class Bus:
 
     def __init__(self, link: Link, sender: Sender) -> None:
         self.sender = sender
+        self.metrics_url = ""  # where this process tells its metrics, for its registrations
         self.counters = Counters(_link=link)
         self.link = link
         self.sender_map = codec.sender_map(sender)

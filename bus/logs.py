@@ -1,42 +1,116 @@
-"""Structured logging: readable on a terminal, JSON elsewhere, and shipped on the bus for `dmsc logs`."""
+"""Structured logging: readable on a terminal, JSON elsewhere, and shipped on the bus for `dmsc logs`.
+
+Every line carries what its task is about (`bind`: service, job, step) and the id of the message that is
+being handled (`correlation`), without its author's having to say so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
-from collections import deque
-from collections.abc import MutableMapping
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, MutableMapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
 
 from bus import subjects
 from schemas.base import is_token
-from schemas.errors import BadMessage, Unavailable
+from schemas.errors import BadInput, BadMessage, Unavailable
 from schemas.telemetry import LogLine
 
 if TYPE_CHECKING:
     from bus.connection import Bus
+    from schemas.envelope import Envelope
 
+LEVELS = ("debug", "info", "warning", "error", "critical")
 KEPT_LINES = 2_000
-"""Lines waiting to be shipped; beyond it the oldest are dropped and counted (a log must not eat memory)."""
+"""Lines of one service waiting to be shipped; beyond it the oldest are dropped and counted (a log must not
+eat memory)."""
 TEXT_LIMIT = 2_000
 """Characters of one field on the bus."""
+LINES_PER_S, BURST_LINES = 200.0, 2_000.0
+"""Lines below `error` that a process ships, in the long run and at once: a loop that complains must not
+push the others' lines off the bounded stream."""
 
-_waiting: deque[LogLine] = deque(maxlen=KEPT_LINES)
-_dropped = 0
-_shippers = 0
+
+@dataclass(slots=True)
+class Counted:
+    """Of this process, since it began."""
+
+    lines: Counter[str] = field(default_factory=Counter)
+    dropped: int = 0
 
 
-def configure_logging(*, level: str = "info", json: bool | None = None, stream: TextIO = sys.stderr) -> None:
+counted = Counted()
+
+handling: ContextVar[Envelope | None] = ContextVar("handling", default=None)
+"""The message that the present task handles, and the tasks that it starts; set by `bus.services`."""
+
+_bound: ContextVar[Mapping[str, Any] | None] = ContextVar("bound", default=None)
+_bound_process: dict[str, Any] = {}
+_own_sending: ContextVar[bool] = ContextVar("own_sending", default=False)
+
+
+class _Shipping:
+    """What waits, by service; "" is of nobody who ships by itself."""
+
+    def __init__(self) -> None:
+        self.level = LEVELS.index("info")
+        self.waiting: dict[str, deque[LogLine]] = {}
+        self.shippers: Counter[str] = Counter()
+        self.dropped = 0
+        self._allowance, self._refilled_at = BURST_LINES, time.monotonic()
+
+    def may_ship(self, level: str) -> bool:
+        """The rate limit; a token bucket (Turner 1986), which errors need not ask."""
+        if level in ("error", "critical"):
+            return True
+        now = time.monotonic()
+        gained = (now - self._refilled_at) * LINES_PER_S
+        self._allowance, self._refilled_at = min(BURST_LINES, self._allowance + gained), now
+        if self._allowance < 1:
+            return False
+        self._allowance -= 1
+        return True
+
+    def keep(self, service: str, line: LogLine) -> None:
+        queue = self.waiting.setdefault(service, deque(maxlen=KEPT_LINES))
+        if len(queue) == KEPT_LINES:
+            self.drop()
+        queue.append(line)
+
+    def drop(self) -> None:
+        self.dropped += 1
+        counted.dropped += 1
+
+
+_shipping = _Shipping()
+
+
+def configure_logging(
+    *, level: str = "info", json: bool | None = None, stream: TextIO = sys.stderr, ship_level: str = ""
+) -> None:
     """Sets up structlog for this process.
 
     Args:
         level: debug, info, warning, error.
         json: One JSON object per line; by default unless `stream` is a terminal.
         stream: Where lines go.
+        ship_level: From where on they go to the bus as well; `$DMSC_LOG_SHIP_LEVEL`, else info.
+
+    Raises:
+        BadInput: there is no such level.
     """
+    wanted = ship_level or os.environ.get("DMSC_LOG_SHIP_LEVEL") or "info"
+    if wanted not in LEVELS:
+        raise BadInput(f"DMSC_LOG_SHIP_LEVEL={wanted}: use one of {', '.join(LEVELS)}")
+    _shipping.level = LEVELS.index(wanted)
     as_json = not stream.isatty() if json is None else json
     renderer: list[Any] = [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     if as_json:
@@ -44,6 +118,7 @@ def configure_logging(*, level: str = "info", json: bool | None = None, stream: 
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _add_bound,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _keep_for_shipping,
@@ -69,58 +144,101 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     return logger
 
 
-def _keep_for_shipping(_: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    global _dropped
-    if not _shippers or level == "debug":
-        return event
-    if len(_waiting) == KEPT_LINES:
-        _dropped += 1
-    job = str(event.get("job") or "")
-    fields = {
-        key: str(value)[:TEXT_LIMIT]
-        for key, value in event.items()
-        if key not in ("event", "level", "timestamp", "exc_info")
-    }
-    _waiting.append(
-        LogLine(
-            level=level,
-            event=str(event.get("event", ""))[:TEXT_LIMIT],
-            fields=fields,
-            job=job if is_token(job) else None,
-        )
-    )
+# --- what a line is about ----------------------------------------------------------------------------------
+def bind(**fields: Any) -> None:
+    """Lines of this task, and of those that it starts from now on, carry these, unless they say otherwise.
+
+    A value may be a function without arguments, which is asked for each line: the step moves on. `service`
+    is also whose line it is on the bus, where that service ships its own (`ship_logs`).
+    """
+    _bound.set({**(_bound.get() or {}), **fields})
+
+
+def bind_process(**fields: Any) -> None:
+    """The same for all lines of this process, those of its threads too: it works for one job."""
+    _bound_process.update(fields)
+
+
+def _add_bound(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for fields in (_bound.get(), _bound_process):
+        for key, value in (fields or {}).items():
+            if key not in event:
+                event[key] = value() if callable(value) else value
+    envelope = handling.get()
+    if envelope is not None:
+        event.setdefault("correlation", envelope.id)
     return event
 
 
-async def ship_logs(bus: Bus, *, every_s: float = 0.2) -> None:
-    """Publishes this process's lines (info and above) on `subjects.LOG` until cancelled.
+# --- to the bus --------------------------------------------------------------------------------------------
+def _keep_for_shipping(_: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    counted.lines[level] += 1
+    if not _shipping.shippers or _own_sending.get():
+        return event  # what the sending itself has to say must not be sent
+    if LEVELS.index(level if level in LEVELS else "info") < _shipping.level or level == "debug":
+        return event
+    if not _shipping.may_ship(level):
+        _shipping.drop()
+        return event
+    service = (_bound.get() or {}).get("service", "")
+    _shipping.keep(service if service in _shipping.shippers else "", _line(level, event))
+    return event
 
-    The queue is bounded: under a flood the oldest lines are dropped, and their number is told in a
-    line of its own. Lines of a time without the bus are kept up to the bound.
+
+def _line(level: str, event: Mapping[str, Any]) -> LogLine:
+    job, step = str(event.get("job") or ""), event.get("step")
+    correlation = event.get("correlation")
+    fields = {
+        key: str(value)[:TEXT_LIMIT]
+        for key, value in event.items()
+        if key not in ("event", "level", "timestamp", "exc_info", "correlation")
+    }
+    return LogLine(
+        level=level,
+        event=str(event.get("event", ""))[:TEXT_LIMIT],
+        fields=fields,
+        job=job if is_token(job) else None,
+        step=step if isinstance(step, int) else None,
+        correlation=None if correlation is None else str(correlation)[:TEXT_LIMIT],
+    )
+
+
+async def ship_logs(bus: Bus, *, every_s: float = 0.2, unowned: bool = True) -> None:
+    """Publishes this process's lines (info and above, by default) on `subjects.LOG` until cancelled.
+
+    Lines of the service `bus.sender.name`, where several are in one process (`bind(service=…)`), and with
+    `unowned` those of nobody who ships. Queues are bounded: under a flood lines are dropped, and their number
+    is told in a line of its own. Lines of a time without the bus are kept up to the bound.
     """
-    global _shippers
-    _shippers += 1
+    name = bus.sender.name
+    mine = (name, "") if unowned else (name,)
+    _own_sending.set(True)  # of this task alone
+    _shipping.shippers[name] += 1
     try:
         while True:
-            await _ship(bus)
+            await _ship(bus, mine)
             await asyncio.sleep(every_s)
     finally:
-        _shippers -= 1
-        await _ship(bus)
+        _shipping.shippers[name] -= 1
+        if not _shipping.shippers[name]:
+            del _shipping.shippers[name]
+        await _ship(bus, mine)
 
 
-async def _ship(bus: Bus) -> None:
-    global _dropped
+async def _ship(bus: Bus, mine: tuple[str, ...]) -> None:
     if not bus.connected:
         return
-    if _dropped:
-        count, _dropped = _dropped, 0
-        _waiting.append(LogLine(level="warning", event="log lines dropped", fields={"count": str(count)}))
-    try:
-        while _waiting:
-            await bus.publish(subjects.LOG, _waiting[0], sid=bus.sender.name)
-            _waiting.popleft()
-    except Unavailable:
-        return  # kept for when the bus is back
-    except BadMessage:
-        _waiting.popleft()  # one line that cannot be encoded must not block the others
+    if _shipping.dropped and "" in mine:
+        count, _shipping.dropped = _shipping.dropped, 0
+        told = LogLine(level="warning", event="log lines dropped", fields={"count": str(count)})
+        _shipping.waiting.setdefault("", deque(maxlen=KEPT_LINES)).append(told)
+    for service in mine:
+        waiting = _shipping.waiting.get(service, deque())
+        try:
+            while waiting:
+                await bus.publish(subjects.LOG, waiting[0], sid=bus.sender.name)
+                waiting.popleft()
+        except Unavailable:
+            return  # kept for when the bus is back
+        except BadMessage:
+            waiting.popleft()  # one line that cannot be encoded must not block the others

@@ -44,7 +44,7 @@ class Presence:
     lease: RegistrationLease
 
     def __init__(self, bus: Bus, record: ServiceRecord, *, register_s: float = REGISTER_S) -> None:
-        self.record = record
+        self.record = with_metrics(record, bus.metrics_url)
         self._bus = bus
         self._register_s = register_s
         self._running: list[asyncio.Task[None]] = []
@@ -154,6 +154,13 @@ class Presence:
                 if self._bus.connected:  # a buffered heartbeat would be a lie when it arrives
                     await self._bus.publish(subjects.HEARTBEAT, beat, sid=record.sid)
             await asyncio.sleep(self.lease.heartbeat_s)
+
+
+def with_metrics(record: ServiceRecord, url: str) -> ServiceRecord:
+    """The record, which says where its process tells its metrics."""
+    if not url:
+        return record
+    return record.model_copy(update={"endpoint": record.endpoint.model_copy(update={"metrics": url})})
 
 
 def digest_of(record: ServiceRecord) -> str:

@@ -16,7 +16,7 @@ from bus import codec
 from bus.dead_letters import bury
 from bus.feed import Feed
 from bus.link import asked_to_end
-from bus.logs import get_logger
+from bus.logs import get_logger, handling
 from bus.packed import Sendable
 from bus.subjects import Subject
 from schemas.base import Message
@@ -202,6 +202,7 @@ class Subscription:
         except BadMessage as error:
             await bury(self._bus, self.row, raw.subject, raw.data, error)
             return
+        handling.set(envelope)
         await handler(message, envelope)
 
     async def _serve(self, server: Server, raw: Msg) -> None:
@@ -219,6 +220,7 @@ class Subscription:
 
     async def _answer(self, server: Server, message: Message, envelope: Envelope) -> None:
         reply: bytes | None = None
+        handling.set(envelope)
         try:
             reply = self._encode(await server(message, envelope), envelope.id)
         except asyncio.CancelledError:

@@ -46,6 +46,8 @@ class RunOptions:
     tokens_file: Path | None = None
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
     precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
+    peak_tflops: float | None = None  # of one device, for MFU; None: not told
+    energy_price: float | None = None  # of a kWh, for the cost of energy; None: not told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ def compose(names: Sequence[str], options: RunOptions) -> list[Part]:
             pairs = zip(_clusters(name, options), ports, strict=False)
             parts.extend(_gateway(cluster, port, options) for cluster, port in pairs)
         elif name == "router":
-            parts.extend(_router(cluster) for cluster in _clusters(name, options))
+            parts.extend(_router(cluster, options) for cluster in _clusters(name, options))
         else:
             parts.append(policy_part(name))
     return parts
@@ -141,6 +143,7 @@ def _orchestrator(options: RunOptions) -> Part:
         node=node_name(),
         lease=LeaseConfig(lease_s=lease_s(options.replicas)),
         arbitration=ArbitrationConfig(precedence=ranks),
+        peak_tflops=options.peak_tflops,
     )
     return Part(
         sid="orchestrator",
@@ -167,10 +170,10 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
     )
 
 
-def _router(cluster: str) -> Part:
+def _router(cluster: str, options: RunOptions) -> Part:
     from entities.router import Router, RouterConfig
 
-    config = RouterConfig(cluster=cluster)
+    config = RouterConfig(cluster=cluster, energy_price=options.energy_price)
     return Part(sid=config.sid, kind=EntityKind.ROUTER, make=lambda bus: Router(bus, config), stop_order=1)
 
 

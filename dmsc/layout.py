@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -24,6 +24,8 @@ class MeshOptions:
     registries: int = 1  # likewise
     separate: bool = False  # one process per entity instead of one for the control plane
     bind: str = "127.0.0.1"
+    metrics_port: int | None = 0  # the first process's, the others follow; 0: any; None: none at all
+    metrics_bind: str = "127.0.0.1"
     address: str = "127.0.0.1"  # what other machines reach this one by
     node: str = "node"
     policies: tuple[str, ...] = ()  # built-in names or files
@@ -41,6 +43,25 @@ class ChildSpec:
     arguments: tuple[str, ...]
     stop_order: int
     may_leave: bool = False  # whether it may end in order by itself, and then stays away
+
+
+def with_metrics(children: Sequence[ChildSpec], ports: Sequence[int], bind: str) -> list[ChildSpec]:
+    """The same children, each with the port at which it tells its metrics; no ports: none does.
+
+    Functional modules tell none: what they do is on the bus.
+    """
+    own = iter(ports)
+    return [
+        child
+        if child.arguments[0] not in ("run", "join")
+        else replace(
+            child,
+            arguments=(
+                *child.arguments, "--metrics-port", str(next(own, "off")), "--metrics-bind", bind
+            ),
+        )
+        for child in children
+    ]  # fmt: skip
 
 
 def lay_out(

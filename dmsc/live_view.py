@@ -31,6 +31,7 @@ _marks = {
     "checkpoint": "[blue]▪[/]",
     "skipped": "[yellow]↷[/]",
     "rebalancing": "[cyan]⇆[/]",
+    "alert": "[yellow]![/]",
 }
 
 

@@ -15,7 +15,7 @@ from bus.embedded_cluster import EmbeddedCluster, copies
 from dmsc import layout, ports
 from dmsc.client import AsyncClient
 from dmsc.composition import own_address
-from dmsc.layout import MeshOptions
+from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
 from schemas.door import MeshStatus
@@ -65,7 +65,11 @@ async def running_mesh(
         started_at = time.time()
         async with _bus(options, folder, say) as bus:
             inner = [_local(url) for url in bus.urls]
-            async with _started(options, folder, inner, say, progress, started_at) as (supervisor, gateways):
+            async with _started(options, folder, inner, say, progress, started_at) as (
+                supervisor,
+                gateways,
+                metrics,
+            ):
                 file = MeshFile(
                     servers=tuple(_outer(url, options) for url in inner),
                     gateways=gateways,
@@ -74,6 +78,7 @@ async def running_mesh(
                     ready_at=time.time(),
                     clusters=dict.fromkeys(options.clusters, options.slots),
                     children=_pids(bus, supervisor),
+                    metrics=metrics,
                 )
                 folder.write_mesh(file)
                 supervisor.ready = True
@@ -123,8 +128,11 @@ async def _started(
     say: Say,
     progress: Say | None,
     started_at: float,
-) -> AsyncIterator[tuple[Supervisor, dict[str, str]]]:
-    """The children, up and ready. A port of our own choice that someone took meanwhile is replaced."""
+) -> AsyncIterator[tuple[Supervisor, dict[str, str], dict[str, str]]]:
+    """The children, up and ready; URLs of gateways by cluster, of metrics by process.
+
+    A port of our own choice that someone took meanwhile is replaced.
+    """
     # a port that was found free may be taken by the time a gateway listens: then any other will do, too
     others = [] if options.http_port else [replace(options, http_port=0) for _ in range(2)]
     attempts = [options, *others]
@@ -145,6 +153,7 @@ async def _started(
         )
         together = ",".join(bus_urls)
         children = layout.lay_out(options, together, http_ports, folder.tokens_file, folder.logs)
+        children, metrics = _metered(options, children)
         environment = {
             "DMSC_BUS": together,
             "DMSC_BUS_TOKEN": folder.bus_token() or "",
@@ -158,8 +167,23 @@ async def _started(
                     raise
                 say(f"{error.text}; trying other ports")
                 continue
-            yield supervisor, gateways
+            yield supervisor, gateways, metrics
             return
+
+
+def _metered(options: MeshOptions, children: list[ChildSpec]) -> tuple[list[ChildSpec], dict[str, str]]:
+    """The children with ports for their metrics, and the URLs by process.
+
+    The ports stay the same over restarts. One that somebody takes meanwhile costs no process: it tells its
+    metrics at another one then, which `dmsc status` shows.
+    """
+    if options.metrics_port is None:
+        return layout.with_metrics(children, (), options.metrics_bind), {}
+    telling = [child.name for child in children if child.arguments[0] in ("run", "join")]
+    found, _ = ports.choose(options.metrics_bind, options.metrics_port, 0, len(telling), "--metrics-port")
+    host = own_address(options.metrics_bind)
+    urls = {name: f"http://{host}:{port}/metrics" for name, port in zip(telling, found, strict=True)}
+    return layout.with_metrics(children, found, options.metrics_bind), urls
 
 
 async def _until_ready(

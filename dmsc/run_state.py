@@ -65,7 +65,7 @@ class RunState:
         elif event.kind == "sample":
             self.sample = event.sample
         elif (
-            event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped", "rebalancing")
+            event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped", "rebalancing", "alert")
             and event.text
         ):
             self.faults += event.kind == "fault"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from bus.connection import Bus
-from bus.logs import get_logger, ship_logs
+from bus.logs import bind, get_logger, ship_logs
 from dmsc.composition import Part
 from dmsc.interrupts import interrupts
+from dmsc.metrics.exposition import Exposition
+from dmsc.metrics.listener import MetricsOptions, listening
 from dmsc.parent_death import end_at_the_latest
+from entities.metrics import Scraped
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DmscError
 
@@ -28,6 +33,7 @@ async def serve(
     *,
     patience_s: float = 30.0,
     replicas: int | None = None,
+    metrics: MetricsOptions | None = None,
 ) -> None:
     """Run these services until SIGTERM or SIGINT; then stop them in order of `stop_order`.
 
@@ -37,6 +43,7 @@ async def serve(
         token: the bus's token.
         patience_s: how long to wait for a bus that is not there yet.
         replicas: of streams and buckets, which are made or adjusted first (idempotent); None: by others.
+        metrics: where this process tells its metrics; None: nowhere but at its gateways' HTTP doors.
     """
     stopping = asyncio.Event()
 
@@ -55,19 +62,39 @@ async def serve(
                 stopped.cancel()
                 return
             last = max(parts, key=lambda part: part.stop_order)
-            tasks = {
-                part.sid: group.create_task(_run(part, servers, token, ship=part is last), name=part.sid)
-                for part in parts
-            }
-            await _until_over(stopped, list(tasks.values()))
-            stopped.cancel()
-            for order in sorted({part.stop_order for part in parts}):
-                stage = [tasks[part.sid] for part in parts if part.stop_order == order]
-                for task in stage:
-                    task.cancel()
-                _, late = await asyncio.wait(stage, timeout=_stage_limit_s)
-                for task in late:
-                    log.warning("slow to stop", service=task.get_name())
+            async with _telling(metrics) as told:
+                tasks = {
+                    part.sid: group.create_task(_run(part, servers, token, told, part is last), name=part.sid)
+                    for part in parts
+                }
+                await _until_over(stopped, list(tasks.values()))
+                stopped.cancel()
+                for order in sorted({part.stop_order for part in parts}):
+                    stage = [tasks[part.sid] for part in parts if part.stop_order == order]
+                    for task in stage:
+                        task.cancel()
+                    _, late = await asyncio.wait(stage, timeout=_stage_limit_s)
+                    for task in late:
+                        log.warning("slow to stop", service=task.get_name())
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """This process's metrics: what makes them, and where they are to be had."""
+
+    exposition: Exposition
+    url: str = ""
+
+
+@asynccontextmanager
+async def _telling(options: MetricsOptions | None) -> AsyncIterator[_Told]:
+    exposition = Exposition()
+    if options is None:
+        yield _Told(exposition)
+        return
+    async with listening(options, exposition.render) as url:
+        log.info("metrics", url=url)
+        yield _Told(exposition, url)
 
 
 async def _open(
@@ -89,16 +116,22 @@ async def _open(
             await asyncio.sleep(0.5)
 
 
-async def _run(part: Part, servers: Sequence[str], token: str | None, *, ship: bool) -> None:
-    """One service until it is cancelled. `ship`: this process's log lines travel over its connection."""
+async def _run(part: Part, servers: Sequence[str], token: str | None, told: _Told, last: bool) -> None:
+    """One service until it is cancelled. Lines of nobody in particular travel with the `last` one's."""
+    bind(service=part.sid)
     async with Bus.connect(servers, name=part.sid, kind=part.kind, token=token) as bus:
-        logs = asyncio.create_task(ship_logs(bus)) if ship else None
+        bus.metrics_url = told.url
+        entity = part.make(bus)
+        if isinstance(entity, Scraped):
+            entity.exposition = told.exposition.render
+        told.exposition.add(bus, entity)
+        logs = asyncio.create_task(ship_logs(bus, unowned=last))
         try:
-            await part.make(bus).run()
+            await entity.run()
         finally:
-            if logs is not None:
-                logs.cancel()
-                await asyncio.gather(logs, return_exceptions=True)
+            told.exposition.remove(entity)
+            logs.cancel()
+            await asyncio.gather(logs, return_exceptions=True)
         if part.kind is not EntityKind.FUNCTIONAL_MODULE:  # which may be told to leave
             raise DmscError(f"{part.sid} ended by itself; see its log")
 

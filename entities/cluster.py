@@ -12,7 +12,7 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
+from entities import metrics
 from entities.cluster_core import judge, offer_slots
 from entities.cluster_instances import Instances
 from entities.cluster_processes import ForkServerClient, last_lines, look
@@ -127,6 +128,7 @@ class ClusterAgent:
         self._bus = bus
         self._config = config
         self._changed = asyncio.Event()
+        self._cpu: float | None = None  # busy part of all cores, once measured
         self._tasks: asyncio.TaskGroup | None = None
         self._stores = Stores(config.store_root, keep=config.keep_stores)
         self._processes = ForkServerClient(
@@ -305,16 +307,28 @@ class ClusterAgent:
         while True:
             await asyncio.sleep(self._config.sample_every_s)
             memory = psutil.virtual_memory()
+            self._cpu = psutil.cpu_percent() / 100
             sample = NodeSample(
                 cluster=self._config.cluster,
                 node=self._config.node,
-                cpu=psutil.cpu_percent() / 100,
+                cpu=self._cpu,
                 memory_used_bytes=memory.total - memory.available,
                 memory_total_bytes=memory.total,
                 instances=len(self._instances.ledger.held),
             )
             with suppress(DmscError):  # a lost sample is no loss
                 await self._bus.publish(subjects.NODE_SAMPLE, sample, agent=self._config.sid)
+
+    def readings(self) -> Iterator[metrics.Reading]:
+        """For whoever scrapes this process: its node, now."""
+        place = {"cluster": self._config.cluster, "node": self._config.node}
+        memory = psutil.virtual_memory()
+        if self._cpu is not None:
+            yield metrics.NODE_CPU(self._cpu, **place)
+        yield metrics.NODE_MEMORY(memory.total - memory.available, **place)
+        yield metrics.NODE_MEMORY_TOTAL(memory.total, **place)
+        yield metrics.NODE_SLOTS(len(self._instances.ledger.slots), **place)
+        yield metrics.NODE_INSTANCES(len(self._instances.ledger.held), **place)
 
     async def _tell(self, row: subjects.Subject, message: Message, **tokens: str) -> None:
         """A command that should arrive even if its receiver is being restarted; given up in the end.

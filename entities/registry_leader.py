@@ -195,7 +195,7 @@ class RegistryLeader:
             kind=EntityKind.SERVICE_REGISTRY,
             incarnation=self._incarnation,
             state=InstanceState.ACTIVE,
-            endpoint=Endpoint(cluster="mesh", node=self.config.node),
+            endpoint=Endpoint(cluster="mesh", node=self.config.node, metrics=self._bus.metrics_url),
         )
         now = time.monotonic()
         moved = self.core.load(loaded, now) | self.core.register(me, now)

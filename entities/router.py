@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +29,13 @@ from entities.instance_feed import InstanceFeed
 from entities.link_statistics import LinkStatistics
 from entities.load_statistics import LoadStatistics
 from entities.mesh_registration import keep_registered
+from entities.metrics import REFUSED_SAMPLES, ROUTE_CHANGES, Reading
 from entities.policy_book import PolicyBook
 from entities.qos_reporter import QosReporter
 from entities.qos_window import QosWindow
 from entities.registry_view import FollowConfig, RegistryFollower
 from entities.router_core import TableDecision, decide_table, member_of, worth_writing
+from entities.sample_book import SampleBook
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError
@@ -71,6 +74,7 @@ class RouterConfig:
     compute_every_s: float = 5.0  # Type 4 without a change, for gateways that started later
     report_every_s: float = 1.0  # Type 5 while a job runs
     retry_s: float = 0.2  # pause before a table that the bucket did not take is written again
+    energy_price: float | None = None  # of a kWh in any currency, for the metrics; None: not told
     measured_s: float = 1.0  # least pause between tables of a stage that only measurements have changed
     fail_slow: FailSlowConfig = field(default_factory=FailSlowConfig)
     ejection: EjectionConfig = field(default_factory=EjectionConfig)
@@ -102,6 +106,8 @@ class Router:
         self._dirty = asyncio.Event()
         self._measured = LoadStatistics()
         self._links = LinkStatistics()
+        self._samples = SampleBook(config.cluster, config.energy_price)
+        self._route_changes: Counter[tuple[str, int]] = Counter()
         self._slow: dict[str, FailSlow] = {}
         self._ejections: dict[tuple[str, int], Ejection] = {}
         self._feed = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
@@ -166,6 +172,9 @@ class Router:
             self._written = {key: value for key, value in self._written.items() if key[0] != job}
             self._ejections = {key: value for key, value in self._ejections.items() if key[0] != job}
             self._slow.pop(job, None)
+            self._samples.forget(job)
+            for key in [key for key in self._route_changes if key[0] == job]:
+                del self._route_changes[key]
         await self._reporter.end(job, "route tables removed")
 
     # --- Type 2 → route tables ---------------------------------------------------------------------------
@@ -245,6 +254,7 @@ class Router:
         )
         await self._tables.put(table, **key)
         self._written[policy.job, stage.stage] = _Written(table.revision, decision, now)
+        self._route_changes[policy.job, stage.stage] += 1
         log.info(
             "route table", job=policy.job, stage=stage.stage, revision=table.revision, reason=table.reason
         )
@@ -300,6 +310,7 @@ class Router:
                 )
             )
         self._links.add(message)
+        self._samples.take(message)
         if message.job in self.book.active:
             self._qos.add_sample(message)
         self._compute_news.set()
@@ -368,6 +379,15 @@ class Router:
                     evidence=verdict.evidence,
                 )
             )
+
+    def readings(self) -> Iterator[Reading]:
+        """For whoever scrapes this process: its cluster's instances, by their last samples."""
+        ours = self.follower.view.instances(cluster=self.config.cluster)
+        over = (InstanceState.FAULTED, InstanceState.GONE)
+        yield from self._samples.readings({record.sid for record in ours if record.state not in over})
+        for (job, stage), count in self._route_changes.items():
+            yield ROUTE_CHANGES(count, job=job, stage=str(stage), cluster=self.config.cluster)
+        yield REFUSED_SAMPLES(self._measured.refused, cluster=self.config.cluster)
 
     # --- faults ------------------------------------------------------------------------------------------
     def _report_faulted(self, record: ServiceRecord) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from schemas.alert import Alert
 from schemas.base import Message, Part, Token
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
@@ -91,9 +92,10 @@ class JobSummary(Part):
     step: int
     steps: int
     reason: str = ""
+    alerts: tuple[Alert, ...] = ()
 
 
-class MeshStatus(Message, wire="mesh.status", version=(1, 1)):
+class MeshStatus(Message, wire="mesh.status", version=(1, 2)):
     """What `dmsc status` shows."""
 
     services: tuple[ServiceRecord, ...]

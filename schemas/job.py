@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from schemas.alert import Alert
 from schemas.base import Message, Part, Token
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.routing import RoutingSpec
@@ -287,7 +288,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 4)):
+class JobRecord(Message, wire="job.record", version=(1, 5)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -316,7 +317,7 @@ class JobRecord(Message, wire="job.record", version=(1, 4)):
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
 
 
-class JobEvent(Message, wire="job.event", version=(1, 2)):
+class JobEvent(Message, wire="job.event", version=(1, 3)):
     """What happened to a job, in order, on the stream `JOBS`. The live view and the curve feed on it."""
 
     job: Token
@@ -333,6 +334,7 @@ class JobEvent(Message, wire="job.event", version=(1, 2)):
         "sample",
         "skipped",
         "rebalancing",
+        "alert",
     ]
     at: float
     text: str = ""
@@ -342,6 +344,7 @@ class JobEvent(Message, wire="job.event", version=(1, 2)):
     instances: tuple[InstanceView, ...] | None = None
     skipped_step: int | None = None
     move: StageMove | None = None
+    alert: Alert | None = None
     validation_step: int | None = None
     validation_loss: float | None = None
     weights: WeightsManifest | None = None

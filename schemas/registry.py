@@ -62,15 +62,19 @@ class Capability(Part):
 
 
 class Endpoint(Part):
-    """Where an instance sits: cluster, node, process, and the address its tensor links use."""
+    """Where an instance sits: cluster, node, process, and the address its tensor links use.
+
+    `metrics`: URL at which its process tells Prometheus; empty where it tells nothing, as instances do.
+    """
 
     cluster: Token
     node: Token
     pid: int = 0
     address: str = ""
+    metrics: str = ""
 
 
-class ServiceRecord(Message, wire="registry.record", version=(1, 1)):
+class ServiceRecord(Message, wire="registry.record", version=(1, 2)):
     """A leased registration, as the registry keeps it. Key in the bucket: the SID.
 
     `prefix` is the service's content name (`train/<job>/stage/0`); callers resolve by prefix, schema,

@@ -123,6 +123,7 @@ class TaskGraph(Part):
     reason: str = ""
     code_digest: str = Field("", description="of the user code, as analysed; instances check their own")
     layer_count: int = 0
+    parameters: int = Field(0, description="of the whole model; 0: not known")
 
     def unit(self, sid: str) -> TaskUnit:
         return next(unit for unit in self.units if unit.sid == sid)

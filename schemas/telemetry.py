@@ -107,13 +107,18 @@ class NodeSample(Message, wire="telemetry.node"):
     instances: int = 0
 
 
-class LogLine(Message, wire="telemetry.log"):
-    """One structured log line, kept on a bounded stream for `dmsc logs`."""
+class LogLine(Message, wire="telemetry.log", version=(1, 1)):
+    """One structured log line, kept on a bounded stream for `dmsc logs`.
+
+    `correlation`: id of the message that was being handled; `dmsc tap` shows what else it caused.
+    """
 
     level: str
     event: str
     fields: Annotated[dict[str, str], HOLDS_USER_VALUES] = {}
     job: Token | None = None
+    step: int | None = None
+    correlation: str | None = None
 
 
 class DeadLetter(Message, wire="telemetry.dead_letter"):

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from bus.buckets import Change
 from bus.connection import Bus
-from bus.logs import configure_logging, get_logger, ship_logs
+from bus.logs import bind_process, configure_logging, get_logger, ship_logs
 from bus.presence import Presence
 from bus.subjects import (
     ADOPT,
@@ -148,6 +148,7 @@ class Instance:
             AsyncExitStack() as stack,
         ):
             place = self.given.model_dump(include={"cluster", "node", "agent", "address", "device"})
+            bind_process(job=self.job, sid=self.unit.sid, stage=self.unit.stage)
             self.chronicle.begins(self.start, pid=os.getpid(), **place)
             shipping = asyncio.create_task(ship_logs(bus))
             stack.callback(shipping.cancel)
@@ -198,6 +199,7 @@ class Instance:
             runtime = DataRuntime(
                 bus=bus, start=self.start, member=self.member, cluster=self.given.cluster, failed=self._fail
             )
+        bind_process(step=lambda: runtime.version if isinstance(runtime, StageRuntime) else runtime.step)
         await runtime.build()
         stack.push_async_callback(runtime.close)
         exchange = HopExchange(

@@ -125,7 +125,7 @@ def status(
         return
     services = sorted(mesh.services, key=lambda each: (each.kind, each.endpoint.cluster, each.sid))
     print_table(
-        ("service", "kind", "cluster", "node", "state", "pid"),
+        ("service", "kind", "cluster", "node", "state", "pid", "metrics"),
         [
             (
                 each.sid,
@@ -134,6 +134,7 @@ def status(
                 each.endpoint.node,
                 each.state.value,
                 str(each.endpoint.pid or ""),
+                each.endpoint.metrics,
             )
             for each in services
         ],
@@ -160,6 +161,11 @@ def status(
         [(job.job, job.name, job.state, f"{job.step}/{job.steps}", job.reason) for job in mesh.jobs],
         title="jobs",
     )
+    alerts = [
+        (job.job, alert.kind.value, str(alert.step), alert.text) for job in mesh.jobs for alert in job.alerts
+    ]
+    if alerts:
+        print_table(("job", "alert", "since step", "what"), alerts, title="alerts")
 
 
 async def _call(

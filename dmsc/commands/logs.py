@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dmsc.settings import BusAddress
     from schemas.telemetry import LogLine
 
-_quiet = ("component", "pid")
+_quiet = ("component", "pid", "service")
 
 
 def logs(
@@ -31,6 +31,13 @@ def logs(
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="WHEN", help="From then on: 30s, 5m, 2h, 1d ago, or an ISO time."),
+    ] = None,
+    level: Annotated[
+        str, typer.Option("--level", metavar="LEVEL", help="At least: info, warning, error or critical.")
+    ] = "info",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")
     ] = False,
@@ -44,8 +51,9 @@ def logs(
 ) -> None:
     """Show what the services logged (info and above), oldest first.
 
-    Example: dmsc logs --job stdlib-gpt-1 --grep 'fault|recover' --follow
+    Example: dmsc logs --job stdlib-gpt-1 --grep 'fault|recover' --since 10m --follow
     """
+    from bus.logs import LEVELS
     from dmsc.settings import find_bus
     from schemas.errors import BadInput
 
@@ -53,18 +61,39 @@ def logs(
         pattern = re.compile(grep or "")
     except re.error as error:
         raise BadInput(f"--grep {grep}: {error}") from error
+    if level not in LEVELS:
+        raise BadInput(f"--level {level}: use one of {', '.join(LEVELS)}")
+    after = None if since is None else parse_since(since, time.time())
     address = find_bus(bus, bus_token, state)
 
     def wanted(line: LogLine) -> bool:
-        return (job is None or line.job == job) and bool(pattern.search(text_of(line)))
+        loud = line.level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
+        return loud and (job is None or line.job == job) and bool(pattern.search(text_of(line)))
 
-    run_async(_logs(address, sid, wanted, follow, last, json))
+    run_async(_logs(address, sid, wanted, after, follow, last, json))
+
+
+def parse_since(text: str, now: float) -> float:
+    """`30s`, `5m`, `2h`, `1d` ago, or an ISO 8601 time (local, unless it says otherwise), as seconds since
+    the epoch. Raises `BadInput`."""
+    from datetime import datetime
+
+    from schemas.errors import BadInput
+
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if ago is not None:
+        return now - float(ago[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[ago[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise BadInput(f"--since {text}: write 30s, 5m, 2h, 1d, or a time as 2026-01-31T12:00") from None
 
 
 async def _logs(
     address: BusAddress,
     sid: str | None,
     wanted: Callable[[LogLine], bool],
+    after: float | None,
     follow: bool,
     last: int,
     json: bool,
@@ -80,7 +109,7 @@ async def _logs(
     async with Bus.connect(address.servers, name="logs", kind=EntityKind.CLIENT, token=address.token) as bus:
         past: deque[Recorded] = deque(maxlen=last)
         end = 0
-        async for recorded in bus.history(subjects.LOG, **tokens):
+        async for recorded in bus.history(subjects.LOG, since=after, **tokens):
             end = recorded.sequence
             if isinstance(recorded.message, LogLine) and wanted(recorded.message):
                 past.append(recorded)
@@ -88,7 +117,10 @@ async def _logs(
             _show(recorded, json)
         if not follow:
             return
-        async for recorded in bus.history(subjects.LOG, start=end + 1, follow=True, **tokens):
+        coming = bus.history(subjects.LOG, start=end + 1, follow=True, **tokens)
+        if not end and after is not None:  # nothing since then: all that comes is
+            coming = bus.history(subjects.LOG, since=after, follow=True, **tokens)
+        async for recorded in coming:
             if isinstance(recorded.message, LogLine) and wanted(recorded.message):
                 _show(recorded, json)
 

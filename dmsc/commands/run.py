@@ -12,6 +12,7 @@ from dmsc.running import run_async
 
 if TYPE_CHECKING:
     from dmsc.composition import Part
+    from dmsc.metrics.listener import MetricsOptions
     from dmsc.settings import BusAddress
 
 ParentOption = Annotated[int | None, typer.Option("--parent", hidden=True)]
@@ -19,6 +20,24 @@ LevelOption = Annotated[
     str,
     typer.Option(
         "--log-level", envvar="DMSC_LOG_LEVEL", help="debug, info, warning or error.", show_default=True
+    ),
+]
+MetricsPortOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT|off",
+        envvar="DMSC_METRICS_PORT",
+        help="Where this process serves /metrics for Prometheus; 0: any free port.",
+    ),
+]
+MetricsBindOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-bind",
+        metavar="ADDRESS",
+        envvar="DMSC_METRICS_BIND",
+        help="Where /metrics listens; without a token, so think twice about 0.0.0.0.",
     ),
 ]
 
@@ -71,6 +90,26 @@ def run(
             show_default=False,
         ),
     ] = "",
+    metrics_port: MetricsPortOption = "0",
+    metrics_bind: MetricsBindOption = "127.0.0.1",
+    peak_tflops: Annotated[
+        float | None,
+        typer.Option(
+            "--peak-tflops",
+            min=0.001,
+            envvar="DMSC_PEAK_TFLOPS",
+            help="Peak of one device in 10¹² FLOP/s at the job's precision, for MFU.",
+        ),
+    ] = None,
+    energy_price: Annotated[
+        float | None,
+        typer.Option(
+            "--energy-price",
+            min=0,
+            envvar="DMSC_ENERGY_PRICE",
+            help="Price of a kWh, for the cost of energy.",
+        ),
+    ] = None,
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
     ] = 30.0,
@@ -97,9 +136,17 @@ def run(
         tokens_file=tokens,
         replicas=replicas,
         precedence=tuple(name.strip() for name in precedence.split(",") if name.strip()),
+        peak_tflops=peak_tflops,
+        energy_price=energy_price,
     )
     run_parts(
-        compose(entity, options), address, parent=parent, level=log_level, patience_s=wait, replicas=replicas
+        compose(entity, options),
+        address,
+        parent=parent,
+        level=log_level,
+        patience_s=wait,
+        replicas=replicas,
+        metrics=metrics_options(metrics_port, metrics_bind),
     )
 
 
@@ -162,6 +209,8 @@ def join(
         bool,
         typer.Option("--keep-stores", envvar="DMSC_KEEP_STORES", help="Keep them when their job has ended."),
     ] = False,
+    metrics_port: MetricsPortOption = "0",
+    metrics_bind: MetricsBindOption = "127.0.0.1",
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
     ] = 30.0,
@@ -193,7 +242,14 @@ def join(
         stores=None if stores is None else stores.absolute(),
         keep_stores=keep_stores,
     )
-    run_parts([agent_part(options)], bus, parent=parent, level=log_level, patience_s=wait)
+    run_parts(
+        [agent_part(options)],
+        bus,
+        parent=parent,
+        level=log_level,
+        patience_s=wait,
+        metrics=metrics_options(metrics_port, metrics_bind),
+    )
 
 
 def run_parts(
@@ -204,11 +260,12 @@ def run_parts(
     level: str,
     patience_s: float,
     replicas: int | None = None,
+    metrics: MetricsOptions | None = None,
 ) -> None:
     """Run these services in this process until a signal; `parent`: and not longer than that process.
 
     `replicas`: of streams and buckets, which are then made or adjusted first. None: others do that, who
-    know how many there are to be.
+    know how many there are to be. `metrics`: where they are told; None: not at a port of their own.
     """
     from bus.logs import configure_logging
     from dmsc.parent_death import end_with_parent
@@ -220,7 +277,24 @@ def run_parts(
     if level not in ("debug", "info", "warning", "error"):
         raise BadInput(f"--log-level {level}: debug, info, warning or error")
     configure_logging(level=level)
-    run_async(serve(parts, address.servers, address.token, patience_s=patience_s, replicas=replicas))
+    run_async(
+        serve(
+            parts, address.servers, address.token, patience_s=patience_s, replicas=replicas, metrics=metrics
+        )
+    )
+
+
+def metrics_options(port: str, bind: str) -> MetricsOptions | None:
+    """What `--metrics-port` and `--metrics-bind` say; None: off."""
+    from dmsc.composition import own_address
+    from dmsc.metrics.listener import MetricsOptions
+    from schemas.errors import BadInput
+
+    if port == "off":
+        return None
+    if not (port.isdigit() and int(port) < 65536):
+        raise BadInput(f"--metrics-port {port}: a port, 0 for any free one, or off")
+    return MetricsOptions(port=int(port), bind=bind, host=own_address(bind))
 
 
 def _range(text: str | None) -> tuple[int, int] | None:

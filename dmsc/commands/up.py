@@ -41,6 +41,18 @@ def up(
     bind: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines join.")
     ] = "127.0.0.1",
+    metrics_port: Annotated[
+        str,
+        typer.Option(
+            metavar="PORT|off",
+            envvar="DMSC_METRICS_PORT",
+            help="Where the first process serves /metrics for Prometheus, the others follow; 0: any.",
+        ),
+    ] = "0",
+    metrics_bind: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", envvar="DMSC_METRICS_BIND", help="Where /metrics listens; no token."),
+    ] = "127.0.0.1",
     servers: Annotated[
         int, typer.Option(min=1, help="The bus's servers: 3 or 5 bear the loss of one or two.")
     ] = 1,
@@ -72,6 +84,8 @@ def up(
         nats_port,
         http_port,
         bind,
+        metrics_port,
+        metrics_bind,
         servers,
         orchestrators,
         registries,
@@ -115,16 +129,20 @@ def _options(
     nats_port: int | None,
     http_port: int | None,
     bind: str,
+    metrics_port: str,
+    metrics_bind: str,
     servers: int,
     orchestrators: int,
     registries: int,
     separate: bool,
     policy: list[str] | None,
 ) -> MeshOptions:
+    from dmsc.commands.run import metrics_options
     from dmsc.composition import check_clusters, node_name, own_address
     from dmsc.layout import MeshOptions
     from dmsc.state_folder import default_state
 
+    metrics = metrics_options(metrics_port, metrics_bind)
     return MeshOptions(
         state=(state or default_state()).absolute(),
         clusters=check_clusters(tuple(cluster or ("a", "b"))),
@@ -136,6 +154,8 @@ def _options(
         registries=registries,
         separate=separate,
         bind=bind,
+        metrics_port=None if metrics is None else metrics.port,
+        metrics_bind=metrics_bind,
         address=own_address(bind),
         node=node_name(),
         policies=tuple(policy or ()),

@@ -27,6 +27,7 @@ from bus.logs import get_logger
 from entities.checkpoint_store import CheckpointStore, checkpoints_url, read_manifest
 from entities.gateway.desk import Desk
 from entities.gateway.events import EventsConfig, first_sequence, job_events
+from entities.gateway.metrics_door import DoorMetrics, add_metrics
 from entities.gateway.operations import Authorization, add_operations, bearer, instance_id, job_id
 from entities.gateway.policy_routes import add_policies
 from entities.gateway.problems import MEDIA_TYPE, TooLarge, problem, status_of
@@ -59,12 +60,12 @@ class DoorConfig:
     events: EventsConfig = field(default_factory=EventsConfig)
 
 
-def build_app(bus: Bus, desk: Desk, gateway: str, config: DoorConfig) -> FastAPI:
+def build_app(bus: Bus, desk: Desk, metrics: DoorMetrics, config: DoorConfig) -> FastAPI:
     """The application; all state is in what it is given."""
     app = FastAPI(
         title="DMSC gateway", version="1", docs_url="/docs", redoc_url=None, openapi_url="/v1/openapi.json"
     )
-    app.add_middleware(RequestLog, gateway=gateway)
+    app.add_middleware(RequestLog, metrics=metrics)
     _explain_errors(app)
     _jobs(app, desk, config)
     _events(app, bus, desk, config)
@@ -72,6 +73,7 @@ def build_app(bus: Bus, desk: Desk, gateway: str, config: DoorConfig) -> FastAPI
     add_promotions(app, PromotionDesk(bus, desk.guard))
     add_tap(app, TapDesk(desk.guard))
     add_policies(app, desk.modules, lambda request: _body(request, config.max_job_bytes))
+    add_metrics(app, desk.guard, metrics)
     _weights(app, bus, desk)
     _checkpoints(app, bus, desk)
     _datasets(app, bus, desk, config)
@@ -365,11 +367,11 @@ def _explain_errors(app: FastAPI) -> None:
 
 
 class RequestLog:
-    """ASGI: one line per request. Never the headers or the query, which may hold secrets."""
+    """ASGI: one line per request, and a count. Never the headers or the query, which may hold secrets."""
 
-    def __init__(self, app: ASGIApp, gateway: str) -> None:
+    def __init__(self, app: ASGIApp, metrics: DoorMetrics) -> None:
         self._app = app
-        self._gateway = gateway
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -387,11 +389,12 @@ class RequestLog:
         try:
             await self._app(scope, receive, counted)
         finally:
-            told = log.debug if scope["path"] == "/healthz" else log.info
+            self._metrics.answered[status] += 1
+            told = log.debug if scope["path"] in ("/healthz", "/metrics") else log.info
             took_ms = round(1e3 * (time.monotonic() - begun), 1)
             told(
                 "http request",
-                gateway=self._gateway,
+                gateway=self._metrics.gateway,
                 method=scope["method"],
                 path=scope["path"],
                 status=status,

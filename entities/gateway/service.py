@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from entities.gateway.dispatcher import DATA_STAGE, Dispatcher, DispatcherConfig
 from entities.gateway.guard import Guard, GuardConfig
 from entities.instance_feed import InstanceFeed
 from entities.mesh_registration import keep_registered
+from entities.metrics import Reading, Render
 from entities.policy_book import PolicyBook
 from entities.qos_reporter import QosReporter
 from entities.qos_window import QosWindow
@@ -42,6 +43,7 @@ from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
     from entities.gateway.door import DoorConfig
+    from entities.gateway.metrics_door import DoorMetrics
 
 log = get_logger("gateway")
 
@@ -74,11 +76,16 @@ class GatewayConfig:
 
 
 class Gateway:
-    """The gateway's service. `url` is its HTTP door's, once `run` is ready."""
+    """The gateway's service. `url` is its HTTP door's, once `run` is ready.
+
+    `exposition` makes the metrics of this process, for `/metrics` there; whoever runs it hands that in.
+    """
 
     def __init__(self, bus: Bus, config: GatewayConfig) -> None:
         self.config = config
         self.url: str | None = None
+        self.exposition: Render | None = None
+        self._metrics: DoorMetrics | None = None
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self.desk = Desk(bus, config.sid, Guard(bus, config.sid, config.guard), self._last_compute)
@@ -136,9 +143,13 @@ class Gateway:
         # Only here: FastAPI costs memory that a gateway without an outer door need not have.
         from entities.gateway.door import DoorConfig, build_app
         from entities.gateway.listener import bind, serving, url_of
+        from entities.gateway.metrics_door import DoorMetrics
 
         sock = bind(self.config.http_host, self.config.http_port)
-        app = build_app(self._bus, self.desk, self.config.sid, self.config.door or DoorConfig())
+        self._metrics = DoorMetrics(
+            self.config.sid, lambda: self.exposition, lambda: self.follower.view.records.values()
+        )
+        app = build_app(self._bus, self.desk, self._metrics, self.config.door or DoorConfig())
         async with serving(app, sock):
             self.url = url_of(sock, self.config.http_host, self.config.advertised_host)
             yield
@@ -185,6 +196,10 @@ class Gateway:
     async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
         if message.job in self.book.active:
             self._qos.add_sample(message)
+
+    def readings(self) -> Iterable[Reading]:
+        """For whoever scrapes this process."""
+        return () if self._metrics is None else self._metrics.readings()
 
     # --- who we are -----------------------------------------------------------------------------------
     def _record(self) -> ServiceRecord:

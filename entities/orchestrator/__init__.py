@@ -22,6 +22,8 @@ troubles.py       what breaks a step, and whether it makes sense to go on: setba
 recruits.py       new incarnations on their way into the job; replacement.py finds room and starts them
 crew_changes.py   what was asked for: other numbers of replicas; nodes to be left, by hand_over.py
 standbys.py       standbys work while they are all that a stage has
+alerts.py         loss spikes, gradient norms, stragglers, heat; robust_trigger.py: the test   pure
+job_figures.py    a job's speed and convergence, for metrics     pure
 telling.py        what people are told of it all, in order
 guarded_tasks.py  tasks beside an owner's own work, the first failure of which it meets where it waits
 fault_location.py what a fault was and how far it reaches, with SRD and MIC

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from bus.connection import Bus
-from bus.logs import get_logger
+from bus.logs import bind, get_logger
 from bus.subjects import ANALYSE, FORGET_TOPOLOGY, RELEASE_JOB, WRITE_SAMPLE
 from entities.orchestrator.adoption import Adoption
 from entities.orchestrator.checkpoints import Checkpoints
@@ -202,6 +202,7 @@ class JobRun:
     async def run(self) -> None:
         """Runs to an end. Cancelled from outside without `cancel` (shutdown), the record stays as it is."""
         self._task = asyncio.current_task()
+        bind(job=self.job, step=lambda: self.step)
         try:
             await self._to_the_end()
         finally:

@@ -113,6 +113,7 @@ def plan(
         reason=why,
         code_digest=topology.code_digest,
         layer_count=len(topology.layers),
+        parameters=topology.parameters,
     )
 
 

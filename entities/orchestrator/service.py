@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -17,6 +17,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.packed import Sendable
 from bus.services import Handler, Server, Subscription
+from entities import metrics
 from entities.leadership import Candidate
 from entities.lease import LeaseConfig
 from entities.orchestrator.arbitration import ArbitrationConfig
@@ -77,6 +78,7 @@ class OrchestratorConfig:
     node: str = "mesh"
     ended_kept: int = 1000
     submissions_kept: int = 4096
+    peak_tflops: float | None = None  # of one device, 10¹² FLOP/s, for MFU among the metrics; None: not told
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
@@ -215,6 +217,7 @@ class Leader:
                 step=record.step,
                 steps=record.spec.training.steps,
                 reason=record.reason,
+                alerts=self._runs[record.job].training.alerts.raised if record.job in self._runs else (),
             )
             for record in self._records()
         )
@@ -424,8 +427,17 @@ class Leader:
             self._spawn(run.leaving(record))
 
     async def _quality(self, message: QosReport, envelope: Envelope) -> None:
-        if message.job in self._runs:
+        if run := self._runs.get(message.job or ""):
             self.mesh.report(message)
+            run.training.reported(message)
+
+    def readings(self) -> Iterator[metrics.Reading]:
+        """For whoever scrapes this process: the jobs that have not ended."""
+        runs = list(self._runs.values())
+        for state, count in Counter(run.journal.record.state for run in runs).items():
+            yield metrics.JOBS(count, state=state)
+        for run in runs:
+            yield from run.training.readings(self.config.peak_tflops)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         assert self._tasks is not None

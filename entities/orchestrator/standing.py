@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
 from entities.leadership import Candidate
+from entities.metrics import Reading
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.service import Leader, OrchestratorConfig
 from schemas.cluster import NodeStatus
@@ -40,6 +41,7 @@ class Orchestrator:
         self.mesh = MeshView()
         self._bus = bus
         self._candidate = Candidate(bus, self.config.lease, node=self.config.node)
+        self._leader: Leader | None = None
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Follows or leads until cancelled; `ready` is set as soon as it does either."""
@@ -56,6 +58,10 @@ class Orchestrator:
         finally:
             await self._candidate.release()
             await watch.stop()
+
+    def readings(self) -> Iterable[Reading]:
+        """For whoever scrapes this process; who waits for the lead has nothing to tell of jobs."""
+        return () if self._leader is None else self._leader.readings()
 
     async def _follow(self, ready: asyncio.Event) -> asyncio.Task[str]:
         """Returns with the lead, and with what keeps it from the first moment on."""
@@ -88,8 +94,12 @@ class Orchestrator:
             log.info("serving", term=claim.term)
             ready.set()
 
-        async with self._presence(self._leader_record(claim.term)):
-            lost = await Leader(self._bus, self.mesh, self._candidate, self.config).run(keeping, began)
+        self._leader = Leader(self._bus, self.mesh, self._candidate, self.config)
+        try:
+            async with self._presence(self._leader_record(claim.term)):
+                lost = await self._leader.run(keeping, began)
+        finally:
+            self._leader = None
         log.error("leading no more", term=claim.term, reason=lost)
 
     @contextlib.asynccontextmanager

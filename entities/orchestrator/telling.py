@@ -10,6 +10,7 @@ from entities.orchestrator.instances import Instances
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.quarantine import BadMicrobatch
 from entities.orchestrator.stage_moves import in_words
+from schemas.alert import Alert
 from schemas.job import NodeCut, StepResult
 from schemas.stage_move import StageMove
 
@@ -50,6 +51,9 @@ class Telling:
             await self._journal.tell("step", result=result, total_steps=self._steps)
 
         self._words.put_nowait(word)
+
+    def alert(self, alert: Alert) -> None:
+        self._words.put_nowait(lambda: self._journal.tell("alert", text=alert.text, alert=alert))
 
     def validation(self, step: int, loss: float) -> None:
         async def word() -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
 
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import STEP_ABORT
+from entities import metrics
+from entities.orchestrator.alerts import Alerts
 from entities.orchestrator.checkpoints import Checkpoints
 from entities.orchestrator.communication import Communication
 from entities.orchestrator.crew_changes import CrewChanges
@@ -22,6 +24,7 @@ from entities.orchestrator.decision_record import DecisionRecord
 from entities.orchestrator.guarded_tasks import GuardedTasks
 from entities.orchestrator.instances import Instances, MemberLost
 from entities.orchestrator.job_faults import JobFaults
+from entities.orchestrator.job_figures import JobFigures
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.node_cuts import NodeCuts
@@ -42,8 +45,10 @@ from entities.orchestrator.step_result import step_result
 from entities.orchestrator.takeover import Settled
 from entities.orchestrator.telling import Telling
 from entities.orchestrator.troubles import Troubles
+from schemas.alert import Alert
 from schemas.errors import Conflict, DmscError
-from schemas.job import JobState
+from schemas.job import JobState, StepResult
+from schemas.signals import QosReport
 from schemas.stage_move import MoveForecast
 from schemas.step import Member, MicrobatchClaim, StepAbort, StepDecision
 
@@ -104,6 +109,8 @@ class Training:
         )
         self._copies = PeerCopies(bus, instances, self._epoch, progress, self._recruits, telling, tasks)
         self._decided_at = time.monotonic()
+        self.alerts = Alerts()
+        self._figures = JobFigures()
 
     async def __aenter__(self) -> Training:
         self._tasks.spawn(self._telling.run())
@@ -343,9 +350,33 @@ class Training:
         self._troubles.decided(decision.step)
         self._checkpoints.committed(result)
         self._telling.step(result, self._troubles.counted)
+        self._watched(result, ledger)
         self._changes.decided()
         self._rebalancing.decided(result)
         self._standbys.revise()
+
+    def _watched(self, result: StepResult, ledger: StepLedger) -> None:
+        self._figures.decided(result)
+        for alert in self.alerts.decided(result, ledger.claims.values()):
+            self._alert(alert)
+
+    def _alert(self, alert: Alert) -> None:
+        tell = log.warning if alert.raised else log.info
+        tell("alert", kind=alert.kind, job=self._job, step=alert.step, raised=alert.raised, text=alert.text)
+        self._telling.alert(alert)
+
+    def reported(self, report: QosReport) -> None:
+        """Type 5 up, of one of the job's clusters."""
+        for alert in self.alerts.reported(report, self.step):
+            self._alert(alert)
+
+    def readings(self, peak_tflops: float | None) -> Iterator[metrics.Reading]:
+        """For whoever scrapes this process. `peak_tflops`: of one device, if known."""
+        yield from self._figures.readings(self._journal.record, peak_tflops)
+        for raised in self.alerts.raised:
+            yield metrics.JOB_ALERT(1, job=self._job, kind=raised.kind)
+        for kind, count in self.alerts.counted.items():
+            yield metrics.JOB_ALERTS(count, job=self._job, kind=kind)
 
     def committed(self, step: int) -> None:
         self._troubles.committed(step)

@@ -119,6 +119,8 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
         (("join", "nats://127.0.0.1:1", "--cluster", "a.b"), "dmsc: cluster 'a.b': use only"),
         (("up", "--cluster", "a b"), "dmsc: --cluster 'a b': use letters"),
         (("up", "--cluster", "a", "--cluster", "a"), "dmsc: --cluster: the same name twice"),
+        (("logs", "--since", "soon", "--bus", "nats://127.0.0.1:1"), "dmsc: --since soon: write 30s"),
+        (("up", "--metrics-port", "x"), "dmsc: --metrics-port x: a port, 0 for any free one, or off"),
         (("logs", "--grep", "(", "--bus", "nats://127.0.0.1:1"), "dmsc: --grep (: "),
         (("store", "j", "s", "-t", "x", "--bus", "nats://127.0.0.1:1"), "dmsc: --table x: configuration, "),
         (("store", "j", "s", "-w", "x", "--bus", "nats://127.0.0.1:1"), "dmsc: --where x: write it as "),

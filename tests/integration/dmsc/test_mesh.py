@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -89,6 +90,21 @@ def test_status_knows_every_entity(mesh_folder: Path) -> None:
     assert [len(node["slots"]) for node in status["nodes"]] == [1, 1]
     words = dmsc("status", cwd=mesh_folder).stdout
     assert "router-b" in words
+    assert read(mesh_folder).metrics["control-plane"] in words
+
+
+def test_each_process_tells_its_metrics_and_the_gateways_know_where(mesh_folder: Path) -> None:
+    mesh = read(mesh_folder)
+    assert sorted(mesh.metrics) == ["agent-a", "agent-b", "control-plane"]
+    pages = {name: httpx.get(url, timeout=20).text for name, url in mesh.metrics.items()}
+    assert 'dmsc_node_slots{cluster="a",node=' in pages["agent-a"]
+    assert 'dmsc_bus_round_trip_seconds{service="router-b"}' in pages["control-plane"]
+    token = (mesh_folder / ".dmsc" / "token").read_text().strip()
+    targets = httpx.get(
+        f"{mesh.gateways['b']}/v1/metrics/targets", headers={"Authorization": f"Bearer {token}"}, timeout=20
+    ).json()
+    told = {url.split("/")[2] for url in mesh.metrics.values()}
+    assert {target for entry in targets for target in entry["targets"]} == told
 
 
 def test_secrets_are_private_and_on_no_command_line(mesh_folder: Path) -> None:
@@ -186,6 +202,8 @@ def test_logs(mesh_folder: Path) -> None:
     assert any(line["fields"].get("sid") == "router-a" for line in lines)
     assert len(dmsc("logs", "--last", "3", cwd=mesh_folder).stdout.splitlines()) == 3
     assert dmsc("logs", "--sid", "nobody", cwd=mesh_folder).stdout == ""
+    assert '"router ready"' in dmsc("logs", "--sid", "router-b", "--json", cwd=mesh_folder).stdout
+    assert dmsc("logs", "--since", "1h", "--level", "critical", cwd=mesh_folder).stdout == ""
 
 
 def test_doctor_finds_all_well(mesh_folder: Path) -> None:
