@@ -23,6 +23,9 @@ from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import InstanceSample
 
+COVERAGE = 0.9
+"""Of a forecast's interval."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkTrendConfig:
@@ -54,7 +57,7 @@ class LinkTrendConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkForecast:
-    """One link `ahead_steps` from now: expected milliseconds, the 90 % interval, the chance of being hot."""
+    """One link `ahead_steps` from now: expected milliseconds, the interval, the chance of being hot."""
 
     link: Link
     now_ms: float
@@ -136,7 +139,7 @@ class LinkTrend(Policy):
             self.config.hot_times * float(np.median(values[-1])),
             float(np.median(values[-1])) + self.config.hot_ms,
         )
-        low, high = model.interval(level, 0.9)
+        low, high = model.interval(level, COVERAGE)
         hot = model.above(level, np.full(len(links), limit))
         parts: list[Floats] = [values[-1], model.value(level), low, high, hot]
         return [

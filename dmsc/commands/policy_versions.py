@@ -1,4 +1,4 @@
-"""`dmsc policy score`, `promote`, `rollback`, `plot score`: versions of a module beside each other."""
+"""`dmsc policy score`, `promote`, `rollback`, `plot`: a module's versions beside each other; pictures."""
 
 from __future__ import annotations
 
@@ -163,6 +163,35 @@ def plot_routes(
     save(draw_routes(topology, used), out)
     figures = ", ".join(f"{name} {values.max() / used['ECMP'].max():.2f}" for name, values in used.items())
     print(f"{out}: the fullest link beside ECMP's: {figures}")
+
+
+@plot.command("forecast")
+def plot_forecast(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="An exported file, or a job's id.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to.", show_default=False)],
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+) -> None:
+    """Draw what link-trend forecasts of a recorded run's links, beside what was then measured.
+
+    Example: dmsc policy plot forecast night.dmscrun --out forecast.png
+    """
+    from dmsc.plots import save
+    from dmsc.plots.forecast import draw_forecasts, link_courses
+    from dmsc.replaying.recordings import Archive
+    from dmsc.replaying.samples import recorded_samples
+    from dmsc.state_folder import default_state
+    from policies.link_trend import COVERAGE
+
+    address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
+    job, samples = run_async(recorded_samples(run, address, archive))
+    found = link_courses(job, samples)
+    courses = {f"{sender} → {receiver}": course for (sender, receiver), course in found.items()}
+    if not courses:
+        raise BadInput(f"{run}: no link to forecast; it takes some six minutes of measured links")
+    save(draw_forecasts(job, courses, unit="ms", coverage=f"{COVERAGE:.0%}"), out)
+    print(f"{out}: {len(courses)} links")
 
 
 def _scores(
