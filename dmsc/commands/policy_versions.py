@@ -19,7 +19,6 @@ from dmsc.options import (
     print_table,
 )
 from dmsc.running import run_async
-from schemas.errors import BadInput
 
 if TYPE_CHECKING:
     from dmsc.replaying.scores import Scores
@@ -148,6 +147,7 @@ def plot_routes(
     from dmsc.plots.routes import draw_routes
     from policies.path_scoring import trained
     from policies.topology_file import gravity, read_topology
+    from schemas.errors import BadInput
 
     try:
         topology = read_topology(file.stem, file.read_bytes())
@@ -183,6 +183,7 @@ def plot_forecast(
     from dmsc.replaying.samples import recorded_samples
     from dmsc.state_folder import default_state
     from policies.link_trend import COVERAGE
+    from schemas.errors import BadInput
 
     address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
     job, samples = run_async(recorded_samples(run, address, archive))
