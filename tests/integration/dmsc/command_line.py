@@ -49,7 +49,12 @@ class Running:
         self.process.send_signal(signal.SIGINT)
 
     def wait(self, timeout_s: float = 60.0) -> int:
-        return self.process.wait(timeout_s)
+        """Its exit code; fails with what it had said if it does not end."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            said = f"{self.output[-2000:]}\n{self.errors[-2000:]}"
+            raise AssertionError(f"not ended after {timeout_s:.0f} s, output was:\n{said}") from None
 
     def until(
         self, seen: Callable[[str], bool] | str, timeout_s: float = 60.0, *, errors: bool = False

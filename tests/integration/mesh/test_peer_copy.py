@@ -12,7 +12,7 @@ from bus.connection import Bus
 from bus.subjects import COPY_STATUS
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, JobSpec, JobState
-from schemas.peer_copy import CopyStatus
+from schemas.peer_copy import CopyHeld, CopyStatus
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
 
@@ -32,17 +32,29 @@ def shape(name: str, *, copies: bool, stages: int = 2) -> JobSpec:
     )
 
 
-async def until_copied(mesh: Mesh, job: str, holder: str, stage: int, version: int) -> None:
-    """Returns once the holder's copy reaches `version`: a kill before that is another case."""
+async def strike_when_copied(
+    mesh: Mesh, job: str, holder: str, stage: int, version: int, pids: list[int]
+) -> None:
+    """SIGKILL, right behind a step's redo: the holder's copy has just come to `version` or a later one.
+
+    Between a step's decision and its redo the copy is one step short, and everyone goes back: another case.
+    """
     query = CopyStatus(job=job, epoch=1, stage=stage)
     async with (
         asyncio.timeout(20),
         Bus.connect(mesh.servers, name="witness", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token) as bus,
     ):
-        while True:
+
+        async def reached() -> int:
             held = await bus.request(COPY_STATUS, query, timeout_s=2.0, job=job, sid=holder)
-            if held.version >= version:
-                return
+            assert isinstance(held, CopyHeld)
+            return held.version
+
+        before = await reached()
+        while (now := await reached()) < version or now == before:
+            pass
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
 
 
 def run(
@@ -62,10 +74,8 @@ def run(
         if due and event.result is not None and event.result.step == due[0]:
             version = due.pop(0) + 1
             pids = [pid_of(mesh, f"{job}-{victim}") for victim in victims]
-            asyncio.run(until_copied(mesh, job, f"{job}-{holder}", int(victims[0][1]), version))
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
+            asyncio.run(strike_when_copied(mesh, job, f"{job}-{holder}", int(victims[0][1]), version, pids))
+            killed += pids
     assert not due, "the fault never fired"
     assert len(set(killed)) == len(victims) * len(at)
     record = mesh.client.wait(job, timeout_s=90)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from bus.embedded import EmbeddedServer
+from schemas.telemetry import LinkFigures
 from tests.integration.workers.exchanging import own_connections
 
 RATE_BYTES_PER_S = 5e6
@@ -26,6 +27,8 @@ QDISCS = {
 }
 FLOATS = 200_000
 TRANSFERS = 8
+MOST_TRANSFERS = 64
+"""Only a transfer that both ends were ready for is timed: on busy cores some more are needed."""
 
 
 def shape_loopback() -> str:
@@ -43,12 +46,18 @@ async def measure(folder: Path) -> dict[str, object]:
         EmbeddedServer(folder / "nats", sync_always=False) as server,
         own_connections(server.url) as (one, two),
     ):
-        for number in range(TRANSFERS):
+        figures: LinkFigures | None = None
+        for number in range(MOST_TRANSFERS):
             await one.send(two, number, torch.zeros(FLOATS))
             await two.arrival(30)
-        (sample,) = one.exchange.samples()
-        assert sample.figures is not None
-        return sample.figures.model_dump()
+            if number + 1 < TRANSFERS:
+                continue
+            (sample,) = one.exchange.samples()
+            figures = sample.figures or figures
+            if figures is not None and figures.bandwidth_bytes_per_s is not None:
+                break
+        assert figures is not None
+        return figures.model_dump()
 
 
 def main() -> None:
