@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 from entities.orchestrator.arbitration import (
     ArbitrationState,
-    JobFacts,
     arbitrate,
     lapse,
     register,
 )
+from entities.orchestrator.suggestion_sense import JobFacts
 from policies.kit import Policy
 from policies.view import JobView
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicySuggestion

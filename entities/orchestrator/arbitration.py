@@ -15,12 +15,12 @@ What is checked, in this order; the first that fails gives the reason:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from entities.orchestrator import module_standing
 from entities.orchestrator.module_standing import STRANGERS, Key, Standing, StandingConfig
+from entities.orchestrator.suggestion_sense import JobFacts, lag_of, nonsense_in, weights_in_force
 from schemas.errors import BadInput
 from schemas.policy import (
     AvoidInstance,
@@ -31,7 +31,6 @@ from schemas.policy import (
     NoAction,
     PolicySuggestion,
     SetWeights,
-    scope_of,
 )
 
 
@@ -66,19 +65,6 @@ class ArbitrationConfig:
             raise BadInput(f"arbitration: min_confidence is {self.min_confidence}; give 0…1")
         if self.standing.burst < 1 or self.standing.rate_per_s <= 0:
             raise BadInput("arbitration: burst must be at least 1 and rate_per_s above 0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobFacts:
-    """What the orchestrator knows of a running job: active SIDs and weights by stage, policy revision, step.
-
-    A SID that `weights` does not name has weight 1 (as in `StagePolicy`).
-    """
-
-    active: Mapping[int, Collection[str]]
-    weights: Mapping[int, Mapping[str, float]]
-    revision: int
-    step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,13 +207,13 @@ def arbitrate(
     elif key == STRANGERS:
         outcome = _no(f"{_name(suggestion)} has not registered (no lifecycle message seen)")
     else:
-        nonsense = _nonsense(suggestion, facts)
+        nonsense = nonsense_in(suggestion, facts)
         outcome, state = _judge(state, suggestion, standing, facts, now, received_at, nonsense, config)
         standing = module_standing.judged(
             standing,
             adopted=outcome.adopted,
             nonsense=bool(nonsense),
-            lagging=_lag(suggestion, facts) > config.max_lag_steps,
+            lagging=lag_of(suggestion, facts) > config.max_lag_steps,
         )
     why = "" if key == STRANGERS else module_standing.suspension(standing, config.standing, nonsense=nonsense)
     if why:
@@ -291,7 +277,7 @@ def _judge(
         return _no(nonsense), state
     if age > suggestion.valid_s:
         return _no(f"expired: valid for {suggestion.valid_s:.1f} s, considered after {age:.1f} s"), state
-    if _lag(suggestion, facts) > config.max_lag_steps:
+    if lag_of(suggestion, facts) > config.max_lag_steps:
         return _no(f"derived from step {suggestion.input_revision}, the job is at {facts.step}"), state
     if suggestion.confidence < config.min_confidence:
         least = f"{config.min_confidence:.2f}"
@@ -334,7 +320,7 @@ def _weigh(
         until=now - age + min(suggestion.valid_s, config.max_valid_s),
         weights=_weights(suggestion),
     )
-    before = _current(facts, stage)
+    before = weights_in_force(facts, stage)
     changed = _adopt(state, suggestion, stage, adoption, before)
     after = _table(changed, suggestion.job, stage, facts)
     shares_before, shares_after = _shares(before), _shares(after)
@@ -359,54 +345,6 @@ def _weigh(
         adopted=True, reason=f"adopted: {summary}", stage=stage, weights=after, revision=facts.revision + 1
     )
     return outcome, changed
-
-
-def _nonsense(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
-    """Why no reasonable module could have meant this; empty if one could."""
-    if not math.isfinite(suggestion.valid_s):
-        return f"valid for {suggestion.valid_s} s"
-    if suggestion.scope not in ("", scope_of(suggestion.action)):
-        return f"its scope is {suggestion.scope}, its action concerns {scope_of(suggestion.action)}"
-    if facts is None:
-        return ""
-    match suggestion.action:
-        case AvoidInstance(sid=sid):
-            stage = next((stage for stage, sids in facts.active.items() if sid in sids), None)
-            if stage is None:
-                return f"unknown instance {sid}"
-            if not any(weight > 0 for other, weight in _current(facts, stage).items() if other != sid):
-                return f"without {sid} nobody would be left to do stage {stage}"
-        case ExpectFailures(between_s=between_s):
-            if not (math.isfinite(between_s) and between_s > 0):
-                return f"a failure every {between_s} s"
-        case MoveInstance(sid=sid, stage=stage):
-            if stage not in facts.active:
-                return f"unknown stage {stage}"
-            here = next((one for one, sids in facts.active.items() if sid in sids), None)
-            if here is None:
-                return f"unknown instance {sid}"
-            if here == stage:
-                return f"{sid} is in stage {stage} already"
-            if len(facts.active[here]) < 2:
-                return f"without {sid} nobody would be left to do stage {here}"
-        case SetWeights(stage=stage, weights=weights):
-            active = facts.active.get(stage)
-            if not active:
-                return f"unknown stage {stage}"
-            strange = sorted(set(weights) - set(active))
-            if strange:
-                return f"unknown instance {', '.join(strange[:3])} in stage {stage}"
-            bad = sorted(sid for sid, weight in weights.items() if not math.isfinite(weight) or weight < 0)
-            if bad:
-                return f"weight {weights[bad[0]]} of {bad[0]} is not a finite number ≥ 0"
-            if not 0 < sum(weights.values()) < math.inf:
-                return f"the weights of stage {stage} sum to {sum(weights.values()):g}"
-    return ""
-
-
-def _lag(suggestion: PolicySuggestion, facts: JobFacts | None) -> int:
-    """Steps between what the suggestion was derived from and where the job is."""
-    return 0 if facts is None or facts.step is None else facts.step - suggestion.input_revision
 
 
 def _conflict(
@@ -482,12 +420,6 @@ def _table(state: ArbitrationState, job: str, stage: int, facts: JobFacts) -> di
     table = {sid: weights.get(sid, 1.0) for sid in sorted(facts.active.get(stage, ()))}
     spared = {sid: 0.0 if (job, stage, sid) in state.avoided else weight for sid, weight in table.items()}
     return spared if any(weight > 0 for weight in spared.values()) else table
-
-
-def _current(facts: JobFacts, stage: int) -> dict[str, float]:
-    """The stage's present table with every active instance named."""
-    held = facts.weights.get(stage, {})
-    return {sid: held.get(sid, 1.0) for sid in sorted(facts.active.get(stage, ()))}
 
 
 # --- small words -------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from entities.orchestrator import module_standing
 from entities.orchestrator.arbitration import (
     ArbitrationConfig,
     ArbitrationState,
-    JobFacts,
     Outcome,
     arbitrate,
     forget_job,
@@ -25,6 +24,7 @@ from entities.orchestrator.arbitration import (
 )
 from entities.orchestrator.job_run import JobRun
 from entities.orchestrator.module_standing import Key, Standing
+from entities.orchestrator.suggestion_sense import JobFacts
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError
 from schemas.module_status import ModuleList, ModuleQuery, ModuleStatus

@@ -16,7 +16,8 @@ from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.subjects import Subject
 from dmsc.policy_loading import load_policy
-from entities.orchestrator.arbitration import ArbitrationState, JobFacts, arbitrate, register
+from entities.orchestrator.arbitration import ArbitrationState, arbitrate, register
+from entities.orchestrator.suggestion_sense import JobFacts
 from entities.service_registry import ServiceRegistry
 from policies.engine import EngineConfig
 from policies.kit import Policy

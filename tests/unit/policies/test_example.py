@@ -8,7 +8,8 @@ import pytest
 
 from bus import subjects
 from dmsc.policy_loading import load_policy
-from entities.orchestrator.arbitration import ArbitrationState, JobFacts, arbitrate, register
+from entities.orchestrator.arbitration import ArbitrationState, arbitrate, register
+from entities.orchestrator.suggestion_sense import JobFacts
 from policies.engine import Engine, EngineConfig, Event
 from schemas.policy import ModuleLifecycle, ModuleState
 from tests.unit.policies.builders import sample

@@ -9,13 +9,13 @@ import pytest
 from entities.orchestrator.arbitration import (
     ArbitrationConfig,
     ArbitrationState,
-    JobFacts,
     arbitrate,
     forget_job,
     lapse,
     register,
 )
 from entities.orchestrator.module_standing import StandingConfig
+from entities.orchestrator.suggestion_sense import JobFacts
 from schemas.policy import (
     AvoidInstance,
     ExpectFailures,

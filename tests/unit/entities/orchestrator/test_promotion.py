@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from entities.orchestrator import module_standing
 from entities.orchestrator.arbitration import (
     ArbitrationState,
-    JobFacts,
     arbitrate,
     lapse,
     register,
@@ -26,6 +25,7 @@ from entities.orchestrator.promotion import (
     roll_back,
     verdict,
 )
+from entities.orchestrator.suggestion_sense import JobFacts
 from schemas.errors import BadInput, Conflict, NotFound
 from schemas.policy import (
     ModuleLifecycle,
