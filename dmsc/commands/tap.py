@@ -80,6 +80,7 @@ def tap(
     Example: dmsc tap 'signal.>' --filter sender.name=gateway-a --record signals.dmsctap
     """
     from dmsc import tapping
+    from dmsc.interrupts import interrupts
     from dmsc.settings import find_bus
     from dmsc.tap_printing import Printer
 
@@ -100,4 +101,10 @@ def tap(
         tapping.read(read, wanted, printer)
         return
     address = find_bus(bus, bus_token, state)
-    run_async(tapping.listen(address, wanted, printer, tapping.Door(gateway, token, state)))
+    door = tapping.Door(gateway, token, state)
+
+    async def listen() -> None:
+        with interrupts():  # by whatever signal it ends, a recording is closed in order
+            await tapping.listen(address, wanted, printer, door)
+
+    run_async(listen())
