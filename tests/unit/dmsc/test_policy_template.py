@@ -19,7 +19,7 @@ def test_a_new_policy_passes_its_own_test_and_loads(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", test_file.name],
         cwd=tmp_path,
-        env=environment(),
+        env=environment(PYTEST_ADDOPTS=""),  # those of this run are not its
         capture_output=True,
         text=True,
         timeout=60,
