@@ -23,7 +23,7 @@ from bus.link import asked_to_end
 from bus.logs import get_logger
 from bus.packed import Sendable
 from bus.reader import Reader
-from bus.subjects import Subject
+from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import (

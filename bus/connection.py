@@ -22,7 +22,7 @@ from bus.objects import ObjectStore
 from bus.packed import Sendable
 from bus.services import Handler, Server, Subscription
 from bus.streams import Recorded
-from bus.subjects import Subject
+from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from bus import subjects
 from bus.logs import get_logger
 from bus.redaction import redacted
+from bus.subject import Subject
 from schemas.errors import BadMessage, DmscError
 from schemas.telemetry import DeadLetter
 
@@ -19,7 +20,7 @@ HEAD_BYTES = 1_024
 """How much of an unusable message is kept."""
 
 
-async def bury(bus: Bus, row: subjects.Subject, subject: str, data: bytes, error: BadMessage) -> None:
+async def bury(bus: Bus, row: Subject, subject: str, data: bytes, error: BadMessage) -> None:
     """Counts it, says so once per (row, reason), and publishes a `DeadLetter`. Never raises."""
     reason = str(error.fields.get("reason", "bad message"))
     bus.counters.dead_letters += 1

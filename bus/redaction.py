@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from bus import codec, subjects
-from bus.subjects import Subject
+from bus.subject import Subject
 from schemas.base import MESSAGE_TYPES, Message
 from schemas.redaction import HIDDEN, masks_of, redact
 from schemas.telemetry import DeadLetter

@@ -3,7 +3,7 @@
 Everything that functional modules take in, what they suggested, what was decided, what became of it: each row
 of the table that a stream keeps, log lines and dead letters excepted. Rows that name a job are read for that
 job; those that concern the whole mesh (signals, node samples) for the time that it ran. How long the streams
-keep it stands in `bus.subjects`.
+keep it stands in `bus.stream_specs`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bus import codec, jetstream, subjects
 from bus.connection import Bus
 from bus.jetstream import NANO, Stored
 from bus.reader import Reader
-from bus.subjects import Subject
+from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import NotFound, Unavailable

@@ -18,7 +18,7 @@ from bus.feed import Feed
 from bus.link import asked_to_end
 from bus.logs import get_logger, handling
 from bus.packed import Sendable
-from bus.subjects import Subject
+from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage, DmscError, ErrorReply

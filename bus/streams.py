@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bus import codec, jetstream, subjects
+from bus import codec, jetstream, stream_specs
 from bus.dead_letters import bury
 from bus.jetstream import NANO
 from bus.link import Link
 from bus.logs import get_logger
 from bus.reader import Reader
+from bus.subject import ROOT, Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage, Conflict, DeadlineExceeded, NotFound, Unavailable
@@ -28,7 +29,7 @@ RETRY_S = 0.05
 OBJECT_BUCKET = "artifacts"
 RENDEZVOUS_BUCKET = "rendezvous"
 COUNTER_STREAM = "RENDEZVOUS_COUNTERS"
-COUNTER_SUBJECTS = f"{subjects.ROOT}.rendezvous.counter.>"
+COUNTER_SUBJECTS = f"{ROOT}.rendezvous.counter.>"
 DAY_S = 86_400
 UNCHANGEABLE = ("storage", "retention", "persist_mode", "max_consumers")
 """A stream keeps these for life; one that an older version made is adjusted in the rest."""
@@ -48,8 +49,8 @@ class Recorded:
 
 def stream_configs(replicas: int) -> list[dict[str, Any]]:
     """JetStream configurations of everything that the mesh keeps."""
-    configs = [_recording(spec, replicas) for spec in subjects.STREAMS]
-    configs += [_key_value(bucket, replicas) for bucket in subjects.BUCKETS]
+    configs = [_recording(spec, replicas) for spec in stream_specs.STREAMS]
+    configs += [_key_value(bucket, replicas) for bucket in stream_specs.BUCKETS]
     configs += [
         # Meeting points of one generation: worthless after a restart, written by many ranks at once.
         _key_value(RENDEZVOUS_BUCKET, replicas) | {"storage": "memory", "max_age": DAY_S * NANO},
@@ -79,7 +80,7 @@ def stream_configs(replicas: int) -> list[dict[str, Any]]:
     return configs
 
 
-def _recording(spec: subjects.StreamSpec, replicas: int) -> dict[str, Any]:
+def _recording(spec: stream_specs.StreamSpec, replicas: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "name": spec.name,
         "subjects": list(spec.subjects),
@@ -166,7 +167,7 @@ async def _make(link: Link, config: dict[str, Any]) -> None:
 
 async def append(
     bus: Bus,
-    row: subjects.Subject,
+    row: Subject,
     message: Message,
     *,
     message_id: str | None,
@@ -188,7 +189,7 @@ async def append(
 
 async def history(
     bus: Bus,
-    row: subjects.Subject,
+    row: Subject,
     *,
     start: int,
     follow: bool,
@@ -232,7 +233,7 @@ async def _items(reader: Reader, follow: bool) -> AsyncGenerator[jetstream.Store
                 yield there
 
 
-async def _decoded(bus: Bus, row: subjects.Subject, item: jetstream.Stored) -> Recorded | None:
+async def _decoded(bus: Bus, row: Subject, item: jetstream.Stored) -> Recorded | None:
     try:
         message, envelope = codec.decode(item.data, row.schema)
     except BadMessage as error:

@@ -6,10 +6,7 @@ No string literal of a subject stands anywhere else. The tap's decoding, the doc
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from enum import StrEnum
-
+from bus.subject import Delivery, Subject
 from schemas import (
     checkpoint,
     cluster,
@@ -29,78 +26,12 @@ from schemas import (
     task_graph,
 )
 from schemas import telemetry as tm
-from schemas.base import Message, is_token
+from schemas.base import Message
 from schemas.envelope import EntityKind as K
-from schemas.errors import Ack, BadMessage
+from schemas.errors import Ack
 
-ROOT = "dmsc.v1"
 DISCONNECTED = "dmsc.server.disconnect"
 """Where the server itself tells of closed connections, in JSON of its own: see `bus.departures`."""
-
-
-class Delivery(StrEnum):
-    """How a subject's messages travel (DESIGN §3)."""
-
-    CORE = "core"  # published, at most once; kept by a stream where `stream` says so
-    REQUEST = "request"  # one answer; repeated by the asker where it must arrive
-    STREAM = "stream"  # appended with a message id and acknowledged by JetStream
-    KEY_VALUE = "key-value"  # the bucket is the truth, a change is only a hint to read it
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One row. `pattern` has `{tokens}`; calling the row with them gives a concrete subject."""
-
-    name: str
-    pattern: str
-    schema: type[Message]
-    senders: frozenset[K]
-    receivers: frozenset[K]
-    delivery: Delivery
-    about: str
-    reply: type[Message] | None = None
-    stream: str | None = None
-    bucket: str | None = None
-    tokens: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", tuple(re.findall(r"\{(\w+)\}", self.pattern)))
-
-    @property
-    def prefix(self) -> str:
-        return f"$KV.{self.bucket}" if self.bucket else ROOT
-
-    def __call__(self, **tokens: str | int) -> str:
-        """The concrete subject; each of the row's tokens must be given and be one token."""
-        for key in self.tokens:
-            if not is_token(str(tokens.get(key, ""))):
-                raise BadMessage(
-                    f"subject {self.name}: {key}={tokens.get(key)!r} is not one token (letters, digits, _, -)"
-                )
-        return f"{self.prefix}.{self.pattern.format(**tokens)}"
-
-    def key(self, **tokens: str | int) -> str:
-        """The key in this row's bucket (the concrete subject without the bucket's prefix)."""
-        return self(**tokens)[len(self.prefix) + 1 :]
-
-    def wildcard(self, **tokens: str | int) -> str:
-        """A subscription for this row; tokens not given match anything."""
-        filled = {key: tokens.get(key, "*") for key in self.tokens}
-        return f"{self.prefix}.{self.pattern.format(**filled)}"
-
-    def matches(self, subject: str) -> dict[str, str] | None:
-        """The tokens of a concrete subject of this row, or None if it is of another row."""
-        mine = f"{self.prefix}.{self.pattern}".split(".")
-        theirs = subject.split(".")
-        if len(mine) != len(theirs):
-            return None
-        found: dict[str, str] = {}
-        for pattern, token in zip(mine, theirs, strict=True):
-            if pattern.startswith("{"):
-                found[pattern[1:-1]] = token
-            elif pattern != token:
-                return None
-        return found
 
 
 SUBJECTS: list[Subject] = []
@@ -512,46 +443,3 @@ def _candidates(subject: str) -> list[Subject]:
         bucket = subject.split(".", 2)[1]
         return [row for row in SUBJECTS if row.bucket == bucket]
     return [row for row in SUBJECTS if row.bucket is None]
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSpec:
-    """A stream's subjects and bounds. `acknowledged` is off where core traffic is merely recorded:
-    JetStream would otherwise answer into the reply inbox of whoever published."""
-
-    name: str
-    subjects: tuple[str, ...]
-    max_bytes: int
-    max_age_s: float = 0.0
-    acknowledged: bool = False
-
-
-def _streams() -> tuple[StreamSpec, ...]:
-    bounds = {  # bytes and seconds; a day of a busy mesh of tens of instances
-        "JOBS": (256 << 20, 0.0),
-        "SIGNALS": (64 << 20, 86_400.0),
-        "STEPS": (128 << 20, 86_400.0),
-        "TELEMETRY": (128 << 20, 86_400.0),
-        "POLICIES": (64 << 20, 0.0),
-        "FAULTS": (64 << 20, 0.0),
-        "FAULT_QUEUE": (32 << 20, 30 * 86_400.0),
-        "LOGS": (64 << 20, 86_400.0),
-        "DEAD_LETTERS": (16 << 20, 86_400.0),
-    }
-    specs = []
-    for name, (size, age) in bounds.items():
-        rows = [row for row in SUBJECTS if row.stream == name]
-        specs.append(
-            StreamSpec(
-                name,
-                tuple(row.wildcard() for row in rows),
-                size,
-                age,
-                acknowledged=any(row.delivery is Delivery.STREAM for row in rows),
-            )
-        )
-    return tuple(specs)
-
-
-STREAMS = _streams()
-BUCKETS = tuple(sorted({row.bucket for row in SUBJECTS if row.bucket}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from bus import subjects
+from bus import stream_specs
 from bus.connection import Bus
 from bus.reader import Reader
 from bus.tap_lens import Lens
@@ -21,7 +21,7 @@ async def past(bus: Bus, lens: Lens) -> AsyncGenerator[Tapped, None]:
     Raises:
         Unavailable: the bus went away meanwhile.
     """
-    for spec in subjects.STREAMS:
+    for spec in stream_specs.STREAMS:
         for pattern in spec.subjects:
             try:
                 async with (

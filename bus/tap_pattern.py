@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 
 from bus import subjects
-from bus.subjects import ROOT, SUBJECTS, Subject
+from bus.subject import ROOT, Subject
+from bus.subjects import SUBJECTS
 from schemas.errors import BadInput
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from bus import codec, subjects
 from bus.redaction import may_hold_secrets, redacted
-from bus.subjects import Subject
+from bus.subject import Subject
 from bus.tap_filter import tree_of
 from schemas.base import Message
 from schemas.envelope import Envelope

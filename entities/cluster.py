@@ -24,6 +24,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
+from bus.subject import Subject
 from entities import metrics
 from entities.cluster_core import judge, offer_slots
 from entities.cluster_instances import Instances
@@ -330,7 +331,7 @@ class ClusterAgent:
         yield metrics.NODE_SLOTS(len(self._instances.ledger.slots), **place)
         yield metrics.NODE_INSTANCES(len(self._instances.ledger.held), **place)
 
-    async def _tell(self, row: subjects.Subject, message: Message, **tokens: str) -> None:
+    async def _tell(self, row: Subject, message: Message, **tokens: str) -> None:
         """A command that should arrive even if its receiver is being restarted; given up in the end.
 
         Raises:

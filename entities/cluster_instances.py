@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from bus import subjects
 from bus.logs import get_logger
+from bus.subject import Subject
 from entities.cluster_core import Exit, Held, Ledger, explain_exit
 from entities.cluster_processes import ForkServerClient, Spawned, look
 from entities.cluster_stores import Stores
@@ -39,7 +40,7 @@ StartTask = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
 class Tell(Protocol):
     """Sends a command that should arrive even if its receiver is being restarted; raises what it refuses."""
 
-    async def __call__(self, row: subjects.Subject, message: Message, **tokens: str) -> None: ...
+    async def __call__(self, row: Subject, message: Message, **tokens: str) -> None: ...
 
 
 class Instances:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from bus import subjects
 from bus.logs import get_logger
+from bus.subject import Subject
 from entities.cluster_core import Exit
 from entities.cluster_instances import StartTask, Tell
 from entities.cluster_processes import ForkServerClient, Spawned
@@ -116,7 +117,7 @@ class ShortLivedWorkers:
         if key in self._running and self._running[key][1] is task:
             del self._running[key]
 
-    async def _answer(self, row: subjects.Subject, message: Message, job: str) -> None:
+    async def _answer(self, row: Subject, message: Message, job: str) -> None:
         try:
             await self._tell(row, message, job=job)
         except DmscError as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bus.subjects import Subject
+from bus.subject import Subject
 from policies.inference import Inference, Inferred
 from policies.kit import ALWAYS, INFERENCE, Policy
 from policies.store_reads import StoreRead

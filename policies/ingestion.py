@@ -17,7 +17,7 @@ from bus.connection import Bus
 from bus.discovery import resolve
 from bus.logs import get_logger
 from bus.services import Subscription
-from bus.subjects import Subject
+from bus.subject import Subject
 from policies.engine import Event, Result
 from policies.kit import Policy
 from policies.recent import recent

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from bus import subjects
-from bus.subjects import Subject
+from bus.subject import Subject
 from policies.inference import Inference
 from policies.store_reads import StoreRead
 from policies.view import JobView

@@ -12,7 +12,7 @@ from typing import Any
 
 from bus.connection import Bus
 from bus.streams import Recorded
-from bus.subjects import Subject
+from bus.subject import Subject
 
 NEAR = 512
 """Messages of the stream that are rather read than searched."""

@@ -16,7 +16,8 @@ from statistics import median
 
 import numpy as np
 
-from bus.subjects import FAULT_VERDICT, Subject
+from bus.subject import Subject
+from bus.subjects import FAULT_VERDICT
 from policies.engine import Event, Result
 from policies.rebalancing import StageState, Worker
 from policies.scoring import Worth, avoidance_worth, move_worth, move_worth_by_model, weights_worth

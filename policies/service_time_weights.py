@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from bus.subjects import COMPUTE, Subject
+from bus.subject import Subject
+from bus.subjects import COMPUTE
 from policies.features import Floats, shares
 from policies.kit import Policy, Suggestions
 from policies.view import InstanceView, JobView

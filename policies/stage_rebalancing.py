@@ -14,7 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from bus.subjects import COMPUTE, Subject
+from bus.subject import Subject
+from bus.subjects import COMPUTE
 from policies.features import Floats
 from policies.kit import Policy, Suggestions
 from policies.rebalancing import Limits, Proposal, Situation, StageState, Worker, best_move

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bus import subjects
-from bus.subjects import Subject
+from bus.subject import Subject
 from policies.engine import Engine, EngineConfig, Event
 from policies.kit import Policy
 from policies.view import JobView

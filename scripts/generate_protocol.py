@@ -22,7 +22,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bus.subjects import BUCKETS, STREAMS, SUBJECTS, Delivery, Subject  # noqa: E402
+from bus.stream_specs import BUCKETS, STREAMS  # noqa: E402
+from bus.subject import Delivery, Subject  # noqa: E402
+from bus.subjects import SUBJECTS  # noqa: E402
 from schemas.base import MESSAGE_TYPES, Message  # noqa: E402
 from schemas.envelope import EntityKind, Envelope  # noqa: E402
 from schemas.fault import FAULT_TRANSITIONS  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 from bus import codec, subjects
 from bus.run_file import RunHeader, write_run
 from bus.run_record import Frame
-from bus.subjects import Subject
+from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import EntityKind, Sender
 from schemas.job import JobEvent, JobState, StepResult

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from bus.subjects import STEP_COMMIT, Subject
+from bus.subject import Subject
+from bus.subjects import STEP_COMMIT
 from schemas.base import Message
 from schemas.checkpoint import CheckpointWait, CheckpointWritten
 from schemas.cluster import InstanceStart

@@ -23,6 +23,7 @@ from bus.buckets import Change
 from bus.connection import Bus
 from bus.logs import bind_process, configure_logging, get_logger, ship_logs
 from bus.presence import Presence
+from bus.subject import Subject
 from bus.subjects import (
     ADOPT,
     CHECKPOINT,
@@ -45,7 +46,6 @@ from bus.subjects import (
     STEP_PREPARE,
     STEP_STATUS,
     STORE_QUERY,
-    Subject,
 )
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bus.subjects import INSTANCE_SAMPLE, JOB_EVENT, Subject
+from bus.subject import Subject
+from bus.subjects import INSTANCE_SAMPLE, JOB_EVENT
 from entities.compute_notice import compute_entries
 from entities.load_statistics import LoadStatistics
 from entities.orchestrator.planning import window

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from bus.connection import Bus
-from bus.subjects import START_INSTANCE, STOP_INSTANCE, Subject
+from bus.subject import Subject
+from bus.subjects import START_INSTANCE, STOP_INSTANCE
 from entities.orchestrator.mesh_view import MeshView
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop

@@ -17,6 +17,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.packed import Sendable
 from bus.services import Handler, Server, Subscription
+from bus.subject import Subject
 from entities import metrics
 from entities.leadership import Candidate
 from entities.lease import LeaseConfig
@@ -153,7 +154,7 @@ class Leader:
     async def _serve(self, served: list[Subscription]) -> None:
         """From here on this one answers. Subscriptions are put into `served` as they are made."""
         bus = self._bus
-        answered: tuple[tuple[subjects.Subject, Server], ...] = (
+        answered: tuple[tuple[Subject, Server], ...] = (
             (subjects.MESH_REGISTRATION, self._register),
             (subjects.NODE_STATUS, self._node),
             (subjects.TOPOLOGY, self._topology),
@@ -176,7 +177,7 @@ class Leader:
         )
         for row, server in answered:
             served.append(await self._insistently(partial(bus.serve, row, self._while_leading(server))))
-        heard: tuple[tuple[subjects.Subject, Handler], ...] = (
+        heard: tuple[tuple[Subject, Handler], ...] = (
             (subjects.STEP_CLAIM, self._claim),
             (subjects.TERMINATION, self._termination),
             (subjects.QOS_REPORT, self._quality),

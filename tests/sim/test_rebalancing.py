@@ -11,6 +11,7 @@ import random
 import pytest
 
 from bus import subjects
+from bus.subject import Subject
 from entities.orchestrator.stage_moves import Crew, StageMoves
 from policies.engine import Engine, EngineConfig, Event
 from policies.rebalancing import Limits, Situation, StageState, Worker, best_move, makespan_ms
@@ -49,7 +50,7 @@ class Pipeline:
         """Milliseconds per microbatch, in truth."""
         return self.costs[int(sid[3])] * self.slots[sid]
 
-    def hear(self, row: subjects.Subject, message: Message) -> None:
+    def hear(self, row: Subject, message: Message) -> None:
         self.engine.take([Event(row=row, message=message, id="e", at=self.now)])
 
     def tell(self, **fields: object) -> None:

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from bus import jetstream, reader, subjects
+from bus import jetstream, reader, stream_specs, subjects
 from bus.connection import Bus
+from bus.subject import ROOT
 from schemas.envelope import EntityKind
 from schemas.errors import NotFound
 from schemas.policy import ModuleLifecycle
@@ -100,7 +101,7 @@ async def test_a_row_without_a_stream_has_no_history(connect: Connect) -> None:
 async def test_recording_core_traffic_does_not_answer_requests(connect: Connect) -> None:
     """A stream that acknowledged would be the first to answer a request on a recorded subject."""
     bus = await connect("a")
-    recorded = [spec for spec in subjects.STREAMS if not spec.acknowledged]
+    recorded = [spec for spec in stream_specs.STREAMS if not spec.acknowledged]
     assert recorded
     for spec in recorded:
         info = await jetstream.call(bus.link, f"STREAM.INFO.{spec.name}")
@@ -123,10 +124,10 @@ async def test_recording_core_traffic_does_not_answer_requests(connect: Connect)
 async def test_two_services_provision_at_once_and_the_counters_count(connect: Connect) -> None:
     buses = [await connect(f"p{index}") for index in range(3)]
     await asyncio.gather(*(bus.provision() for bus in buses))
-    names = {f"KV_{bucket}" for bucket in subjects.BUCKETS} | {spec.name for spec in subjects.STREAMS}
+    names = {f"KV_{bucket}" for bucket in stream_specs.BUCKETS} | {spec.name for spec in stream_specs.STREAMS}
     for name in names | {"KV_rendezvous", "RENDEZVOUS_COUNTERS", "OBJ_artifacts"}:
         await jetstream.call(buses[0].link, f"STREAM.INFO.{name}")
-    subject = f"{subjects.ROOT}.rendezvous.counter.test"
+    subject = f"{ROOT}.rendezvous.counter.test"
     for _ in range(3):
         await jetstream.publish(buses[0].link, subject, b"", {"Nats-Incr": "2"})
     last = await jetstream.last(buses[0].link, "RENDEZVOUS_COUNTERS", subject, leader=True)
@@ -135,7 +136,7 @@ async def test_two_services_provision_at_once_and_the_counters_count(connect: Co
 
 async def test_provision_adjusts_what_an_older_version_made(own_server) -> None:
     async with Bus.connect(own_server.url, name="a", kind=EntityKind.CLIENT) as bus:
-        spec = next(spec for spec in subjects.STREAMS if spec.name == "LOGS")
+        spec = next(spec for spec in stream_specs.STREAMS if spec.name == "LOGS")
         older = {"name": "LOGS", "subjects": list(spec.subjects), "max_bytes": 1 << 20, "storage": "file"}
         await jetstream.call(bus.link, "STREAM.CREATE.LOGS", older)
         await bus.provision()

@@ -14,7 +14,7 @@ import psutil
 
 from bus import subjects
 from bus.connection import Bus
-from bus.subjects import Subject
+from bus.subject import Subject
 from entities.cluster import ClusterAgent, ClusterConfig
 from schemas.base import Message
 from schemas.cluster import (

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
-from bus.subjects import Subject
+from bus.subject import Subject
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.registry_core import LeaseConfig
 from entities.service_registry import ServiceRegistry, ServiceRegistryConfig

@@ -6,7 +6,7 @@ from bus import subjects
 from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from bus.services import Server
-from bus.subjects import Subject
+from bus.subject import Subject
 from schemas.door import CancelJob, JobList, JobQuery, JobSummary, MeshQuery, MeshStatus, SubmitJob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, NotFound

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from bus import subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
-from bus.subjects import Subject
+from bus.subject import Subject
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.router import Router, RouterConfig

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bus import subjects
-from bus.subjects import Subject
+from bus.subject import Subject
 from bus.tap import Tap
 from bus.tapped import Tapped
 from schemas.base import Message

@@ -22,7 +22,8 @@ from nats.errors import NoRespondersError
 
 from bus import codec, subjects
 from bus.connection import Bus
-from bus.subjects import SUBJECTS, Delivery, Subject, lookup
+from bus.subject import ROOT, Delivery, Subject
+from bus.subjects import SUBJECTS, lookup
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.registry import ServiceRecord
@@ -204,7 +205,7 @@ async def check_storm(storm: Storm, mesh: Mesh) -> None:
     for subject in {*storm.answered, *storm.published}:
         assert "Maximum Payload Violation" in await too_large(mesh, subject), subject
     with pytest.raises(NoRespondersError):
-        await storm.raw.request(f"{subjects.ROOT}.no.such.subject", b"hello", timeout=5)
+        await storm.raw.request(f"{ROOT}.no.such.subject", b"hello", timeout=5)
 
 
 async def check_kept_and_told_once(storm: Storm) -> None:

@@ -18,7 +18,7 @@ from bus.buckets import Change, Watch
 from bus.embedded import EmbeddedServer
 from bus.embedded_cluster import EmbeddedCluster, copies
 from bus.services import Subscription
-from bus.subjects import Subject
+from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobRecord, JobSpec, JobState

@@ -22,6 +22,7 @@ import yaml
 
 from bus import subjects
 from bus.embedded import EmbeddedServer
+from bus.subject import Subject
 from bus.tap import Tap
 from bus.tapped import Tapped
 from schemas.base import Message
@@ -46,7 +47,7 @@ TOKEN = "a-test-token"
 class Seen:
     """A message of the table of subjects, as a tap decoded it."""
 
-    row: subjects.Subject
+    row: Subject
     tokens: dict[str, str]
     envelope: Envelope
     message: Message
@@ -76,7 +77,7 @@ class Recording:
         self.steps: list[Step] = []
         self.problems: list[Tapped] = []
         self.news = asyncio.Event()
-        self._places: dict[subjects.Subject, list[int]] = {}
+        self._places: dict[Subject, list[int]] = {}
 
     def add(self, tapped: Tapped) -> None:
         """Messages of the table; what can't be decoded apart; marks of deleted keys carry nothing."""
@@ -105,14 +106,14 @@ class Recording:
             place = self.index(step, place)
         return place
 
-    def messages(self, row: subjects.Subject, kind: type[M]) -> list[M]:
+    def messages(self, row: Subject, kind: type[M]) -> list[M]:
         found = (self.seen[place].message for place in self._places.get(row, ()))
         return [message for message in found if isinstance(message, kind)]
 
-    def senders(self, row: subjects.Subject) -> set[str]:
+    def senders(self, row: Subject) -> set[str]:
         return {self.steps[place][0] for place in self._places.get(row, ())}
 
-    def find(self, row: subjects.Subject, condition: Callable[[Seen], bool] = lambda _: True) -> list[int]:
+    def find(self, row: Subject, condition: Callable[[Seen], bool] = lambda _: True) -> list[int]:
         return [place for place in self._places.get(row, ()) if condition(self.seen[place])]
 
 

@@ -14,7 +14,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
-from bus.subjects import Subject
+from bus.subject import Subject
 from dmsc.policy_loading import load_policy
 from entities.orchestrator.arbitration import ArbitrationState, arbitrate, register
 from entities.orchestrator.suggestion_sense import JobFacts

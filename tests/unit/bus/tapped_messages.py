@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bus import codec
-from bus.subjects import Subject
+from bus.subject import Subject
 from bus.tapped import Arrived, Tapped, decode
 from schemas.base import Message
 from schemas.envelope import EntityKind, Sender

@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 
 from bus import subjects
+from bus.stream_specs import STREAMS
 from bus.streams import stream_configs
-from bus.subjects import STREAMS, SUBJECTS, Delivery, lookup
+from bus.subject import Delivery, Subject
+from bus.subjects import SUBJECTS, lookup
 from schemas.errors import BadMessage
 
 
-def tokens_of(row: subjects.Subject) -> dict[str, str]:
+def tokens_of(row: Subject) -> dict[str, str]:
     return {token: f"t-{index}" for index, token in enumerate(row.tokens)}
 
 
 @pytest.mark.parametrize("row", SUBJECTS, ids=lambda row: row.name)
-def test_each_row_is_found_again_by_its_concrete_subject(row: subjects.Subject) -> None:
+def test_each_row_is_found_again_by_its_concrete_subject(row: Subject) -> None:
     tokens = tokens_of(row)
     found = lookup(row(**tokens))
     assert found is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bus import subjects
-from bus.subjects import Subject
+from bus.subject import Subject
 from dmsc.policy_loading import BUILT_IN, load_policy
 from policies.checkpoint_interval import CheckpointInterval
 from policies.engine import Engine, EngineConfig, Event

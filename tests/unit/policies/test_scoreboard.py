@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bus import subjects
-from bus.subjects import Subject
+from bus.subject import Subject
 from policies.engine import Event
 from policies.scoreboard import Scoreboard, ScoreboardConfig
 from policies.view import Observations

@@ -1,0 +1,78 @@
+"""What a subject is: one row of the table in `bus.subjects`, and the concrete subjects that are of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from schemas.base import Message, is_token
+from schemas.envelope import EntityKind
+from schemas.errors import BadMessage
+
+ROOT = "dmsc.v1"
+
+
+class Delivery(StrEnum):
+    """How a subject's messages travel (DESIGN §3)."""
+
+    CORE = "core"  # published, at most once; kept by a stream where `stream` says so
+    REQUEST = "request"  # one answer; repeated by the asker where it must arrive
+    STREAM = "stream"  # appended with a message id and acknowledged by JetStream
+    KEY_VALUE = "key-value"  # the bucket is the truth, a change is only a hint to read it
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One row. `pattern` has `{tokens}`; calling the row with them gives a concrete subject."""
+
+    name: str
+    pattern: str
+    schema: type[Message]
+    senders: frozenset[EntityKind]
+    receivers: frozenset[EntityKind]
+    delivery: Delivery
+    about: str
+    reply: type[Message] | None = None
+    stream: str | None = None
+    bucket: str | None = None
+    tokens: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", tuple(re.findall(r"\{(\w+)\}", self.pattern)))
+
+    @property
+    def prefix(self) -> str:
+        return f"$KV.{self.bucket}" if self.bucket else ROOT
+
+    def __call__(self, **tokens: str | int) -> str:
+        """The concrete subject; each of the row's tokens must be given and be one token."""
+        for key in self.tokens:
+            if not is_token(str(tokens.get(key, ""))):
+                raise BadMessage(
+                    f"subject {self.name}: {key}={tokens.get(key)!r} is not one token (letters, digits, _, -)"
+                )
+        return f"{self.prefix}.{self.pattern.format(**tokens)}"
+
+    def key(self, **tokens: str | int) -> str:
+        """The key in this row's bucket (the concrete subject without the bucket's prefix)."""
+        return self(**tokens)[len(self.prefix) + 1 :]
+
+    def wildcard(self, **tokens: str | int) -> str:
+        """A subscription for this row; tokens not given match anything."""
+        filled = {key: tokens.get(key, "*") for key in self.tokens}
+        return f"{self.prefix}.{self.pattern.format(**filled)}"
+
+    def matches(self, subject: str) -> dict[str, str] | None:
+        """The tokens of a concrete subject of this row, or None if it is of another row."""
+        mine = f"{self.prefix}.{self.pattern}".split(".")
+        theirs = subject.split(".")
+        if len(mine) != len(theirs):
+            return None
+        found: dict[str, str] = {}
+        for pattern, token in zip(mine, theirs, strict=True):
+            if pattern.startswith("{"):
+                found[pattern[1:-1]] = token
+            elif pattern != token:
+                return None
+        return found
