@@ -36,7 +36,7 @@ from pathlib import Path
 
 from bus.connection import Bus
 from bus.subjects import REGISTRY_RECORD, STEP_CLAIM
-from dmsc.client import AsyncClient
+from dmsc.async_client import AsyncClient
 from dmsc.composition import node_name
 from dmsc.layout import MeshOptions
 from dmsc.mesh import running_mesh

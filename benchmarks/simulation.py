@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bus.connection import Bus
 from bus.subjects import STEP_CLAIM
-from dmsc.client import AsyncClient
+from dmsc.async_client import AsyncClient
 from dmsc.composition import node_name
 from dmsc.layout import MeshOptions
 from dmsc.mesh import running_mesh

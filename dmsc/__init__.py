@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dmsc.client import AsyncClient, Client
+    from dmsc.async_client import AsyncClient
+    from dmsc.client import Client
     from policies import JobView, Policy
     from schemas.errors import DmscError
     from schemas.job import JobEvent, JobRecord, JobSpec, JobState
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _homes = {
-    "AsyncClient": "dmsc.client",
+    "AsyncClient": "dmsc.async_client",
     "Client": "dmsc.client",
     "DmscError": "schemas.errors",
     "JobEvent": "schemas.job",

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from bus import subjects
 from bus.connection import Bus
 from dmsc import ports
-from dmsc.client import AsyncClient
+from dmsc.async_client import AsyncClient
 from dmsc.settings import BusAddress, find_bus
 from dmsc.state_folder import StateFolder
 from schemas.cluster import NodeStatus

@@ -25,7 +25,7 @@ from schemas.errors import DmscError, NotFound
 from schemas.job import JobEvent, JobRecord, JobState
 
 if TYPE_CHECKING:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
 _redraw_s = 0.5
 _load_s = 1.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from bus.embedded_cluster import EmbeddedCluster, copies
 from dmsc import layout, ports
-from dmsc.client import AsyncClient
+from dmsc.async_client import AsyncClient
 from dmsc.composition import own_address
 from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.state_folder import MeshFile, StateFolder

@@ -26,7 +26,7 @@ async def ask(gateway: str | None, token: str, state: Path | None) -> TapScope:
         Refused: nothing, or nobody's token.
         Unavailable: no gateway answers; without one there is no role.
     """
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     try:
         async with AsyncClient(gateway, token=token, state=state, patience_s=PATIENCE_S) as client:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from bus import subjects
 from bus.buckets import Change
 from bus.connection import Bus
+from dmsc.async_client import AsyncClient
 from dmsc.board.board import STEPS, Board
-from dmsc.client import AsyncClient
 from dmsc.settings import BusAddress
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from bus.connection import Bus
 from bus.subjects import REGISTRY_RECORD
+from dmsc.async_client import AsyncClient
 from dmsc.chaos import history, report
 from dmsc.chaos.history import Work
 from dmsc.chaos.plan import Every, FaultKind, PlannedFault, Target, choose, plan
 from dmsc.chaos.processes import Held, LocalMesh, strike, thaw
 from dmsc.chaos.report import Clean, Fault, Report
 from dmsc.chaos.watch import Watched, watching, work_of
-from dmsc.client import AsyncClient
 from dmsc.settings import find_bus
 from dmsc.state_folder import StateFolder
 from schemas.envelope import EntityKind

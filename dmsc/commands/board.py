@@ -135,8 +135,8 @@ async def _show(
     from rich.console import Console
     from rich.live import Live
 
+    from dmsc.async_client import AsyncClient
     from dmsc.board.feed import board_feed
-    from dmsc.client import AsyncClient
     from dmsc.interrupts import interrupts
 
     stop = asyncio.Event()

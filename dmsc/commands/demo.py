@@ -77,7 +77,7 @@ def _keep_logs(logs: Path, out: Path, view: StartingView) -> None:
 async def _demo(options: MeshOptions, spec: JobSpec, follow_options: FollowOptions) -> ExitCode:
     from contextlib import closing
 
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
     from dmsc.exit_codes import ExitCode
     from dmsc.follow import follow, output_folder
     from dmsc.interrupts import interrupts

@@ -60,7 +60,7 @@ def faults(
 async def _list(
     gateway: str | None, token: str | None, state: Path | None, job: str | None
 ) -> list[FaultRecord]:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     async with AsyncClient(gateway, token=token, state=state) as client:
         return await client.faults(job)
@@ -69,7 +69,7 @@ async def _list(
 async def _follow(
     gateway: str | None, token: str | None, state: Path | None, job: str | None, json: bool
 ) -> None:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     async with AsyncClient(gateway, token=token, state=state) as client:
         async for record in client.follow_faults(job):

@@ -171,7 +171,7 @@ def status(
 async def _call(
     gateway: str | None, token: str | None, state: Path | None, method: str, *arguments: Any
 ) -> Any:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     async with AsyncClient(gateway, token=token, state=state) as client:
         return await getattr(client, method)(*arguments)

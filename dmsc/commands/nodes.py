@@ -144,7 +144,7 @@ def parse_place(text: str) -> tuple[str, int | None]:
 
 
 async def _mesh(gateway: str | None, token: str | None, state: Path | None) -> MeshStatus:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     async with AsyncClient(gateway, token=token, state=state) as client:
         return await client.mesh()
@@ -159,7 +159,7 @@ async def _change(
     slot: int | None,
     reason: str,
 ) -> Cordons:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
         if action == "uncordon":
@@ -171,7 +171,7 @@ async def _drain(
     gateway: str | None, token: str | None, state: Path | None, node: str, reason: str, timeout_s: float
 ) -> tuple[Cordons, str]:
     """Asks and waits. Returns the node's cordons and what is left there, '' if nothing."""
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
     from schemas.door import Cordons
     from schemas.errors import DmscError
 

@@ -225,7 +225,7 @@ def ask(
 
 
 async def _policies(gateway: str | None, token: str | None, state: Path | None) -> list[ModuleStatus]:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     async with AsyncClient(gateway, token=token, state=state) as client:
         return await client.policies()
@@ -241,7 +241,7 @@ async def _order(
     jobs: list[str],
     reason: str,
 ) -> ModuleLifecycle:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     async with AsyncClient(gateway, token=token, state=state, timeout_s=15.0) as client:
         return await client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
@@ -256,7 +256,7 @@ async def _ask(
     version: str | None,
     inputs: Path | None,
 ) -> ModuleAnswer:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     given = _observations(inputs) if inputs is not None else ()
     async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:

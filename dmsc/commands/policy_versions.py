@@ -215,7 +215,7 @@ def _scores(
 async def _switch(
     gateway: str | None, token: str | None, state: Path | None, module: str, version: str | None, reason: str
 ) -> PolicySwitch:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
 
     async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
         if version is None:

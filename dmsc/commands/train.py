@@ -93,7 +93,7 @@ async def _train(
     token: str | None,
     state: Path | None,
 ) -> tuple[JobRecord, ExitCode]:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
     from dmsc.exit_codes import ExitCode
     from dmsc.follow import follow
     from dmsc.interrupts import interrupts
@@ -109,7 +109,7 @@ async def _train(
 async def _attach(
     job: str, options: FollowOptions, gateway: str | None, token: str | None, state: Path | None
 ) -> ExitCode:
-    from dmsc.client import AsyncClient
+    from dmsc.async_client import AsyncClient
     from dmsc.follow import follow
     from dmsc.interrupts import interrupts
 
