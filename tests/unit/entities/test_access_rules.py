@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from entities.access_rules import User, decide, identify, needs_owner, parse_users
+from entities.authorizer.access_rules import User, decide, identify, needs_owner, parse_users
 from schemas.errors import BadInput
 from schemas.signals import Role
 

@@ -15,10 +15,11 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
-from entities.access_rules import User, decide, identify, needs_owner, parse_users
+from entities.authorizer.access_rules import decide, identify, needs_owner
+from entities.authorizer.user_file import UserFile
 from schemas.base import is_token
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import BadInput, DmscError
+from schemas.errors import DmscError
 from schemas.job import JobRecord
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.signals import AccessDecision, AccessRequest
@@ -41,44 +42,6 @@ class AuthorizerConfig:
     def __post_init__(self) -> None:
         if self.check_s <= 0 or self.valid_s < 0:
             raise ValueError("check_s must be above 0 and valid_s not below 0")
-
-
-class UserFile:
-    """The users, read again when the file changed. A broken edit keeps the users from before."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = self._stamp()
-        self.users: tuple[User, ...] = self._read()
-
-    def refresh(self) -> bool:
-        """Look at the file; True where the users are new. Never raises."""
-        try:
-            seen = self._stamp()
-            if seen == self._seen:
-                return False
-            self._seen = seen
-            self.users = self._read()
-        except BadInput as error:
-            log.error("tokens file not usable; the users from before stay", error=error.text)
-            return False
-        log.info("tokens file read", users=len(self.users))
-        return True
-
-    def _stamp(self) -> tuple[int, int, int]:
-        try:
-            status = self._path.stat()
-        except OSError as error:
-            raise _unreadable(self._path, error) from None
-        return status.st_mtime_ns, status.st_size, status.st_ino
-
-    def _read(self) -> tuple[User, ...]:
-        try:
-            return parse_users(self._path.read_text(encoding="utf-8"), str(self._path))
-        except OSError as error:
-            raise _unreadable(self._path, error) from None
-        except UnicodeDecodeError:
-            raise BadInput(f"{self._path}: is not UTF-8 text") from None
 
 
 class Authorizer:
@@ -135,7 +98,3 @@ class Authorizer:
             state=InstanceState.ACTIVE,
             endpoint=Endpoint(cluster="mesh", node=self.config.node),
         )
-
-
-def _unreadable(path: Path, error: OSError) -> BadInput:
-    return BadInput(f"{path}: {error.strerror or 'unreadable'}; write a users list there")

@@ -1,0 +1,5 @@
+"""AAM, authentication and authorization module: `service.py` is the entity, `access_rules.py` its decision."""
+
+from entities.authorizer.service import Authorizer, AuthorizerConfig
+
+__all__ = ["Authorizer", "AuthorizerConfig"]
