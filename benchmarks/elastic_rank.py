@@ -80,7 +80,7 @@ def accumulate(replica: nn.Module, workload: Workload) -> None:
         with nullcontext() if number == len(batches) - 1 else quiet():
             output = replica(tokens)
             loss = functional.cross_entropy(output.flatten(0, 1), targets.flatten()) / len(batches)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch: unannotated
 
 
 def committed(file: Path) -> Callable[[int], None]:
@@ -126,7 +126,7 @@ def under_torchft(workload: Workload, folder: Path, rank: int) -> None:
 
     model = workload.model()
     inner = torch.optim.AdamW(model.parameters(), lr=workload.learning_rate, fused=True)
-    store = dist.TCPStore(  # type: ignore[attr-defined]
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # not in the stubs
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
 

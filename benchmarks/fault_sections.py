@@ -18,7 +18,7 @@ from typing import Any
 import elastic_peers  # type: ignore[import-not-found,unused-ignore]  # beside this file
 import psutil
 import yaml
-from fault_figures import Plan, Sheet  # type: ignore[import-not-found,unused-ignore]
+from fault_figures import Plan, Sheet  # type: ignore[import-not-found,unused-ignore]  # beside this
 
 from dmsc.chaos.plan import Every, FaultKind
 from dmsc.chaos.report import Clean, Report, own_clean, quantile

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 from fault_figures import Figure, Plan, Sheet  # type: ignore[import-not-found,unused-ignore]  # beside this
-from fault_sections import SECTIONS, say  # type: ignore[import-not-found,unused-ignore]
+from fault_sections import SECTIONS, say  # type: ignore[import-not-found,unused-ignore]  # beside this
 
 from bus.logs import configure_logging
 from dmsc.interrupts import interrupts

@@ -269,7 +269,7 @@ async def snapshots(url: str, instances: int, rounds: int) -> dict[str, Any]:
                 seen += 1
             took_s = time.perf_counter() - began
             assert seen > instances
-            await watch.stop()  # type: ignore[no-untyped-call]
+            await watch.stop()  # type: ignore[no-untyped-call]  # nats-py
             return took_s
         finally:
             await client.close()

@@ -268,7 +268,7 @@ class Link:
     async def _relieved(self, client: Client) -> None:
         """Waits until the client has written what it holds, or the connection is lost (then it keeps it)."""
         await asyncio.sleep(0)  # usually the writing task only needs its turn
-        while client.pending_data_size > PRESSURE_BYTES and self.online.is_set():  # noqa: ASYNC110
+        while client.pending_data_size > PRESSURE_BYTES and self.online.is_set():  # noqa: ASYNC110  # no event for it
             await asyncio.sleep(PRESSURE_PAUSE_S)
 
     async def barrier(self, timeout_s: float = 10.0) -> None:

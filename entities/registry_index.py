@@ -111,7 +111,7 @@ class RegistryIndex:
         group = self._groups.get(content)
         if group is None:
             group = self._groups[content] = Group(content)
-            for key in content.keys():  # noqa: SIM118  # its own method, not a dict's  # not a mapping
+            for key in content.keys():  # noqa: SIM118  # its own method, not a dict's
                 self._leading.setdefault(key, {})[group] = None
         group.sids.add(sid)
         return group

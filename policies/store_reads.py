@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -46,7 +47,7 @@ class StoreReader:
             if key not in self._reading and len(self._reading) < MOST_READS:
                 task = asyncio.create_task(self._read(read), name=f"read store of {read.sid}")
                 self._reading[key] = task
-                task.add_done_callback(lambda _, key=key: self._reading.pop(key))  # type: ignore[misc]
+                task.add_done_callback(partial(self._over, key))
 
     async def close(self) -> None:
         """Gives up what is under way."""
@@ -54,6 +55,9 @@ class StoreReader:
         for task in reading:
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
+
+    def _over(self, key: str, _: asyncio.Task[None]) -> None:
+        self._reading.pop(key)
 
     async def _read(self, read: StoreRead) -> None:
         try:

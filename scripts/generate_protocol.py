@@ -22,16 +22,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bus.stream_specs import BUCKETS, STREAMS  # noqa: E402
-from bus.subject import Delivery, Subject  # noqa: E402
-from bus.subjects import SUBJECTS  # noqa: E402
-from schemas.base import MESSAGE_TYPES, Message  # noqa: E402
-from schemas.envelope import EntityKind, Envelope  # noqa: E402
-from schemas.fault import FAULT_TRANSITIONS  # noqa: E402
-from schemas.job import JOB_TRANSITIONS  # noqa: E402
-from schemas.policy import MODULE_TRANSITIONS  # noqa: E402
-from schemas.registry import INSTANCE_TRANSITIONS  # noqa: E402
-from schemas.step import MICROBATCH_TRANSITIONS, PHASES  # noqa: E402
+from bus.stream_specs import BUCKETS, STREAMS
+from bus.subject import Delivery, Subject
+from bus.subjects import SUBJECTS
+from schemas.base import MESSAGE_TYPES, Message
+from schemas.envelope import EntityKind, Envelope
+from schemas.fault import FAULT_TRANSITIONS
+from schemas.job import JOB_TRANSITIONS
+from schemas.policy import MODULE_TRANSITIONS
+from schemas.registry import INSTANCE_TRANSITIONS
+from schemas.step import MICROBATCH_TRANSITIONS, PHASES
 
 PROTOCOL = ROOT / "docs" / "protocol.md"
 

@@ -1,4 +1,4 @@
-"""AAM, authentication and authorization module: `service.py` is the entity, `access_rules.py` its decision."""
+"""AAM, authentication and authorization: `service.py` is the entity, `access_rules.py` its decision."""
 
 from entities.authorizer.service import Authorizer, AuthorizerConfig
 

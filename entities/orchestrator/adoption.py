@@ -7,12 +7,14 @@ from collections.abc import Iterable
 
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.subject import Subject
 from bus.subjects import ADOPT, REGISTRY_RECORD, STEP_ABORT, STEP_COMMIT, STEP_FENCE
 from entities.orchestrator.decision_record import DecisionRecord
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.step_orders import commit_order
 from entities.orchestrator.takeover import Settled, outsiders, settle
+from schemas.base import Message
 from schemas.errors import DmscError
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.step import Adopt, Adopted, Member, StepAbort, StepDecision, StepFence
@@ -130,10 +132,10 @@ class Adoption:
     async def _abort(self, order: StepAbort, member: Member) -> None:
         await self._order(STEP_ABORT, order, member, ABORT_DEADLINE_S)
 
-    async def _order(self, row: object, order: object, member: Member, deadline_s: float) -> None:
+    async def _order(self, row: Subject, order: Message, member: Member, deadline_s: float) -> None:
         """An instance that does not obey is lost; the step loop fences and replaces it."""
         try:
-            await self._instances.order(row, order, [member], deadline_s=deadline_s)  # type: ignore[arg-type]
+            await self._instances.order(row, order, [member], deadline_s=deadline_s)
         except DmscError as error:
             log.warning("not adopted", job=self._record.job, sid=member.sid, reason=str(error))
             self._instances.mark_lost(member)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from bus.logs import get_logger
@@ -86,7 +87,7 @@ class Troubles:
             self._progress.lost(member)
         self._standbys.revise()
         for member in lost:
-            self._recruits.bring(member.sid, member, lambda member=member: self._heed(member, why))  # type: ignore[misc]
+            self._recruits.bring(member.sid, member, partial(self._heed, member, why))
 
     def missing(self, sid: str) -> None:
         """Nobody of this unit answered the orchestrator that took the job over."""

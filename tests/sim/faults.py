@@ -33,7 +33,7 @@ class Faults:
             ("takeover", plan.takeovers),
         ):
             for _ in range(count):
-                self._world.after(rng.uniform(0.0, horizon), lambda kind=kind: self._fault(kind))  # type: ignore[misc]
+                self._world.after(rng.uniform(0.0, horizon), lambda kind=kind: self._fault(kind))
 
     def _living(self) -> list[Any]:
         return [node for node in self._world.nodes.values() if node.alive and not node.frozen]

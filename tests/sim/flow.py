@@ -70,9 +70,9 @@ class Stage:
             match effect:
                 case Forward(hop):
                     part = 1.0 if self.last else FORWARD_PART
-                    self.submit(2, part, lambda hop=hop: self._forwarded(hop))  # type: ignore[misc]
+                    self.submit(2, part, lambda hop=hop: self._forwarded(hop))
                 case Backward(hop):
-                    self.submit(1, 1 - FORWARD_PART, lambda hop=hop: self._summed(hop))  # type: ignore[misc]
+                    self.submit(1, 1 - FORWARD_PART, lambda hop=hop: self._summed(hop))
                 case Offer(hop, to, direction):
                     self.flow.offer(self.member, to, direction, hop.step, hop.microbatch)
 

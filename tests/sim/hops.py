@@ -35,7 +35,7 @@ class Hops:
             round=sender.machine.cut.round(sender.machine.epoch, step, attempt),
             microbatch=number,
             stage=stage,
-            direction=direction,  # type: ignore[arg-type]
+            direction=direction,
             sender=sender.member,
             receiver=to,
             link="l",

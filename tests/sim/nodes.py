@@ -95,9 +95,9 @@ class StageNode(Node):
         for effect in effects:
             match effect:
                 case Forward(hop):
-                    self.submit(2, lambda hop=hop: self._forward(hop))  # type: ignore[misc]
+                    self.submit(2, lambda hop=hop: self._forward(hop))
                 case Backward(hop):
-                    self.submit(1, lambda hop=hop: self._backward(hop))  # type: ignore[misc]
+                    self.submit(1, lambda hop=hop: self._backward(hop))
                 case Offer(hop, to, direction):
                     self.world.hops.offer(self, hop, to, direction)
                 case Claim(hop):
@@ -107,7 +107,7 @@ class StageNode(Node):
         if not self.machine.current(hop):
             return
         (value,) = hop.inputs
-        hop.sent_forward = (mix(value, self.weights),)  # type: ignore[assignment, call-overload]
+        hop.sent_forward = (mix(value, self.weights),)
         if self.machine.last:
             self._accumulate(hop, 0)
         self.run(self.machine.forwarded(hop))
@@ -117,15 +117,15 @@ class StageNode(Node):
             return
         assert hop.returned is not None
         (gradient,) = hop.returned
-        self._accumulate(hop, gradient)  # type: ignore[arg-type]
+        self._accumulate(hop, gradient)
         self.run(self.machine.accumulated(hop))
 
     def _accumulate(self, hop: Hop, gradient: int) -> None:
         (value,) = hop.inputs
         if hop.microbatch in self.sum:
             raise Violation(f"{self.member} adds microbatch {hop.microbatch} of step {hop.step} twice")
-        self.sum[hop.microbatch] = mix(value, gradient, self.weights, 3)  # type: ignore[arg-type]
-        hop.sent_backward = (mix(value, gradient, self.weights, 4),)  # type: ignore[assignment, arg-type]
+        self.sum[hop.microbatch] = mix(value, gradient, self.weights, 3)
+        hop.sent_backward = (mix(value, gradient, self.weights, 4),)
 
     # --- orders ---
     def fence(self, order: ev.Fence) -> StepFenced | None:

@@ -129,9 +129,9 @@ def test_a_full_instance_pushes_back_to_the_source() -> None:
 
     def watched(*hop: object) -> None:
         nonlocal deepest
-        take(*hop)  # type: ignore[arg-type]
+        take(*hop)
         deepest = max(deepest, flow.data[0].in_flight)
 
-    flow.offer = watched  # type: ignore[method-assign]
+    flow.offer = watched
     flow.step(0)
     assert deepest == 2 * 6, "two replicas of the first of two stages, six microbatches each"

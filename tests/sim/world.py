@@ -148,7 +148,7 @@ class World(Kernel):
                         if hop.state is MicrobatchState.ACCUMULATED:
                             self.claim(node, hop)
 
-                self.message(lambda node=node, tell=tell: node.deliver(tell))  # type: ignore[misc]
+                self.message(lambda node=node, tell=tell: node.deliver(tell))
 
     def _check(self) -> None:
         """At most one living, unfenced member of a stage has a microbatch of the open step in its sum."""

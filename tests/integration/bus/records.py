@@ -41,7 +41,7 @@ def job_event(text: str) -> JobEvent:
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
     """Waits for what has no event of its own."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110  # no event for it
             await asyncio.sleep(0.005)
 
 

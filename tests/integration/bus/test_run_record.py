@@ -59,9 +59,9 @@ async def test_a_run_is_what_concerns_it_in_order(connect: Connect, tmp_path: Pa
     assert {name: len(found) for name, found in of.items() if found} == {
         "job event": 2, "instance sample": 300, "node sample": 7, "policy suggestion": 6,
     }  # fmt: skip
-    steps = [frame.open()[0].step for frame in of["instance sample"]]  # type: ignore[attr-defined]
+    steps = [frame.open()[0].step for frame in of["instance sample"]]
     assert steps == list(range(300))
-    assert {frame.open()[0].job for frame in of["policy suggestion"]} == {"run1"}  # type: ignore[attr-defined]
+    assert {frame.open()[0].job for frame in of["policy suggestion"]} == {"run1"}
     assert all(span.began - 12 <= frame.at <= span.until + 5 for frame in frames)
 
     counts = await run_record.counts(bus)

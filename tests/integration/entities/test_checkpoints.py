@@ -58,7 +58,7 @@ class StandIn:
             (subjects.CHECKPOINT_WAIT, self._write),
             (subjects.STATE_RESTORE, self._restore),
         ):
-            await self.bus.serve(row, handler, job=JOB, sid=self.member.sid)  # type: ignore[arg-type]
+            await self.bus.serve(row, handler, job=JOB, sid=self.member.sid)
 
     async def _take(self, order: CheckpointOrder, _: object) -> CheckpointTaken:
         return CheckpointTaken(member=self.member, version=order.version, bytes=len(CONTENT), stall_ms=1.0)

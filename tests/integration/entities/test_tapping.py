@@ -215,4 +215,4 @@ def test_options_that_exclude_each_other_are_told() -> None:
         ({"microbatch": "j/1/0", "record": Path("x")}, "--record does not go with --microbatch"),
     ):
         with pytest.raises(BadInput, match=text):
-            Wanted(**given)  # type: ignore[arg-type]
+            Wanted(**given)

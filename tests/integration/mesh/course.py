@@ -151,7 +151,7 @@ class Course:
     # --- where a unit is ------------------------------------------------------------------------------
     async def status(self, unit: str, step: int) -> StepStatusReply:
         """The unit's own account of a step."""
-        attempt = max((message.attempt for message in self.of(subjects.STEP_BEGIN)), default=0)  # type: ignore[attr-defined]
+        attempt = max((message.attempt for message in self.of(subjects.STEP_BEGIN)), default=0)
         query = StepStatus(job=self.job, epoch=1, step=step, attempt=attempt)
         reply = await self.client.bus.request(subjects.STEP_STATUS, query, job=self.job, sid=self.sid(unit))
         assert isinstance(reply, StepStatusReply)
@@ -177,9 +177,9 @@ class Course:
         """Microbatches that the unit's newest incarnation has said to be in its sum."""
         member = self.member(unit)
         return {
-            claim.microbatch  # type: ignore[attr-defined]
+            claim.microbatch
             for claim in self.of(subjects.STEP_CLAIM, unit, step=step)
-            if claim.owner == member  # type: ignore[attr-defined]
+            if claim.owner == member
         }
 
     async def until_all_but_held(self, unit: str, held: str, step: int) -> None:
@@ -188,7 +188,7 @@ class Course:
         seen = -1
         while True:
             await self.until(
-                lambda seen=seen: len(self.claimed(unit, step)) > seen,  # type: ignore[misc]
+                lambda seen=seen: len(self.claimed(unit, step)) > seen,
                 f"{unit} sums all that is not {held}'s",
             )
             seen = len(self.claimed(unit, step))

@@ -152,7 +152,7 @@ class Witness:
             units.setdefault(record.sid, set()).add(record.endpoint.pid)
 
     async def ask(self, action: str, **fields: object) -> JobList | MeshStatus:
-        request = DoorRequest(token=TOKEN, action=action, **fields)  # type: ignore[arg-type]
+        request = DoorRequest(token=TOKEN, action=action, **fields)
         row = subjects.DOOR
         answer = await self.bus.command(row, request, deadline_s=40.0, action=action.split(".")[1])
         assert isinstance(answer, JobList | MeshStatus)

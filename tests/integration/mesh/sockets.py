@@ -23,7 +23,7 @@ def between(one: int, other: int) -> dict[Ends, int]:
     """Established TCP connections between two processes: both ends as `one` sees them → its descriptor."""
     far = {(found.laddr, found.raddr) for found in _established(other)}
     return {
-        (tuple(found.laddr), tuple(found.raddr)): found.fd  # type: ignore[misc]
+        (tuple(found.laddr), tuple(found.raddr)): found.fd
         for found in _established(one)
         if (found.raddr, found.laddr) in far
     }

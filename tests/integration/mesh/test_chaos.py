@@ -55,7 +55,7 @@ def test_two_kills_fire_and_the_weights_are_the_same(mesh: Mesh, tmp_path: Path)
     assert found["count"]["checked_steps"] == 24
     assert [step for step, _, _ in found["timeline"]] == list(range(24))
     assert found["clean"]["job"] != found["job"]
-    assert mesh.client.job(found["clean"]["job"]).weights.sha256 == found["sha256"]  # type: ignore[union-attr]
+    assert mesh.client.job(found["clean"]["job"]).weights.sha256 == found["sha256"]
     assert (tmp_path / "c.svg").read_text().count("<title>") == 3  # the clean rate, two faults
 
 

@@ -159,7 +159,7 @@ def long_job(name: str, replicas: int) -> object:
 
 @functools.cache
 def undisturbed(client: Client) -> str:
-    record = client.wait(client.submit(long_job("undisturbed", 1)).job, timeout_s=60)  # type: ignore[arg-type]
+    record = client.wait(client.submit(long_job("undisturbed", 1)).job, timeout_s=60)
     assert record.weights is not None
     return record.weights.sha256
 
@@ -167,7 +167,7 @@ def undisturbed(client: Client) -> str:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_drained_node_is_emptied_and_the_weights_are_the_same(mesh: Mesh, replicas: int) -> None:
     """Also where a stage has no other replica: a checkpoint of that very step carries it over."""
-    job = mesh.client.submit(long_job("drained", replicas)).job  # type: ignore[arg-type]
+    job = mesh.client.submit(long_job("drained", replicas)).job
     for event in mesh.client.events(job):
         if event.result is not None and event.result.step == 5:
             break

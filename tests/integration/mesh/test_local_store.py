@@ -104,7 +104,7 @@ async def check_contents(bus: Bus, job: str, store: InstanceStore) -> None:
         each.checksum for each in versions[:5]
     ]
     async with asyncio.timeout(20):  # a sample comes once a second
-        while (metrics := await store.metrics(newest=True, limit=1))[-1].step < 1:  # noqa: ASYNC110
+        while (metrics := await store.metrics(newest=True, limit=1))[-1].step < 1:  # noqa: ASYNC110  # no event for it
             await asyncio.sleep(0.1)
     assert metrics[0].resident_bytes > 0
     assert json.loads(metrics[0].device or "{}")["device"] == "cpu"
@@ -164,7 +164,7 @@ async def check_the_next_incarnation(mesh: Mesh, store: InstanceStore) -> None:
     former = before[0].incarnation
     os.kill(await asyncio.to_thread(pid_of, mesh, store.sid), signal.SIGKILL)
     async with asyncio.timeout(60):
-        while not is_there(after := await events_after(store, before[0].id), former):  # noqa: ASYNC110
+        while not is_there(after := await events_after(store, before[0].id), former):  # noqa: ASYNC110  # no event for it
             await asyncio.sleep(0.1)
     assert [each.id for each in after] == list(range(before[0].id + 1, before[0].id + 1 + len(after)))
     mine = [each for each in after if each.incarnation != former]

@@ -68,7 +68,7 @@ async def said(mesh: Mesh) -> list[PolicyDecision | PolicySwitch]:
         for row in (subjects.POLICY_DECISION, subjects.POLICY_SWITCH):
             async for item in bus.history(row, module="leaning"):
                 found.append((item.sequence, item.message))
-    return [message for _, message in sorted(found, key=lambda one: one[0])]  # type: ignore[misc]
+    return [message for _, message in sorted(found, key=lambda one: one[0])]
 
 
 @pytest.mark.timeout(180)

@@ -211,7 +211,7 @@ async def test_an_instance_dies_between_decision_and_apply(follow: Following) ->
             course.kill("s1-r0")
         assert not course.applied("s1-r0", STRUCK_AT + 1)
         await course.check(lost=["s1-r0"])
-        decided = [one.attempt for one in course.of(subjects.STEP_DECISION, step=STRUCK_AT)]  # type: ignore[attr-defined]
+        decided = [one.attempt for one in course.of(subjects.STEP_DECISION, step=STRUCK_AT)]
         assert len(decided) == 1
 
 

@@ -18,7 +18,7 @@ from benchmarks.policy_sections.sheet import Bench, Sheet
 def section(monkeypatch: pytest.MonkeyPatch, name: str, run: object) -> None:
     """A section of this name, whose `run` is the given one."""
     module = ModuleType(f"section_{name}", "What it measures.\n\nMore.")
-    module.run = run  # type: ignore[attr-defined]
+    module.run = run
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(SECTIONS, name, module.__name__)
 

@@ -56,7 +56,7 @@ class StandInBus:
 
 async def test_the_configuration_is_that_of_the_present_incarnation() -> None:
     bus = StandInBus()
-    store = InstanceStore(bus, job="job", sid="job-s0-r0")  # type: ignore[arg-type]
+    store = InstanceStore(bus, job="job", sid="job-s0-r0")
     assert await store.configuration() == {"epoch": 2, "tags": ["x"]}
     query, tokens = bus.asked[0]
     assert (query.table, query.newest, tokens) == (
@@ -68,4 +68,4 @@ async def test_an_instance_that_is_gone_is_told_in_one_line() -> None:
     bus = StandInBus()
     bus.there = False
     with pytest.raises(NotFound, match="job-s0-r0 of job is not there: an instance answers while it lives"):
-        await InstanceStore(bus, job="job", sid="job-s0-r0").events()  # type: ignore[arg-type]
+        await InstanceStore(bus, job="job", sid="job-s0-r0").events()

@@ -42,7 +42,7 @@ class Run:
         )
 
     def event(self, kind: str, **fields: Any) -> None:
-        self.take(subjects.JOB_EVENT, JobEvent(job="j", kind=kind, at=self.now, **fields))  # type: ignore[arg-type]
+        self.take(subjects.JOB_EVENT, JobEvent(job="j", kind=kind, at=self.now, **fields))
 
     def step(self, number: int, seconds: float) -> None:
         result = StepResult(
@@ -177,7 +177,7 @@ def test_in_shadow_the_trials_teach_nothing() -> None:
         if run.decide():
             run.declined()
         run.step(number, 1.0)
-    [trial] = run.engine.policy._trials.values()  # type: ignore[attr-defined]
+    [trial] = run.engine.policy._trials.values()
     assert all(bandit.excess == 0 for bandit in trial.bandits.values())
 
 

@@ -186,7 +186,7 @@ async def test_cancelled_while_writing_it_leaves_no_scratch_files(
     def slow_write(*args: object) -> object:
         begun.set()
         go_on.wait(10)
-        return write_folder(*args)  # type: ignore[arg-type]
+        return write_folder(*args)
 
     monkeypatch.setattr(checkpoint_module, "write_folder", slow_write)
     artifacts = open_artifacts(str(tmp_path / "store"), None)

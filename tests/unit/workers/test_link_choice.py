@@ -100,7 +100,7 @@ def equal_shares(links: dict[str, LinkCost | None], algorithm: str = "expected-c
             chosen.append(member.sid)
         return member
 
-    world.binder.bind = noted  # type: ignore[method-assign]
+    world.binder.bind = noted
     world.steps(2)
     return chosen
 

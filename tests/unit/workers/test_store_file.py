@@ -113,7 +113,7 @@ def test_a_value_is_never_taken_for_sql(store: StoreFile) -> None:
 
 def test_a_question_for_another_table_is_no_message() -> None:
     with pytest.raises(ValueError, match="table"):
-        ask("sqlite_master")  # type: ignore[arg-type]
+        ask("sqlite_master")
 
 
 def test_whatever_a_message_may_carry_can_be_kept(store: StoreFile) -> None:

@@ -127,7 +127,7 @@ def test_instances_are_picked_by_the_number_that_was_drawn() -> None:
     alive = Alive(instances=INSTANCES)
     names = [target.name for target in candidates(FaultKind.INSTANCE, alive)]
     assert names == ["j-data-r0", "j-s0-r0", "j-s0-r1", "j-s1-r0"]
-    assert [choose(planned(FaultKind.FREEZE, pick), alive).name for pick in (0.0, 0.3, 0.99)] == [  # type: ignore[union-attr]
+    assert [choose(planned(FaultKind.FREEZE, pick), alive).name for pick in (0.0, 0.3, 0.99)] == [
         "j-data-r0",
         "j-s0-r0",
         "j-s1-r0",

@@ -19,7 +19,7 @@ CLEAN = Clean(step_s=1.0, steps_per_s=1.0, sha256="same", job="clean")
 
 
 def fault(number: int, at: float, kind: FaultKind = FaultKind.INSTANCE, **more: object) -> Fault:
-    return Fault(number=number, kind=kind, at=at, victim="j-s0-r0", incarnations=("dead",), **more)  # type: ignore[arg-type]
+    return Fault(number=number, kind=kind, at=at, victim="j-s0-r0", incarnations=("dead",), **more)
 
 
 def run(seconds: list[float]) -> list[JobEvent]:
@@ -41,7 +41,7 @@ def report(events: list[JobEvent], faults: list[Fault], **changes: object) -> Re
         "samples_per_step": 8, "faults": faults, "clean": CLEAN, "history": history(events), "work": Work(),
         "units_per_step": 8, "recoveries": 1, "sha256": "same",
     }  # fmt: skip
-    return make_report(**{**body, **changes})  # type: ignore[arg-type]
+    return make_report(**{**body, **changes})
 
 
 def test_a_stall_is_the_faulted_steps_time_less_a_clean_step() -> None:
@@ -130,7 +130,7 @@ def test_a_good_run_has_no_problems() -> None:
 def test_each_broken_promise_is_a_problem_and_so_an_exit_code(
     changes: dict[str, object], wanted: str
 ) -> None:
-    found = report(run([1, 1, 2, 1]), **{"faults": [fault(0, 2.5)], **changes})  # type: ignore[arg-type]
+    found = report(run([1, 1, 2, 1]), **{"faults": [fault(0, 2.5)], **changes})
     assert any(wanted in line for line in found.problems()), found.problems()
 
 

@@ -28,11 +28,11 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    return body()["jobs"][0] | changes  # type: ignore[no-any-return]
+    return body()["jobs"][0] | changes
 
 
 def stage(**changes: Any) -> dict[str, Any]:
-    return body()["jobs"][0]["stages"][0] | {"repeat": 1} | changes  # type: ignore[no-any-return]
+    return body()["jobs"][0]["stages"][0] | {"repeat": 1} | changes
 
 
 def run(scenario: dict[str, Any], seed: int = 0, folder: Path = Path()) -> Report:

@@ -159,7 +159,7 @@ def test_whoever_is_in_another_state_is_named() -> None:
 @pytest.mark.parametrize("wrong", [{"min_scores": 1}, {"window": 5}, {"margin": 2.0}, {"z": -1.0}])
 def test_settings_that_can_not_be(wrong: dict[str, float]) -> None:
     with pytest.raises(BadInput, match="promotion"):
-        PromotionConfig(**wrong)  # type: ignore[arg-type]
+        PromotionConfig(**wrong)
 
 
 # --- arbitration goes by it --------------------------------------------------------------------------
