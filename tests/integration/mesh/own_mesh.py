@@ -57,7 +57,7 @@ class OwnMesh:
         return [server.url for server in self.servers]
 
     def start(self, name: str, command: Sequence[str] = ()) -> int:
-        """Starts a process, or the same one again; returns its pid."""
+        """Starts a process, or the same one again; returns its pid. It does not outlive this one."""
         self.commands.setdefault(name, list(command))
         environment = {
             **os.environ,
@@ -68,7 +68,10 @@ class OwnMesh:
         }
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*self._where(name)[1], sys.executable, "-m", "dmsc", *self.commands[name]],
+                [
+                    *self._where(name)[1], sys.executable, "-m", "dmsc", *self.commands[name],
+                    "--parent", str(os.getpid()),
+                ],
                 env=environment, stdout=log, stderr=log,
             )  # fmt: skip
         self.processes[name] = process

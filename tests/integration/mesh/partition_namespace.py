@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bus.embedded import EmbeddedServer
+from dmsc.parent_death import end_with_parent
 from schemas.job import JobRecord, JobSpec
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
@@ -118,4 +121,6 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent(os.getppid())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # in order: the namespaces' holders go, too
     asyncio.run(main(Path(sys.argv[1])))
