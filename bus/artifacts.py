@@ -178,7 +178,9 @@ class FileArtifacts(Artifacts):
             start = stop
 
     async def _piece(self, name: str, start: int, stop: int) -> bytes:
-        return bytes(await self._call(name, lambda: self._fs.cat_file(self._path(name), start, stop)))
+        return bytes(
+            await self._call(name, lambda: self._fs.cat_file(self._path(name), start=start, end=stop))
+        )
 
     async def size(self, name: str) -> int:
         return int(await self._call(name, lambda: self._fs.size(self._path(name))))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from bus.artifacts import PIECE_BYTES, Artifacts, open_artifacts
 from schemas.errors import BadInput, NotFound
@@ -104,6 +105,23 @@ async def test_a_local_file_is_never_seen_in_part(tmp_path: Path) -> None:
     await writing
     assert sizes <= {len(content)}
     assert os.listdir(tmp_path) == ["file"]
+
+
+class VersionedMemory(MemoryFileSystem):
+    """Orders arguments as s3fs does (`version_id` before `start`)."""
+
+    protocol = "versioned-memory"
+
+    def cat_file(self, path, version_id=None, start=None, end=None, **more):
+        assert version_id is None
+        return super().cat_file(path, start=start, end=end, **more)
+
+
+async def test_a_range_from_a_store_whose_files_have_versions() -> None:
+    fsspec.register_implementation("versioned-memory", VersionedMemory, clobber=True)
+    artifacts = open_artifacts("versioned-memory://runs", None)
+    await artifacts.put_bytes("file", b"0123456789")
+    assert b"".join([piece async for piece in artifacts.open_range("file", 2, 5)]) == b"23456"
 
 
 async def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
