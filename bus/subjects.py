@@ -343,6 +343,10 @@ MODULE_RECORD = _row(
     "module record", "{module}", policy.ModuleRecord, SMO, SMO, KV,
     "which version of a module is active", bucket="modules",
 )  # fmt: skip
+MODULE_STANDING = _row(
+    "module standing", "{module}.{version}", policy.ModuleStanding, SMO, SMO, KV,
+    "what a module was ordered to be, and how it has fared, for the next orchestrator", bucket="standings",
+)  # fmt: skip
 MODULE_LIFECYCLE = _row(
     "module lifecycle", "policy.lifecycle.{module}", policy.ModuleLifecycle, FM, SMO,
     REQUEST, "a functional module's state and version", reply=Ack,

@@ -24,7 +24,7 @@ class ModuleQuery(Message, wire="policy.query"):
 
 
 class ModuleStatus(Part):
-    """One version of a module, as the orchestrator in office has counted it.
+    """One version of a module, as the orchestrators have counted it.
 
     Strikes are what it did wrong: nonsense, suggestions over its rate, suggestions from long ago, crashes.
     """

@@ -218,6 +218,30 @@ class PolicySwitch(Message, wire="policy.switch"):
     reason: str
 
 
+class ModuleStanding(Message, wire="policy.module-standing"):
+    """What one version of a module was ordered to be and how it has fared, as the orchestrator keeps it for
+    the next one in the bucket `standings`. Times are seconds since the epoch."""
+
+    module: Token
+    version: str
+    sid: Token | None = None
+    incarnation: Token | None = None
+    state: ModuleState
+    jobs: tuple[Token, ...] = ()
+    without: tuple[Token, ...] = ()
+    said: str = ""
+    wanted: ModuleState | None = Field(None, description="ordered: active or in shadow")
+    enabled: tuple[Token, ...] = Field((), description="ordered: for these jobs")
+    disabled: tuple[Token, ...] = Field((), description="ordered: not for these jobs")
+    suggestions: int = 0
+    adopted: int = 0
+    strikes: int = 0
+    crashes: int = 0
+    crashed_at: tuple[float, ...] = ()
+    suspended_until: float | None = None
+    suspended_for: str = ""
+
+
 class ModuleRecord(Message, wire="policy.module"):
     """Which version of a module is active, as the orchestrator keeps it in the bucket `modules`.
 

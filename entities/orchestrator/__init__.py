@@ -9,7 +9,7 @@ step_machine.py   the step transaction, decided                  pure
 arbitration.py    what becomes of a module's suggestion          pure
 module_standing.py  how each version of a module stands        pure
 promotion.py      which version is active, and stays          pure; promotions.py keeps it and switches
-policy_desk.py    modules' suggestions, judged and carried out
+policy_desk.py    modules' suggestions, judged and carried out; standing_records.py: how they stand, kept
 mesh_view.py      what the orchestrator knows of nodes, gateways, routers, instances
 journal.py        a job's record and events: every transition, checked and told
 instances.py      starting, finding, stopping the instances of a job

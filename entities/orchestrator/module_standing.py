@@ -64,7 +64,8 @@ class Standing:
     """One version of one module.
 
     `allowance` is a token bucket; `over_rate`, `nonsense` and `lagging` count in a row, the others since
-    this term began. `crashed_at` has the last crashes, for as long as they count.
+    it first registered, whoever led (`standing_records`). `crashed_at` has the last crashes, for as long
+    as they count.
     """
 
     state: ModuleState = ModuleState.REGISTERED

@@ -24,6 +24,7 @@ from entities.orchestrator.arbitration import (
 )
 from entities.orchestrator.job_run import JobRun
 from entities.orchestrator.module_standing import Key, Standing
+from entities.orchestrator.standing_records import StandingRecords
 from entities.orchestrator.suggestion_sense import JobFacts
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError
@@ -43,6 +44,9 @@ log = get_logger("orchestrator")
 
 LAPSE_EVERY_S = 1.0
 """How often adopted suggestions are checked for having lapsed."""
+
+KEEP_EVERY_S = 10.0
+"""How old the counts are at most that a new orchestrator finds; orders are kept at once."""
 
 ORDER_DEADLINE_S = 5.0
 """A module that is there answers an order within milliseconds, whatever its policy computes."""
@@ -69,7 +73,12 @@ class PolicyDesk:
         self._confirmed = confirmed
         self._config = config
         self._state = ArbitrationState()
+        self._records = StandingRecords(bus)
         self._revising = asyncio.Lock()
+
+    async def load(self) -> None:
+        """What modules were ordered to be, and how they had fared, whoever led before."""
+        self._state = replace(self._state, modules=await self._records.load())
 
     def forget(self, job: str) -> None:
         """It has ended."""
@@ -163,23 +172,35 @@ class PolicyDesk:
         if key in self._state.modules:
             obeyed = module_standing.ordered(self._state.modules[key], op, jobs)
             self._state = replace(self._state, modules={**self._state.modules, key: obeyed})
+            await self.keep()
         log.info("module ordered", module=module, version=version, op=op, jobs=jobs, reason=reason)
         return answer
 
     async def orders(self) -> None:
         """Modules that crash come back as they were started: they become again what they were ordered to be.
 
-        Until cancelled.
+        And how they fare is kept for the next orchestrator. Until cancelled.
         """
+        kept_at = time.monotonic()
         while True:
             await asyncio.sleep(LAPSE_EVERY_S)
             await self._confirmed()
+            if time.monotonic() - kept_at >= KEEP_EVERY_S:
+                await self.keep()
+                kept_at = time.monotonic()
             for (module, version), standing in list(self._state.modules.items()):
                 for op, jobs in module_standing.due_orders(standing):
                     try:
                         await self.order(module, version, op, jobs, "as ordered before it crashed")
                     except DmscError as error:
                         log.warning("order not repeated", module=module, op=op, reason=error.text)
+
+    async def keep(self) -> None:
+        """Leaves how modules stand for the next orchestrator."""
+        try:
+            await self._records.keep(self._state.modules)
+        except DmscError as error:
+            log.warning("standings of modules not kept", reason=error.text)  # and tried again before long
 
     # --- suggestions ----------------------------------------------------------------------------------
     async def suggestion(self, message: PolicySuggestion, envelope: Envelope) -> None:

@@ -131,6 +131,7 @@ class Leader:
     async def _lead(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None
         await self._insistently(self._cordoning.load)
+        await self._insistently(self._policies.load)
         await self._insistently(self._promotions.load)
         await self._resume()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
@@ -150,6 +151,8 @@ class Leader:
         await asyncio.gather(*(run.shut_down() for run in list(self._runs.values())))
         for subscription in served:
             await subscription.stop(drain=not deposed)
+        if not deposed:
+            await self._policies.keep()
 
     async def _serve(self, served: list[Subscription]) -> None:
         """From here on this one answers. Subscriptions are put into `served` as they are made."""

@@ -16,6 +16,7 @@ from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.orchestrator.promotion import PromotionConfig
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Conflict, NotFound
+from schemas.module_status import ModuleQuery
 from schemas.policy import (
     DirectModule,
     ModuleLifecycle,
@@ -43,6 +44,7 @@ class Version:
         self.version = version
         self.state = state
         self.orders: list[ModuleOp] = []
+        self.without: tuple[str, ...] = ()
         self.news = asyncio.Event()
 
     async def start(self) -> None:
@@ -55,12 +57,13 @@ class Version:
     def lifecycle(self) -> ModuleLifecycle:
         return ModuleLifecycle(
             module="m", version=self.version, state=self.state, sid=self.bus.sender.name,
-            incarnation=self.bus.sender.incarnation,
+            incarnation=self.bus.sender.incarnation, without=self.without,
         )  # fmt: skip
 
     async def _obey(self, order: ModuleOrder, envelope: Envelope) -> ModuleLifecycle:
         self.orders.append(order.op)
-        self.state = ENTERED[order.op]
+        self.state = ENTERED.get(order.op, self.state)
+        self.without = order.jobs if order.op is ModuleOp.DISABLE else self.without
         self.news.set()
         return self.lifecycle()
 
@@ -163,3 +166,21 @@ async def test_an_order_by_hand_ends_what_the_promotion_began(dial: Dial, start:
     assert one.state is two.state is ModuleState.ACTIVE
     with pytest.raises(Conflict, match="nothing of m was promoted"):
         await ask(dial, subjects.ROLL_BACK_MODULE, RollBackModule(module="m", user="ada"))
+
+
+async def test_orders_and_counts_outlive_the_orchestrator(dial: Dial, start: Start) -> None:
+    first = await orchestrator(dial, start)
+    before = Version(await dial("m-before", EntityKind.FUNCTIONAL_MODULE), "1", ModuleState.ACTIVE)
+    await before.start()
+    for op in (ModuleOp.SHADOW, ModuleOp.DISABLE):
+        jobs = ("j",) if op is ModuleOp.DISABLE else ()
+        order = DirectModule(module="m", version="1", op=op, jobs=jobs, user="ada")
+        await ask(dial, subjects.DIRECT_MODULE, order)
+    first.cancel()
+    await asyncio.wait({first})
+    await orchestrator(dial, start)
+    after = Version(await dial("m-after", EntityKind.FUNCTIONAL_MODULE), "1", ModuleState.ACTIVE)
+    await after.start()  # it crashed meanwhile, and was started as the first time
+    await after.until(lambda: after.state is ModuleState.SHADOW and after.without == ("j",))
+    [status] = (await ask(dial, subjects.MODULE_QUERY, ModuleQuery())).modules
+    assert (status.state, status.without, status.crashes) == (ModuleState.SHADOW, ("j",), 1)
