@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgpack
 from pydantic import ValidationError
 
+from bus.correlation import handling
 from bus.packed import Packed, Sendable, pack_value
 from schemas.base import MESSAGE_TYPES, Message
 from schemas.envelope import Envelope, Sender
@@ -37,18 +38,19 @@ class SenderMap:
 
     def __init__(self, sender: Sender) -> None:
         self.fields = {"name": sender.name, "kind": str(sender.kind), "incarnation": sender.incarnation}
-        self._heads: dict[type[Message], bytes] = {}
+        self._heads: dict[type[Message], tuple[bytes, bytes]] = {}
 
-    def head(self, cls: type[Message]) -> bytes:
-        """A msgpack map of seven entries, of which the first three are there."""
+    def heads(self, cls: type[Message]) -> tuple[bytes, bytes]:
+        """A msgpack map of seven entries, and one of eight, of which the first three are there."""
         found = self._heads.get(cls)
         if found is None:
             fixed = {"type": cls.wire_type, "version": cls.wire_version, "sender": self.fields}
-            found = self._heads[cls] = _MAP_OF_SEVEN + msgpack.packb(fixed)[1:]
+            packed = msgpack.packb(fixed)[1:]
+            found = self._heads[cls] = (_MAP_OF_SEVEN + packed, _MAP_OF_EIGHT + packed)
         return found
 
 
-_MAP_OF_SEVEN = b"\x87"
+_MAP_OF_SEVEN, _MAP_OF_EIGHT = b"\x87", b"\x88"
 _BODY: bytes = msgpack.packb("body")
 
 
@@ -60,20 +62,30 @@ def sender_map(sender: Sender) -> SenderMap:
 def encode(message: Sendable, sender: SenderMap, envelope_id: str, causation: str | None = None) -> bytes:
     """The wire form of `message` under a new envelope.
 
+    Its cause is `causation`, else the message that this task handles; it carries that one's correlation.
+
     Raises:
         BadMessage: a value has no msgpack form (an integer beyond 64 bits), or it is too large.
     """
-    rest: dict[str, Any] = {"id": envelope_id, "causation": causation, "sent_at": time.time()}
+    origin = handling.get()
+    rest: dict[str, Any]
+    if origin is None:
+        rest = {"id": envelope_id, "causation": causation, "sent_at": time.time()}
+        eighth = False
+    else:
+        rest = {"id": envelope_id, "causation": causation or origin.id, "sent_at": time.time()}
+        if eighth := origin.correlation is not None:
+            rest["correlation"] = origin.correlation
     cls: type[Message]
     data: bytes
     # The first byte of what is packed here says how many entries the map has; the head has said it already.
     if isinstance(message, Packed):
         cls = message.cls
-        data = sender.head(cls) + pack_value(rest, cls)[1:] + _BODY + message.body
+        data = sender.heads(cls)[eighth] + pack_value(rest, cls)[1:] + _BODY + message.body
     else:
         cls = type(message)
         rest["body"] = cls.__pydantic_serializer__.to_python(message)
-        data = sender.head(cls) + pack_value(rest, cls)[1:]
+        data = sender.heads(cls)[eighth] + pack_value(rest, cls)[1:]
     if len(data) > MAX_MESSAGE_BYTES:
         raise too_large(cls.wire_type, len(data))
     return data

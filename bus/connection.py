@@ -153,6 +153,7 @@ class Bus:
 
     @staticmethod
     def cause_id(cause: Envelope | str | None) -> str | None:
+        """What a caller names as the cause; left to `codec.encode` (the message being handled) where none."""
         return cause.id if isinstance(cause, Envelope) else cause
 
     async def publish(

@@ -1,7 +1,8 @@
 """Structured logging: readable on a terminal, JSON elsewhere, and shipped on the bus for `dmsc logs`.
 
-Every line carries what its task is about (`bind`: service, job, step) and the id of the message that is
-being handled (`correlation`), without its author's having to say so.
+Every line carries what its task is about (`bind`: service, job, step), the request that it all began with
+(`correlation`) and the id of the message that is being handled (`cause`), without its author's having to
+say so.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import structlog
 
 from bus import subjects
+from bus.correlation import handling, stand_alone
 from schemas.base import is_token
 from schemas.errors import BadInput, BadMessage, Unavailable
 from schemas.telemetry import LogLine
 
 if TYPE_CHECKING:
     from bus.connection import Bus
-    from schemas.envelope import Envelope
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 KEPT_LINES = 2_000
@@ -48,9 +49,6 @@ class Counted:
 
 
 counted = Counted()
-
-handling: ContextVar[Envelope | None] = ContextVar("handling", default=None)
-"""The message that the present task handles, and the tasks that it starts; set by `bus.services`."""
 
 _bound: ContextVar[Mapping[str, Any] | None] = ContextVar("bound", default=None)
 _bound_process: dict[str, Any] = {}
@@ -164,9 +162,12 @@ def _add_bound(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMappi
         for key, value in (fields or {}).items():
             if key not in event:
                 event[key] = value() if callable(value) else value
-    envelope = handling.get()
-    if envelope is not None:
-        event.setdefault("correlation", envelope.id)
+    origin = handling.get()
+    if origin is not None:
+        if origin.correlation is not None:
+            event.setdefault("correlation", origin.correlation)
+        if origin.id is not None:
+            event.setdefault("cause", origin.id)
     return event
 
 
@@ -187,11 +188,11 @@ def _keep_for_shipping(_: Any, level: str, event: MutableMapping[str, Any]) -> M
 
 def _line(level: str, event: Mapping[str, Any]) -> LogLine:
     job, step = str(event.get("job") or ""), event.get("step")
-    correlation = event.get("correlation")
+    correlation, cause = event.get("correlation"), event.get("cause")
     fields = {
         key: str(value)[:TEXT_LIMIT]
         for key, value in event.items()
-        if key not in ("event", "level", "timestamp", "exc_info", "correlation")
+        if key not in ("event", "level", "timestamp", "exc_info", "correlation", "cause")
     }
     return LogLine(
         level=level,
@@ -200,6 +201,7 @@ def _line(level: str, event: Mapping[str, Any]) -> LogLine:
         job=job if is_token(job) else None,
         step=step if isinstance(step, int) else None,
         correlation=None if correlation is None else str(correlation)[:TEXT_LIMIT],
+        cause=None if cause is None else str(cause)[:TEXT_LIMIT],
     )
 
 
@@ -213,6 +215,7 @@ async def ship_logs(bus: Bus, *, every_s: float = 0.2, unowned: bool = True) -> 
     name = bus.sender.name
     mine = (name, "") if unowned else (name,)
     _own_sending.set(True)  # of this task alone
+    stand_alone()
     _shipping.shippers[name] += 1
     try:
         while True:

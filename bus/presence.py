@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from bus import subjects
+from bus.correlation import stand_alone
 from bus.logs import get_logger
 from schemas.errors import DmscError, Fenced, IllegalTransition
 from schemas.registry import (
@@ -126,6 +127,7 @@ class Presence:
         self._again.set()
 
     async def _renewing(self) -> None:
+        stand_alone()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.lease.expiry_s):
@@ -143,6 +145,7 @@ class Presence:
                     self._again.set()
 
     async def _beating(self) -> None:
+        stand_alone()
         record, digest = self.record, digest_of(self.record)
         while not self.fenced.is_set():
             if record is not self.record:

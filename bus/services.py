@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from nats.aio.msg import Msg
 
 from bus import codec
+from bus.correlation import handling
 from bus.dead_letters import bury
 from bus.feed import Feed
 from bus.link import asked_to_end
-from bus.logs import get_logger, handling
+from bus.logs import get_logger
 from bus.packed import Sendable
 from bus.subject import Subject
 from schemas.base import Message
@@ -200,6 +201,7 @@ class Subscription:
         try:
             message, envelope = codec.decode(raw.data, self.row.schema)
         except BadMessage as error:
+            handling.set(None)
             await bury(self._bus, self.row, raw.subject, raw.data, error)
             return
         handling.set(envelope)
@@ -209,6 +211,7 @@ class Subscription:
         try:
             message, envelope = codec.decode(raw.data, self.row.schema)
         except BadMessage as error:
+            handling.set(None)
             await bury(self._bus, self.row, raw.subject, raw.data, error)
             await self._reply({raw.reply}, self._encode(error.to_reply(), None))
             return

@@ -2,7 +2,11 @@
 
 An envelope names its cause (`causation`); some messages also name the one that they are about
 (`marks.REFERS`: a decision its suggestion). Messages may come in any order: one whose cause is not in the
-tree yet waits, bounded, until it is. Pure.
+tree yet waits, bounded, until it is.
+
+The root may also be a correlation, that of a job for instance: then all that carries it belongs to the tree.
+What names no cause stands right below the root, and what names one that was never seen below a place kept for
+it (`gather`). Pure.
 """
 
 from __future__ import annotations
@@ -45,10 +49,13 @@ class Node:
 
 
 class CausalTree:
-    """Put tapped messages in, get those out that belong to the tree of message `root`."""
+    """Put tapped messages in, get those out that belong to the tree of `root`: a message's id, or a
+    correlation."""
 
     def __init__(self, root: str) -> None:
         self.root = Node(root)
+        self.by_correlation = False
+        """Whether `root` has turned out to be a correlation."""
         self.left_out = 0
         """Messages of the tree beyond `NODES`."""
         self._nodes: dict[str, Node] = {root: self.root}
@@ -71,14 +78,61 @@ class CausalTree:
             if not past and not known.past:
                 known.repeats += 1
             return []
-        if known is not None:  # the first one, at last
+        if known is not None:  # the first one, at last, or one whose place was kept
             known.tapped, known.past = tapped, past
+            self._move(known, causes(tapped))
             return [known]
-        for cause in causes(tapped):
+        its = causes(tapped)
+        for cause in its:
             if cause in self._nodes:
                 return self._join(tapped, self._nodes[cause], past)
+        if envelope.correlation == self.root.id:
+            self.by_correlation = True
+            if not its:
+                return self._join(tapped, self.root, past)
         self._wait(envelope.id, tapped)
         return []
+
+    def gather(self) -> list[Node]:
+        """The messages of this correlation whose causes were not seen join, each below a place for its cause.
+
+        To be called before drawing: what comes later may still bring the causes of others.
+        """
+        joined: list[Node] = []
+        for name, tapped in list(self._waiting.items()):
+            its = causes(tapped)
+            here = name in self._waiting and self._correlated(tapped)
+            if not here or any(cause in self._waiting for cause in its):
+                continue
+            place = Node(its[0], None, self.root)
+            self._nodes[its[0]] = place
+            self.root.children.append(place)
+            for waiting in self._by_cause.pop(its[0], []):
+                if (found := self._waiting.pop(waiting, None)) is not None:
+                    joined += self._join(found, place, True)
+        return joined
+
+    def _move(self, node: Node, its: list[str]) -> None:
+        """A message whose place was kept below the root goes where its own cause is."""
+        above = next((self._nodes[cause] for cause in its if cause in self._nodes), None)
+        if node.parent is None or above is None or above is node.parent:
+            return
+        if any(one is above for one in self._below(node)):
+            return  # two that name each other
+        node.parent.children.remove(node)
+        node.parent = above
+        above.children.append(node)
+
+    @staticmethod
+    def _below(node: Node) -> Iterator[Node]:
+        pending = [node]
+        while pending:
+            one = pending.pop()
+            yield one
+            pending += one.children
+
+    def _correlated(self, tapped: Tapped) -> bool:
+        return tapped.envelope is not None and tapped.envelope.correlation == self.root.id
 
     def add_all(self, many: Iterable[Tapped], *, past: bool = False) -> list[Node]:
         return [node for tapped in many for node in self.add(tapped, past=past)]
@@ -149,6 +203,8 @@ def draw_node(tree: CausalTree, node: Node) -> str:
 
 
 def text_of(tree: CausalTree, node: Node) -> str:
+    if node.tapped is None and node is tree.root and tree.by_correlation:
+        return f"{node.id}  all that carries this correlation"
     if node.tapped is None:
         return f"{node.id}  not seen: before this tap, and kept by no stream"
     first = tree.root.at or min((one.at for one in tree.walk() if one.tapped is not None), default=node.at)

@@ -51,6 +51,7 @@ class Printer:
             print(draw_node(tree, node), flush=True)
 
     def tree(self, tree: CausalTree) -> None:
+        tree.gather()
         if self._json:
             for node in tree.walk():
                 self._node_as_json(node)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bus import subjects
+from bus.correlation import current, current_cause
 from bus.logs import get_logger
 from bus.subject import Subject
 from entities.cluster_core import Exit, Held, Ledger, explain_exit
@@ -103,6 +104,8 @@ class Instances:
                 **self._place,
                 "start": order.model_dump(mode="json"),
                 "device": device,
+                "correlation": current(),
+                "cause": current_cause(),
                 "store": str(self._stores.folder(held.job, held.sid)),
             }
             threads = order.spec.training.compute_threads

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from bus import subjects
 from bus.connection import Bus
+from bus.correlation import correlate, current_cause
 from bus.logs import get_logger
 from schemas.errors import DmscError, Unavailable
 from schemas.fault import FaultReport
@@ -79,7 +80,7 @@ class FaultReporter:
         self._bus = bus
         self._config = config or FaultReporterConfig()
         self._ledger = FaultLedger(self._config)
-        self._queue: asyncio.Queue[FaultReport] = asyncio.Queue(self._config.queue)
+        self._queue: asyncio.Queue[tuple[FaultReport, str | None]] = asyncio.Queue(self._config.queue)
         self.dropped = 0
 
     def report(self, report: FaultReport) -> bool:
@@ -87,7 +88,7 @@ class FaultReporter:
         if not self._ledger.is_news(report, asyncio.get_running_loop().time()):
             return False
         try:
-            self._queue.put_nowait(report)
+            self._queue.put_nowait((report, current_cause()))
         except asyncio.QueueFull:
             self.dropped += 1
             return False
@@ -102,7 +103,8 @@ class FaultReporter:
 
     async def _send_each(self) -> None:
         while True:
-            report = await self._queue.get()
+            report, cause = await self._queue.get()
+            correlate(None, cause=cause)  # the message in which it was seen
             await self._send(report)
 
     async def _send(self, report: FaultReport) -> None:

@@ -32,6 +32,8 @@ log = get_logger("module")
 
 OVERLAP_S = 5.0
 """For so long after a rebuild what comes live is compared with what was read: it may be the same."""
+KNOWN_JOBS = 4_096
+"""Jobs whose correlation is remembered."""
 
 
 class Ingestion:
@@ -52,8 +54,21 @@ class Ingestion:
         self._rows = rows
         self._queue = queue
         self._waiting: deque[Event | Result] = deque()
+        self._correlations: dict[str, str] = {}
         self._rebuilt: set[str] = set()
         self._rebuilt_until = 0.0
+
+    def correlation(self, job: str) -> str | None:
+        """That of the job's request, as soon as a message of it has come."""
+        return self._correlations.get(job)
+
+    def _learn(self, message: Message, envelope: Envelope) -> None:
+        job = getattr(message, "job", None)
+        if envelope.correlation is None or not job or self._correlations.get(job) == envelope.correlation:
+            return
+        if len(self._correlations) >= KNOWN_JOBS:
+            self._correlations.clear()
+        self._correlations[job] = envelope.correlation
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -122,6 +137,8 @@ class Ingestion:
                 log.warning("job record not read", module=self._policy.name, job=job, reason=error.text)
                 break
             if entry is not None:
+                if entry.message.correlation:
+                    self._correlations[job] = entry.message.correlation
                 found.append(
                     Event(row=subjects.JOB_RECORD, message=entry.message, id=f"record {job}", at=time.time())
                 )
@@ -132,6 +149,7 @@ class Ingestion:
 
     def _received(self, row: Subject) -> Callable[[Message, Envelope], Awaitable[None]]:
         async def take(message: Message, envelope: Envelope) -> None:
+            self._learn(message, envelope)
             self.put(Event(row=row, message=message, id=envelope.id, at=time.time()))
 
         return take

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from bus import subjects
 from bus.connection import Bus
+from bus.correlation import correlate
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
@@ -277,6 +278,7 @@ class FunctionalModule:
         return replace(output, problems=problems + output.problems)
 
     async def _say(self, suggestion: PolicySuggestion) -> None:
+        correlate(self._inbox.correlation(suggestion.job))
         try:
             id = await self._bus.publish(subjects.SUGGESTION, suggestion, module=self._policy.name)
         except DmscError as error:
@@ -289,6 +291,7 @@ class FunctionalModule:
     async def _tell_scores(self) -> None:
         """What has become known of earlier suggestions; a score that can't be sent is lost."""
         for score in self._scores:
+            correlate(self._inbox.correlation(score.job))
             with contextlib.suppress(DmscError):
                 await self._bus.publish(subjects.POLICY_SCORE, score, module=self._policy.name)
 

@@ -32,12 +32,15 @@ class DoorRequest(Message, wire="door.request", version=(1, 1)):
     observations: tuple[Observation, ...] = Field((), max_length=1000)
 
 
-class SubmitJob(Message, wire="job.submit"):
+class SubmitJob(Message, wire="job.submit", version=(1, 1)):
     """MG → SMO, after Type 3: queue this job."""
 
     spec: JobSpec
     user: str
     gateway: Token
+    caller_span: str = Field(
+        "", description="W3C span of whoever asked over HTTP: the parent of the job's own"
+    )
 
 
 class ScaleJob(Message, wire="job.scale"):

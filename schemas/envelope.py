@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import StringConstraints
 
 from schemas.base import Part, Token
 
@@ -35,7 +37,9 @@ class Envelope(Part):
     """What stands around a body on the wire.
 
     `id` is unique per sender incarnation; `causation` is the id of the message that this one answers
-    or follows from; `sent_at` is seconds since the epoch by the sender's clock (for people, never for
+    or follows from; `correlation` names the request that it all began with (a gateway's, a client's) and
+    goes with everything that follows from it, on the wire only where there is one: `bus.correlation` sets
+    both. `sent_at` is seconds since the epoch by the sender's clock (for people, never for
     decisions).
     """
 
@@ -43,6 +47,7 @@ class Envelope(Part):
     version: tuple[int, int]
     id: str
     causation: str | None = None
+    correlation: Annotated[str, StringConstraints(max_length=64)] | None = None
     sender: Sender
     sent_at: float
     body: dict[str, Any]

@@ -288,7 +288,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 5)):
+class JobRecord(Message, wire="job.record", version=(1, 6)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -297,6 +297,7 @@ class JobRecord(Message, wire="job.record", version=(1, 5)):
     epoch: int = Field(0, description="how often an orchestrator has started this job; fences older ones")
     user: str = ""
     command: str = Field("", description="id of the command that submitted it: repeated, it is the same job")
+    correlation: str = Field("", description="of the request that submitted it; all that follows carries it")
     reason: str = ""
     submitted_at: float
     changed_at: float

@@ -107,10 +107,11 @@ class NodeSample(Message, wire="telemetry.node"):
     instances: int = 0
 
 
-class LogLine(Message, wire="telemetry.log", version=(1, 1)):
+class LogLine(Message, wire="telemetry.log", version=(1, 2)):
     """One structured log line, kept on a bounded stream for `dmsc logs`.
 
-    `correlation`: id of the message that was being handled; `dmsc tap` shows what else it caused.
+    `correlation`: of the request that it all began with; `cause`: id of the message that was being handled.
+    `dmsc tap --follow` shows what else either led to.
     """
 
     level: str
@@ -119,6 +120,7 @@ class LogLine(Message, wire="telemetry.log", version=(1, 1)):
     job: Token | None = None
     step: int | None = None
     correlation: str | None = None
+    cause: str | None = None
 
 
 class DeadLetter(Message, wire="telemetry.dead_letter"):

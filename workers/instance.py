@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from bus.buckets import Change
 from bus.connection import Bus
+from bus.correlation import correlate, stand_alone
 from bus.logs import bind_process, configure_logging, get_logger, ship_logs
 from bus.presence import Presence
 from bus.subject import Subject
@@ -91,6 +92,8 @@ class InstancePayload(BaseModel):
     device: str = "cpu"
     store: Path | None = None
     dial_s: float = DIAL_S
+    correlation: str | None = None
+    cause: str | None = None
 
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
@@ -149,6 +152,9 @@ class Instance:
         ):
             place = self.given.model_dump(include={"cluster", "node", "agent", "address", "device"})
             bind_process(job=self.job, sid=self.unit.sid, stage=self.unit.stage)
+            if self.given.correlation:
+                bind_process(correlation=self.given.correlation)
+            correlate(self.given.correlation, cause=self.given.cause)
             self.chronicle.begins(self.start, pid=os.getpid(), **place)
             shipping = asyncio.create_task(ship_logs(bus))
             stack.callback(shipping.cancel)
@@ -166,6 +172,7 @@ class Instance:
 
     async def _take_leave(self, presence: Presence) -> None:
         """The last word to the registry, which may be away or know a newer incarnation: then so be it."""
+        correlate(self.given.correlation)
         with contextlib.suppress(DmscError):
             if self._failure is None:
                 self.chronicle.event("state", "draining: stopping")
@@ -300,6 +307,7 @@ class Instance:
 
     async def _telemetry(self, bus: Bus, runtime: StageRuntime | DataRuntime) -> None:
         """One sample a second, and one soon after each step, so that a short run has figures too."""
+        stand_alone()
         before, busy_before, tokens_before, reported = time.monotonic(), 0.0, 0, -1
         while True:
             now = time.monotonic()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from bus import subjects
 from bus.connection import Bus
+from bus.correlation import caller_span, correlate, current, current_cause, new_correlation
 from bus.logs import get_logger
 from entities.gateway.guard import Guard
 from entities.gateway.module_desk import ModuleDesk
@@ -62,8 +63,10 @@ class Desk:
 
     async def submit(self, token: str, spec: JobSpec, cause: Envelope | None = None) -> JobRecord:
         """`cause` is the client's own command: repeated through another gateway it is still the same."""
+        if current() is None:  # a client on the bus that gave none
+            correlate(new_correlation(), cause=current_cause())
         access = await self.guard.check(token, "job.submit", spec.name)
-        message = SubmitJob(spec=spec, user=access.user, gateway=self._gateway)
+        message = SubmitJob(spec=spec, user=access.user, gateway=self._gateway, caller_span=caller_span())
         record = await self._bus.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
         assert isinstance(record, JobRecord)
         return record

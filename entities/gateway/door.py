@@ -33,6 +33,7 @@ from entities.gateway.policy_routes import add_policies
 from entities.gateway.problems import MEDIA_TYPE, TooLarge, problem, status_of
 from entities.gateway.promotions import PromotionDesk, add_promotions
 from entities.gateway.ranges import parse_range
+from entities.gateway.request_origin import RequestOrigin
 from entities.gateway.tap_desk import TapDesk, add_tap
 from schemas.base import Part, is_token
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, PublishedCheckpoint
@@ -66,6 +67,7 @@ def build_app(bus: Bus, desk: Desk, metrics: DoorMetrics, config: DoorConfig) ->
         title="DMSC gateway", version="1", docs_url="/docs", redoc_url=None, openapi_url="/v1/openapi.json"
     )
     app.add_middleware(RequestLog, metrics=metrics)
+    app.add_middleware(RequestOrigin)  # the last is the outermost: its correlation stands in the log
     _explain_errors(app)
     _jobs(app, desk, config)
     _events(app, bus, desk, config)

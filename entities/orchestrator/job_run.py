@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from bus.connection import Bus
+from bus.correlation import correlate, current_cause
 from bus.logs import bind, get_logger
 from bus.subjects import ANALYSE, FORGET_TOPOLOGY, RELEASE_JOB, WRITE_SAMPLE
 from entities.orchestrator.adoption import Adoption
@@ -115,6 +116,7 @@ class JobRun:
 
     async def fault(self, report: FaultReport) -> None:
         """MG or SR reported something about one of this job's instances: locate it, then act on it."""
+        correlate(self.journal.record.correlation, cause=current_cause())
         member = self.instances.members.get(report.sid)
         key = (report.sid, report.incarnation, report.kind)
         if member is None or member.incarnation != report.incarnation or member in self.instances.lost:
@@ -203,6 +205,7 @@ class JobRun:
         """Runs to an end. Cancelled from outside without `cancel` (shutdown), the record stays as it is."""
         self._task = asyncio.current_task()
         bind(job=self.job, step=lambda: self.step)
+        correlate(self.journal.record.correlation)
         try:
             await self._to_the_end()
         finally:

@@ -14,6 +14,7 @@ from typing import TypeVar
 from bus import subjects
 from bus.buckets import Entry
 from bus.connection import Bus
+from bus.correlation import current, new_correlation
 from bus.logs import get_logger
 from bus.packed import Sendable
 from bus.services import Handler, Server, Subscription
@@ -274,6 +275,7 @@ class Leader:
             state=JobState.QUEUED,
             user=message.user,
             command=command,
+            correlation=current() or new_correlation(),
             submitted_at=now,
             changed_at=now,
         )

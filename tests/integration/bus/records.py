@@ -67,10 +67,12 @@ class Collector:
 
     def __init__(self) -> None:
         self.items: list[Any] = []
+        self.envelopes: list[Any] = []
         self._changed = asyncio.Event()
 
     async def __call__(self, item: Any, envelope: Any = None) -> None:
         self.items.append(item)
+        self.envelopes.append(envelope)
         self._changed.set()
 
     async def until(self, ready: Any, timeout_s: float = 10.0) -> None:

@@ -14,6 +14,7 @@ import structlog
 
 from bus import logs, subjects
 from bus.connection import Bus
+from bus.correlation import correlated
 from schemas.envelope import Envelope
 from schemas.errors import BadInput
 from schemas.registry import Heartbeat
@@ -135,9 +136,10 @@ async def test_a_line_names_the_message_that_is_handled(connect: Connect) -> Non
             logs.get_logger("part").info("handled")
 
         await service.subscribe(subjects.HEARTBEAT, handler, sid="a")
-        sent = await asker.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
+        with correlated("c1"):
+            sent = await asker.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
         await seen.until(1)
-    assert seen.items[0].correlation == sent
+    assert (seen.items[0].cause, seen.items[0].correlation) == (sent, "c1")
 
 
 async def test_what_is_below_the_level_stays_here(connect: Connect) -> None:

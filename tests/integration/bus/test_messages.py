@@ -8,7 +8,9 @@ import time
 import pytest
 
 from bus import subjects
+from bus.correlation import correlated
 from schemas.errors import Ack, BadMessage, DeadlineExceeded, DmscError, NoResponders, NotFound
+from schemas.telemetry import NodeSample
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat, state_change
 
@@ -29,6 +31,32 @@ async def test_typed_message_arrives_with_its_envelope(connect: Connect) -> None
     assert message == heartbeat("x")
     assert (envelope.id, envelope.causation) == (sent_id, "cause-1")
     assert (envelope.sender, envelope.type) == (alice.sender, "registry.heartbeat")
+
+
+async def test_what_a_handler_sends_and_starts_names_the_message_that_it_handles(connect: Connect) -> None:
+    """Also by another connection, also from a task; the answer; not what comes after an unusable message."""
+    asker, service, witness = await connect("asker"), await connect("service"), await connect("witness")
+    seen = Collector()
+    started: list[asyncio.Task[str]] = []
+
+    async def handler(message, envelope):
+        await service.publish(subjects.NODE_SAMPLE, NodeSample(cluster="c", node="n"), agent="own")
+        later = service.publish(subjects.NODE_SAMPLE, NodeSample(cluster="c", node="n"), agent="later")
+        started.append(asyncio.create_task(later))
+        return Ack()
+
+    await service.serve(subjects.STATE_CHANGE, handler, sid="a", concurrency=1)
+    await witness.subscribe(subjects.NODE_SAMPLE, seen)
+    await witness.subscribe(subjects.DEAD_LETTER, seen)
+    with correlated("c1"):
+        await asker.request(subjects.STATE_CHANGE, state_change(), sid="a")
+    await asyncio.gather(*started)
+    await asker.raw.publish(subjects.STATE_CHANGE(sid="a"), b"rubbish")
+    await seen.until(3)
+    own, later, letter = seen.envelopes
+    assert own.causation == later.causation == f"{asker.sender.incarnation}-1"
+    assert own.correlation == later.correlation == "c1"
+    assert (letter.causation, letter.correlation) == (None, None)
 
 
 async def test_barrier_waits_for_what_is_still_pending(connect: Connect) -> None:

@@ -26,6 +26,7 @@ class StandInOrchestrator:
         self.jobs: dict[str, JobRecord] = {}
         self.users: list[str] = []
         self.causes: list[str | None] = []
+        self.origins: list[tuple[str | None, str]] = []
         self.faults: list[FaultReport] = []
         self.nodes: list[NodeRegistration] = []
 
@@ -73,6 +74,7 @@ class StandInOrchestrator:
         job = f"{message.spec.name}-{len(self.jobs) + 1}"
         self.users.append(message.user)
         self.causes.append(envelope.causation)
+        self.origins.append((envelope.correlation, message.caller_span))
         self.jobs[job] = JobRecord(
             job=job,
             spec=message.spec,

@@ -128,6 +128,26 @@ async def test_what_a_jobs_instances_measure_now_comes_from_type_4(
     check_problem(await http.get("/v1/jobs/j/load"), 401, "refused")
 
 
+async def test_a_request_begins_a_correlation_or_goes_on_with_its_callers(
+    http: httpx.AsyncClient, smo: StandInOrchestrator
+) -> None:
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    given = [
+        {},
+        {"X-Correlation-Id": "mine-1"},
+        {"traceparent": f"00-{trace}-{span}-01"},
+        {"X-Correlation-Id": "a b"},
+    ]
+    answers = [
+        await http.post("/v1/jobs", json=JOB, headers={**bearer("ruth"), **headers}) for headers in given
+    ]
+    assert [answer.status_code for answer in answers] == [201] * 4
+    told = [answer.headers["X-Correlation-Id"] for answer in answers]
+    assert smo.origins == [(told[0], ""), ("mine-1", ""), (trace, span), (told[3], "")]
+    assert told[0] != told[3] != "a b"
+    assert "X-Correlation-Id" in (await http.get("/v1/nothing")).headers
+
+
 async def test_the_mesh_and_health(http: httpx.AsyncClient) -> None:
     assert (await http.get("/healthz")).json() == {"status": "ok"}
     mesh = (await http.get("/v1/mesh", headers=bearer("vera"))).json()

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from bus import subjects, tap_tree
+from bus.correlation import correlated
 from bus.tap_tree import CausalTree, draw, draw_node
 from bus.tapped import Tapped
 from schemas.errors import Ack
@@ -105,3 +106,34 @@ def test_what_waits_and_what_is_kept_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert len(tree._by_cause) == 10
     tree.add_all(release(f"n{index}", "root") for index in range(10))
     assert (len(tree), tree.left_out) == (3, 7)
+
+
+def of(correlation: str, name: str, cause: str | None = None, *, at: float = 1.0) -> Tapped:
+    with correlated(correlation):
+        return release(name, cause, at=at)
+
+
+def test_the_tree_of_a_correlation_has_all_that_carries_it() -> None:
+    tree = CausalTree("c1")
+    tree.add_all(
+        [of("c1", "a"), of("c1", "b", "a", at=1.1), of("c2", "x"), of("c1", "c", at=1.2), release("y", "b")]
+    )
+    assert [(node.id, node.depth) for node in tree.walk()] == [
+        ("c1", 0), ("a", 1), ("b", 2), ("y", 3), ("c", 1),
+    ]  # fmt: skip
+    assert draw(tree)[0] == "c1  all that carries this correlation"
+    assert tree.gather() == []
+
+
+def test_effects_of_what_nobody_saw_are_gathered_below_its_place() -> None:
+    tree = CausalTree("c1")
+    tree.add_all([of("c1", "b", "a"), of("c1", "c", "b"), of("c1", "d", "a", at=2.0), of("c2", "x", "w")])
+    assert len(tree) == 0
+    assert {node.id for node in tree.gather()} == {"b", "c", "d"}
+    assert [(node.id, node.depth) for node in tree.walk()] == [
+        ("c1", 0), ("a", 1), ("b", 2), ("c", 3), ("d", 2),
+    ]  # fmt: skip
+    tree.add_all([of("c1", "o"), of("c1", "a", "o")])  # seen after all: its place moves to its own cause
+    assert [(node.id, node.depth) for node in tree.walk()] == [
+        ("c1", 0), ("o", 1), ("a", 2), ("b", 3), ("c", 4), ("d", 3),
+    ]  # fmt: skip
