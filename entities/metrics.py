@@ -157,6 +157,18 @@ POWER = _metric("device_power_watts", "gauge", "drawn now", _SR, *_DEVICE)
 ENERGY = _metric("device_energy_joules_total", "counter", "since its driver came up", _SR, *_DEVICE)
 ECC_ERRORS = _metric("device_ecc_errors_total", "counter", "uncorrected, since then", _SR, *_DEVICE)
 XID_ERRORS = _metric("device_xid_errors_total", "counter", "critical errors told", _SR, *_DEVICE)
+ECC_CORRECTED = _metric(
+    "device_ecc_corrected_errors_total", "counter", "corrected, since its driver came up", _SR, *_DEVICE
+)
+CLOCK = _metric("device_clock_hertz", "gauge", "now; of `sm` or `memory`", _SR, *_DEVICE, "domain")
+THROTTLED = _metric(
+    "device_throttled", "gauge", "1 while its clocks are lowered for this reason", _SR, *_DEVICE, "reason"
+)
+POWER_LIMIT = _metric("device_power_limit_watts", "gauge", "what it may draw", _SR, *_DEVICE)
+PCIE_SENT = _metric("device_pcie_sent_bytes_total", "counter", "to its host, by all processes", _SR, *_DEVICE)
+PCIE_RECEIVED = _metric("device_pcie_received_bytes_total", "counter", "from its host", _SR, *_DEVICE)
+NVLINK_SENT = _metric("device_nvlink_sent_bytes_total", "counter", "over all its NVLinks", _SR, *_DEVICE)
+NVLINK_RECEIVED = _metric("device_nvlink_received_bytes_total", "counter", "over them", _SR, *_DEVICE)
 JOB_ENERGY = _metric(
     "job_energy_joules_total", "counter",
     "of the devices of its instances, halved, … where jobs share one", _SR, "job", "cluster",

@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import get_args
 
 from entities import metrics as m
-from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures
+from schemas.telemetry import DeviceDetail, DeviceSample, InstanceSample, LinkFigures, ThrottleReason
 
 JOULES_PER_KWH = 3.6e6
 MOST_LINK_SERIES = 3_000
@@ -163,6 +164,29 @@ class SampleBook:
                 (m.ECC_ERRORS, device.ecc_errors),
                 (m.XID_ERRORS, None if device.xid_errors is None else len(device.xid_errors)),
             )
+            label = {"cluster": self._cluster, "node": node, "device": name}
             for metric, value in told:
                 if value is not None:
-                    yield metric(value, cluster=self._cluster, node=node, device=name)
+                    yield metric(value, **label)
+            if device.detail is not None:
+                yield from _detail(device.detail, label)
+
+
+def _detail(detail: DeviceDetail, label: dict[str, str]) -> Iterator[m.Reading]:
+    told = (
+        (m.POWER_LIMIT, detail.power_limit_w),
+        (m.ECC_CORRECTED, detail.ecc_corrected),
+        (m.PCIE_SENT, detail.pcie_sent_bytes),
+        (m.PCIE_RECEIVED, detail.pcie_received_bytes),
+        (m.NVLINK_SENT, detail.nvlink_sent_bytes),
+        (m.NVLINK_RECEIVED, detail.nvlink_received_bytes),
+    )
+    for metric, value in told:
+        if value is not None:
+            yield metric(value, **label)
+    for domain, mhz in (("sm", detail.clock_mhz), ("memory", detail.memory_clock_mhz)):
+        if mhz is not None:
+            yield m.CLOCK(mhz * 1e6, **label, domain=domain)
+    if detail.throttle is not None:
+        for reason in get_args(ThrottleReason):
+            yield m.THROTTLED(reason in detail.throttle, **label, reason=reason)

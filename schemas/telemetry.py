@@ -16,6 +16,33 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 catalogue): exceptions of the graphics engine, page faults, channels that were stopped in consequence."""
 
 
+ThrottleReason = Literal[
+    "idle", "setting", "power cap", "slowdown", "sync boost", "thermal software", "thermal hardware",
+    "power brake", "display",
+]  # fmt: skip
+"""Why a device's clocks are below its best, in NVML's order of bits."""
+
+
+class DeviceDetail(Part):
+    """What only some devices tell; None where this one, or its driver, does not.
+
+    `ecc_corrected`: since the driver was loaded. Bytes are counters of the whole device, which may wrap.
+    `mig`: the device is a slice of a card (Multi-Instance GPU): its memory is its own; temperature, clocks,
+    throttling, errors and bytes are the card's; utilization, power and energy of a slice nobody measures.
+    """
+
+    clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    throttle: tuple[ThrottleReason, ...] | None = None
+    power_limit_w: float | None = None
+    ecc_corrected: int | None = None
+    pcie_sent_bytes: int | None = None
+    pcie_received_bytes: int | None = None
+    nvlink_sent_bytes: int | None = None
+    nvlink_received_bytes: int | None = None
+    mig: bool = False
+
+
 class DeviceSample(Part):
     """One device at one moment; None where the device or driver does not tell.
 
@@ -32,6 +59,7 @@ class DeviceSample(Part):
     energy_j: float | None = None
     ecc_errors: int | None = None
     xid_errors: tuple[int, ...] | None = None
+    detail: DeviceDetail | None = None
 
 
 class LinkFigures(Part):
@@ -63,7 +91,7 @@ class LinkSample(Part):
     figures: LinkFigures | None = None
 
 
-class InstanceSample(Message, wire="telemetry.instance", version=(1, 1)):
+class InstanceSample(Message, wire="telemetry.instance", version=(1, 2)):
     """An instance's load and speed; once a second and after each step.
 
     `service_ms` is a moving average of compute per microbatch, forward plus backward; pauses do not count.
@@ -95,7 +123,7 @@ class InstanceSample(Message, wire="telemetry.instance", version=(1, 1)):
     device: DeviceSample | None = None
 
 
-class NodeSample(Message, wire="telemetry.node"):
+class NodeSample(Message, wire="telemetry.node", version=(1, 1)):
     """A node's load, from its agent."""
 
     cluster: Token

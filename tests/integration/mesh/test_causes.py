@@ -1,4 +1,4 @@
-"""All that a job's messages say of why they were sent: one tree, from the request at the door to the last stop."""
+"""All that a job's messages say of why they were sent: one tree, from the request to the last stop."""
 
 from __future__ import annotations
 

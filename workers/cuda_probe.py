@@ -1,0 +1,183 @@
+"""A CUDA device through NVML (`pynvml`), field by field.
+
+Drivers, cards and slices of cards differ in what they tell, and say so in many ways: an error code, a
+function that their library lacks, a field that is there and has a code of its own. Each answer degrades to
+None by itself, so that one that is missing takes no other along, and a sample never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import torch
+
+from schemas.telemetry import DeviceDetail, DeviceSample, ThrottleReason
+
+T = TypeVar("T")
+
+XIDS_KEPT = 32
+"""Critical errors of a device that a process remembers: more say nothing new."""
+ALL_LINKS = 0xFFFFFFFF
+"""NVML's scope of a field value: the sum over all NVLinks."""
+KIB = 1024
+
+_reasons: tuple[ThrottleReason, ...] = get_args(ThrottleReason)
+
+
+class CudaProbe:
+    """A CUDA device through NVML; without NVML, only what torch knows: memory.
+
+    Args:
+        index: torch's number of the device, which `CUDA_VISIBLE_DEVICES` may have shifted.
+        nvml: the module `pynvml`, or None where it is missing.
+        uuid: the device's UUID as torch tells it, by which NVML finds the same one; with or without the
+            prefix that says whether it is a card (`GPU-`) or a slice of one (`MIG-`).
+    """
+
+    def __init__(self, index: int, nvml: Any | None, uuid: str | None) -> None:
+        self._device = f"cuda:{index}"
+        self._nvml = nvml
+        self._handle: Any = None
+        if nvml is not None and self._try(nvml.nvmlInit, failed=True) is None:
+            self._handle = self._find(index, uuid)
+        self._mig = bool(self._ask("nvmlDeviceIsMigDeviceHandle", self._handle))
+        card = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self._handle) if self._mig else None
+        self._card = self._handle if card is None else card
+        self._xids: list[int] = []
+        self._events = self._listen()
+
+    def _find(self, index: int, uuid: str | None) -> Any:
+        if uuid is not None:
+            prefixed = uuid.startswith(("GPU-", "MIG-"))
+            for name in [uuid] if prefixed else [f"GPU-{uuid}", f"MIG-{uuid}"]:
+                found = self._ask("nvmlDeviceGetHandleByUUID", name)
+                if found is not None:
+                    return found
+        return self._ask("nvmlDeviceGetHandleByIndex", index)
+
+    def sample(self) -> DeviceSample:
+        """One sample now; never raises. Some hundred microseconds: nothing here waits for a window."""
+        nvml, handle, card = self._nvml, self._handle, self._card
+        if nvml is None or handle is None:
+            return self._without_nvml()
+        rates = None if self._mig else self._ask("nvmlDeviceGetUtilizationRates", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        power = None if self._mig else self._ask("nvmlDeviceGetPowerUsage", card)
+        energy = None if self._mig else self._ask("nvmlDeviceGetTotalEnergyConsumption", card)
+        temperature = self._try(lambda: float(nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)))
+        return DeviceSample(
+            device=self._device,
+            utilization=None if rates is None else rates.gpu / 100,
+            memory_used_bytes=None if memory is None else int(memory.used),
+            memory_total_bytes=None if memory is None else int(memory.total),
+            temperature_c=temperature,
+            power_w=None if power is None else power / 1e3,  # NVML: milliwatts
+            energy_j=None if energy is None else energy / 1e3,  # NVML: millijoules since the driver came up
+            ecc_errors=self._ecc("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
+            xid_errors=self._read_xids(),
+            detail=self._detail(),
+        )
+
+    def _without_nvml(self) -> DeviceSample:
+        free_total = self._try(lambda: torch.cuda.mem_get_info(self._device))
+        if free_total is None:
+            return DeviceSample(device=self._device)
+        free, total = free_total
+        return DeviceSample(device=self._device, memory_used_bytes=total - free, memory_total_bytes=total)
+
+    def _detail(self) -> DeviceDetail:
+        limit = None if self._mig else self._ask("nvmlDeviceGetEnforcedPowerLimit", self._card)
+        nvlink = [self._field(f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{way}", ALL_LINKS) for way in ("TX", "RX")]
+        sent, received = (None if kib is None else kib * KIB for kib in nvlink)
+        return DeviceDetail(
+            clock_mhz=self._clock("NVML_CLOCK_SM"),
+            memory_clock_mhz=self._clock("NVML_CLOCK_MEM"),
+            throttle=self._throttle(),
+            power_limit_w=None if limit is None else limit / 1e3,
+            ecc_corrected=self._ecc("NVML_MEMORY_ERROR_TYPE_CORRECTED"),
+            # not nvmlDeviceGetPcieThroughput, which measures for 20 ms, and the event loop waits
+            pcie_sent_bytes=self._field("NVML_FI_DEV_PCIE_COUNT_TX_BYTES"),
+            pcie_received_bytes=self._field("NVML_FI_DEV_PCIE_COUNT_RX_BYTES"),
+            nvlink_sent_bytes=sent,
+            nvlink_received_bytes=received,
+            mig=self._mig,
+        )
+
+    def _clock(self, domain: str) -> int | None:
+        nvml, card = self._nvml, self._card
+        assert nvml is not None
+        return self._try(lambda: int(nvml.nvmlDeviceGetClockInfo(card, getattr(nvml, domain))))
+
+    def _throttle(self) -> tuple[ThrottleReason, ...] | None:
+        """NVML calls them clock event reasons since driver 535."""
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", self._card)
+        if bits is None:
+            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", self._card)
+        if bits is None:
+            return None
+        return tuple(reason for place, reason in enumerate(_reasons) if int(bits) >> place & 1)
+
+    def _ecc(self, kind: str) -> int | None:
+        nvml, card = self._nvml, self._card
+        assert nvml is not None
+        return self._try(
+            lambda: int(nvml.nvmlDeviceGetTotalEccErrors(card, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC))
+        )
+
+    def _field(self, name: str, scope: int = 0) -> int | None:
+        """A field value: the call may succeed and the field still carry an error of its own."""
+        nvml, card = self._nvml, self._card
+        assert nvml is not None
+
+        def ask() -> int | None:
+            value = nvml.nvmlDeviceGetFieldValues(card, [(getattr(nvml, name), scope)])[0]
+            return int(value.value.ullVal) if value.nvmlReturn == nvml.NVML_SUCCESS else None
+
+        return self._try(ask)
+
+    def _listen(self) -> Any:
+        """A set of events that the driver puts critical errors into; None where it does not tell them."""
+        nvml, card = self._nvml, self._card
+        if nvml is None or card is None:
+            return None
+        events = self._ask("nvmlEventSetCreate")
+        if events is None:
+            return None
+        registered = self._try(
+            lambda: nvml.nvmlDeviceRegisterEvents(card, nvml.nvmlEventTypeXidCriticalError, events),
+            failed=False,
+        )
+        return None if registered is False else events
+
+    def _read_xids(self) -> tuple[int, ...] | None:
+        """The codes told so far. Reads what has come since the last sample, without waiting."""
+        nvml, events = self._nvml, self._events
+        if nvml is None or events is None:
+            return None
+        while len(self._xids) < XIDS_KEPT:
+            # a set of one's own has events of one's own device alone; it raises a timeout when empty
+            code = self._try(lambda: int(nvml.nvmlEventSetWait(events, 0).eventData))
+            if code is None:
+                break
+            self._xids.append(code)
+        return tuple(self._xids)
+
+    def _ask(self, function: str, *given: Any) -> Any:
+        """One function's answer; None where there is no NVML, no such function, or it tells an error."""
+        nvml = self._nvml
+        if nvml is None:
+            return None
+        return self._try(lambda: getattr(nvml, function)(*given))
+
+    def _try(self, ask: Callable[[], T], failed: Any = None) -> T | Any:
+        """The answer, or `failed` where this driver, device or version does not tell."""
+        errors: tuple[type[Exception], ...] = (
+            RuntimeError, AttributeError, OSError, AssertionError, TypeError, ValueError, IndexError,
+        )  # fmt: skip
+        if self._nvml is not None:
+            errors = (*errors, self._nvml.NVMLError)
+        try:
+            return ask()
+        except errors:
+            return failed
