@@ -49,7 +49,12 @@ def start_mesh(state: Path, *options: str) -> Mesh:
         "--http-port",
         "0",
     ]
-    environment = {**os.environ, "DMSC_CODE_PATH": str(USER_MODELS)}
+    environment = {
+        **os.environ,
+        "DMSC_CODE_PATH": str(USER_MODELS),
+        "DMSC_PEAK_TFLOPS": "0.1",
+        "DMSC_ENERGY_PRICE": "0.3",
+    }
     said = state.with_name(f"{state.name}.stderr")
     with said.open("wb") as stderr:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Samples of devices, by a stand-in NVML: each field degrades by itself, whatever the driver does not tell."""
+"""Samples of devices, by a stand-in NVML: each field degrades by itself, where a driver does not tell it."""
 
 from __future__ import annotations
 
