@@ -113,6 +113,12 @@ bench-replay: setup ## how much faster than real time a recorded run is replayed
 bench-shadow: setup ## what modules in shadow cost training
 	@$(VENV)/python benchmarks/shadow_cost.py $(ARGS)
 
+.PHONY: bench-observation-cost
+bench-observation-cost: setup ## what telemetry, metrics, scrapes and logs cost training
+	@$(VENV)/python benchmarks/observation_cost.py $(ARGS)
+.PHONY: fuzz
+fuzz: setup ## a hundred thousand messages that nobody should send, over every subject of a mesh
+	@$(VENV)/python -m benchmarks.fuzz_bus $(ARGS)
 .PHONY: bench-policies
 bench-policies: setup ## the built-in policies' models on recorded data (DATA=folder), beside their baselines and bars
 	@$(VENV)/python -m benchmarks.built_in_policies --data "$(DATA)" $(ARGS)

@@ -68,7 +68,7 @@ class AgentOptions:
 
 
 ENTITIES = ("service-registry", "authorizer", "orchestrator", "gateway", "router")
-"""What `dmsc run` knows besides policies. Gateway and router are one per cluster."""
+"""What `dmsc run` knows besides policies and the `tracer`. Gateway and router are one per cluster."""
 
 
 def compose(names: Sequence[str], options: RunOptions) -> list[Part]:
@@ -87,6 +87,8 @@ def compose(names: Sequence[str], options: RunOptions) -> list[Part]:
             parts.extend(_gateway(cluster, port, options) for cluster, port in pairs)
         elif name == "router":
             parts.extend(_router(cluster, options) for cluster in _clusters(name, options))
+        elif name == "tracer":
+            parts.append(_tracer())
         else:
             parts.append(policy_part(name))
     return parts
@@ -106,6 +108,18 @@ def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
     if len(set(clusters)) != len(clusters):
         raise BadInput("--cluster: the same name twice")
     return tuple(clusters)
+
+
+def _tracer() -> Part:
+    from dmsc.tracing.tracer import Exported, TracerService
+
+    export = Exported()  # here, so that what is missing is said before anything is dialled
+    return Part(
+        sid="tracer",
+        kind=EntityKind.FUNCTIONAL_MODULE,
+        make=lambda bus: TracerService(bus, export),
+        stop_order=0,
+    )
 
 
 def _service_registry(options: RunOptions) -> Part:

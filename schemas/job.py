@@ -215,6 +215,19 @@ with the job's history."""
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
 
+class StepPhases(Part):
+    """What a step's time went to, by the orchestrator's clock, one after the other.
+
+    `begin_s`: until the gateway had dispatched. `claims_s`: until the last stage's claims were complete.
+    `prepare_s`: until all votes were in. `decide_s`: until the decision was recorded.
+    """
+
+    begin_s: float
+    claims_s: float
+    prepare_s: float
+    decide_s: float
+
+
 class StepResult(Part):
     """One committed step. `loss` is the mean over the step's microbatches, before the update."""
 
@@ -227,6 +240,7 @@ class StepResult(Part):
     tokens_per_s: float
     attempt: int = 0
     shares: dict[str, int] = Field({}, description="microbatches per SID in this step")
+    phases: StepPhases | None = None
 
 
 class InstanceView(Part):
@@ -298,6 +312,7 @@ class JobRecord(Message, wire="job.record", version=(1, 6)):
     user: str = ""
     command: str = Field("", description="id of the command that submitted it: repeated, it is the same job")
     correlation: str = Field("", description="of the request that submitted it; all that follows carries it")
+    caller_span: str = Field("", description="W3C span of whoever asked over HTTP")
     reason: str = ""
     submitted_at: float
     changed_at: float
@@ -318,7 +333,7 @@ class JobRecord(Message, wire="job.record", version=(1, 6)):
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
 
 
-class JobEvent(Message, wire="job.event", version=(1, 3)):
+class JobEvent(Message, wire="job.event", version=(1, 4)):
     """What happened to a job, in order, on the stream `JOBS`. The live view and the curve feed on it."""
 
     job: Token
@@ -343,6 +358,7 @@ class JobEvent(Message, wire="job.event", version=(1, 3)):
     total_steps: int | None = None
     result: StepResult | None = None
     instances: tuple[InstanceView, ...] | None = None
+    plan_s: float | None = None
     skipped_step: int | None = None
     move: StageMove | None = None
     alert: Alert | None = None

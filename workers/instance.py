@@ -68,8 +68,8 @@ from workers.user_code import code_digest, describe
 
 log = get_logger("instance")
 
-SAMPLE_S = 1.0
-"""Seconds between telemetry samples."""
+SAMPLE_S = float(os.environ.get("DMSC_SAMPLE_S") or 1.0)
+"""Seconds between telemetry samples; 0: none, and nobody sees the instance's load, nor routes by it."""
 
 FAILED_EXIT = 3
 """Exit code of an instance that fenced itself; its reason stands in the registry and in its log."""
@@ -308,6 +308,8 @@ class Instance:
     async def _telemetry(self, bus: Bus, runtime: StageRuntime | DataRuntime) -> None:
         """One sample a second, and one soon after each step, so that a short run has figures too."""
         stand_alone()
+        if not SAMPLE_S:
+            return
         before, busy_before, tokens_before, reported = time.monotonic(), 0.0, 0, -1
         while True:
             now = time.monotonic()

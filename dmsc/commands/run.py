@@ -47,7 +47,7 @@ def run(
         list[str],
         typer.Argument(
             metavar="ENTITY...",
-            help="service-registry, authorizer, orchestrator, gateway, router, or a built-in policy's name.",
+            help="service-registry, authorizer, orchestrator, gateway, router, tracer, or a policy's name.",
             show_default=False,
         ),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from bus.connection import Bus
@@ -352,6 +353,7 @@ class JobRun:
         """Waits in the queue until there is room."""
         while True:
             occupied = self._occupied(self.job)
+            began = time.monotonic()
             graph = plan(
                 self.job,
                 self.spec,
@@ -367,10 +369,11 @@ class JobRun:
             else:
                 await self.journal.reason(graph.reason)
             await self._mesh.next_change()
+        planned_s = time.monotonic() - began
         self.instances.graph = graph
         if self.journal.record.state is JobState.QUEUED:
             await self.journal.move(JobState.ANALYSING, "room was found")
-        await self.journal.move(JobState.DEPLOYING, graph.reason, graph=graph)
+        await self.journal.move(JobState.DEPLOYING, graph.reason, graph=graph, plan_s=planned_s)
         return graph
 
     async def _start(self, graph: TaskGraph) -> None:

@@ -50,8 +50,14 @@ class Journal:
     def job(self) -> str:
         return self.record.job
 
-    async def move(self, state: JobState, reason: str = "", **figures: Any) -> None:
-        """The job enters `state`; raises `IllegalTransition` with the history if its table forbids it."""
+    async def move(
+        self, state: JobState, reason: str = "", *, plan_s: float | None = None, **figures: Any
+    ) -> None:
+        """The job enters `state`; `plan_s`: its plan took that long.
+
+        Raises:
+            IllegalTransition: with the history, if its table forbids it.
+        """
         before = self.record.state
         if state is not before and state not in JOB_TRANSITIONS[before]:
             raise IllegalTransition(
@@ -69,7 +75,9 @@ class Journal:
         )
         await self._write()
         log.info("job", job=self.job, state=str(state), reason=reason)
-        await self.tell("state", text=reason, state=state, total_steps=self.record.spec.training.steps)
+        await self.tell(
+            "state", text=reason, state=state, total_steps=self.record.spec.training.steps, plan_s=plan_s
+        )
 
     async def reason(self, reason: str) -> None:
         """Says why the job stays where it is (a queued one: what it waits for); told once."""

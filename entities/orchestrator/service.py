@@ -276,6 +276,7 @@ class Leader:
             user=message.user,
             command=command,
             correlation=current() or new_correlation(),
+            caller_span=message.caller_span,
             submitted_at=now,
             changed_at=now,
         )

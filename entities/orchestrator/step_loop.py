@@ -18,6 +18,7 @@ from entities.orchestrator.claim_repair import ClaimRepair
 from entities.orchestrator.decision_record import DecisionRecord
 from entities.orchestrator.guarded_tasks import GuardedTasks
 from entities.orchestrator.instances import Instances
+from entities.orchestrator.step_clock import StepClock
 from entities.orchestrator.step_machine import StepMachine
 from entities.orchestrator.step_observer import StepObserver
 from entities.orchestrator.step_orders import StepOrders
@@ -71,6 +72,7 @@ class StepLoop:
         self._repair = ClaimRepair(bus, instances, machine, self.claimed, self.post)
         self._pending: deque[ev.Event] = deque()
         self._deciding = False
+        self.clock = StepClock()
         self._boundary: asyncio.Future[int] | None = None
         self._validation: ValidationPass | None = None
         self._forget_callback: Callable[[], None] = lambda: None
@@ -117,6 +119,8 @@ class StepLoop:
 
     def post(self, event: ev.Event) -> None:
         """Has the machine decide about an event, and begins to carry out what it asks for."""
+        if isinstance(event, ev.Begun):
+            self.clock.mark("begun")
         self._pending.append(event)
         if self._deciding:
             return
@@ -171,6 +175,7 @@ class StepLoop:
     def _carry_out(self, effect: ev.Effect) -> None:
         match effect:
             case ev.Begin(step, attempt):
+                self.clock.begin()
                 self._repair.begun()
                 self._tasks.spawn(self._orders.begin_step(step, attempt))
             case ev.Fence():
@@ -180,9 +185,11 @@ class StepLoop:
             case ev.FormGroup():
                 self._tasks.spawn(self._orders.form(effect))
             case ev.Prepare():
+                self.clock.mark("prepare")
                 for member in effect.members:
                     self._tasks.spawn(self._orders.prepare(effect, member))
             case ev.Record(decision):
+                self.clock.mark("record")
                 self._tasks.spawn(self._orders.record(decision))
             case ev.Commit(decision, ledger):
                 self._observer.decided(ledger, decision)

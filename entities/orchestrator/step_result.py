@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from entities.orchestrator.step_ledger import StepLedger
-from schemas.job import JobSpec, StepResult
+from schemas.job import JobSpec, StepPhases, StepResult
 from schemas.learning_rate import learning_rate
 from schemas.step import StepDecision
 
 
-def step_result(spec: JobSpec, ledger: StepLedger, decision: StepDecision, step_s: float) -> StepResult:
+def step_result(
+    spec: JobSpec,
+    ledger: StepLedger,
+    decision: StepDecision,
+    step_s: float,
+    phases: StepPhases | None = None,
+) -> StepResult:
     """
     Args:
         spec: the job's.
         ledger: the decided step's account.
         decision: the decision.
         step_s: seconds from the decision before to this one.
+        phases: what they went to.
     """
     training = spec.training
     tokens = training.microbatches * training.microbatch_samples * spec.data.sample_tokens
@@ -28,4 +35,5 @@ def step_result(spec: JobSpec, ledger: StepLedger, decision: StepDecision, step_
         tokens_per_s=tokens / max(step_s, 1e-9),
         attempt=decision.attempt,
         shares=ledger.shares(),
+        phases=phases,
     )

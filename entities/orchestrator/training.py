@@ -344,7 +344,9 @@ class Training:
     # --- what the step loop tells ---------------------------------------------------------------------
     def decided(self, ledger: StepLedger, decision: StepDecision) -> None:
         now = time.monotonic()
-        result = step_result(self._spec, ledger, decision, now - self._decided_at)
+        result = step_result(
+            self._spec, ledger, decision, now - self._decided_at, self._progress.loop.clock.phases()
+        )
         self._decided_at = now
         self._progress.step = decision.step + 1
         self._troubles.decided(decision.step)

@@ -1,0 +1,298 @@
+"""Whether a mesh bears what nobody should send: a hundred thousand messages over every subject of the table.
+
+    python -m benchmarks.fuzz_bus [--messages 100000] [--seed 1] [--json]
+
+A whole mesh (`dmsc up`'s processes) runs a small job, which a tap watches; its messages, real ones, are what
+`fuzz_messages.py` makes its own of: replays, duplicates, bits turned over, other types and extremes in every
+place, pieces cut off, noise, deep and huge things. They go to every subject, with the names of all that is
+there and of the job that has ended. Every 200 the mesh is given time to answer.
+
+Told at the end: messages sent by kind; of those that its schema refuses, that each request was answered with
+a refusal and that each row somebody listens to was buried at least as often (dead letters); that every
+process of the mesh is the one that it was; how their memory grew, in the first half and in the second; and
+that another job runs to the same weights as before. Exit code 1 if any of it is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nats
+import psutil
+from nats.aio.client import Client as RawClient
+from nats.aio.msg import Msg
+
+from benchmarks.fuzz_messages import Fuzzer
+from bus import codec, subjects
+from bus.connection import Bus
+from bus.subject import Delivery, Subject
+from bus.subjects import SUBJECTS
+from bus.tap import Tap
+from dmsc.async_client import AsyncClient
+from dmsc.composition import node_name
+from dmsc.layout import MeshOptions
+from dmsc.mesh import RunningMesh, running_mesh
+from dmsc.settings import find_bus
+from schemas.envelope import EntityKind
+from schemas.errors import BadMessage
+from schemas.job import JobSpec, JobState
+
+CHUNK = 200
+ANSWER_S = 60.0
+PER_ROW = 40
+"""Real messages of a row that are kept."""
+MOST_GROWTH_BYTES = 64 << 20
+"""Of one process in the second half: what it remembers by design is full by then."""
+REFUSED = "bad_message"
+
+
+@dataclass
+class Found:
+    """What became of the messages."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    refusable: Counter[str] = field(default_factory=Counter)
+    """Messages that the row's schema refuses, by row."""
+    asked: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Requests that the schema refuses and somebody serves, and those answered with a refusal."""
+    buried: Counter[str] = field(default_factory=Counter)
+    """Dead letters, by row."""
+    silent: int = 0
+    """Requests without an answer in time."""
+
+
+class Storm:
+    """Sends, and counts what comes back."""
+
+    def __init__(self, client: RawClient, fuzzer: Fuzzer, names: dict[str, list[str]]) -> None:
+        self._client = client
+        self._fuzzer = fuzzer
+        self._waiting: dict[str, tuple[Subject, bool]] = {}
+        self._answered = asyncio.Event()
+        self._targets = {row: itertools.cycle(concrete(row, names)) for row in SUBJECTS}
+        self._numbers = itertools.count()
+        self.found = Found()
+
+    async def listen(self) -> None:
+        await self._client.subscribe("_INBOX.fuzz.*", cb=self._answer)
+        letters = subjects.DEAD_LETTER.wildcard()
+        await self._client.subscribe(letters, cb=self._letter, pending_msgs_limit=-1, pending_bytes_limit=-1)
+
+    async def _answer(self, message: Msg) -> None:
+        row, refusable = self._waiting.pop(message.subject, (None, False))
+        if row is not None and refusable and not message.headers:  # else nobody serves it
+            self.found.asked[row.name] += 1
+            body = codec.peek(message.data).get("body", {})
+            self.found.refused[row.name] += body.get("code") == REFUSED
+        if not self._waiting:
+            self._answered.set()
+
+    async def _letter(self, message: Msg) -> None:
+        subject = codec.peek(message.data).get("body", {}).get("subject", "")
+        row = subjects.lookup(subject)
+        if row is not None:
+            self.found.buried[row[0].name] += 1
+
+    async def run(self, count: int) -> None:
+        rows = itertools.cycle(SUBJECTS)
+        sent = 0
+        while sent < count:
+            for _ in range(CHUNK):
+                sent += await self._send(next(rows))
+            await self._settled()
+
+    async def _send(self, row: Subject) -> int:
+        made = self._fuzzer.next(row)
+        subject = next(self._targets[row])
+        for one in made:
+            refusable = refuses(row, one.data)
+            self.found.sent[one.kind] += 1
+            self.found.refusable[row.name] += refusable
+            inbox = ""
+            if row.delivery is Delivery.REQUEST:
+                inbox = f"_INBOX.fuzz.{next(self._numbers)}"
+                self._waiting[inbox] = (row, refusable)
+            await self._client.publish(subject, one.data, reply=inbox)
+        return len(made)
+
+    async def _settled(self) -> None:
+        """Until all requests are answered, and what was published has been read."""
+        self._answered.clear()
+        await self._client.flush()
+        if self._waiting:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._answered.wait()
+            except TimeoutError:
+                self.found.silent += len(self._waiting)
+                self._waiting.clear()
+
+
+def refuses(row: Subject, data: bytes) -> bool:
+    try:
+        codec.decode(data, row.schema)
+    except BadMessage:
+        return True
+    return False
+
+
+def concrete(row: Subject, names: dict[str, list[str]]) -> list[str]:
+    """The row's subjects, with the names that are there; keys are an intruder's own."""
+    choices = [["intruder"] if row.bucket else names.get(token, ["intruder"]) for token in row.tokens]
+    return [row(**dict(zip(row.tokens, chosen, strict=True))) for chosen in itertools.product(*choices)]
+
+
+def spec() -> JobSpec:
+    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32}
+    return JobSpec.model_validate(
+        {
+            "name": "fuzzed",
+            "model": {"factory": "workers.models.gpt:byte_gpt", "args": sizes},
+            "data": {"source": "stdlib:", "sample_tokens": 32},
+            "training": {
+                "steps": 4, "microbatches": 4, "microbatch_samples": 1, "checkpoint_every": 2,
+                "validation_microbatches": 1, "seed": 3,
+            },
+            "parallel": {"stages": 2, "replicas": 1, "segmentation": "uniform"},
+        }
+    )  # fmt: skip
+
+
+async def trained(client: AsyncClient) -> tuple[str, str]:
+    """A job's id, and the digest of its weights."""
+    job = (await client.submit(spec())).job
+    async for _ in client.events(job):
+        pass
+    record = await client.job(job)
+    if record.state is not JobState.DONE or record.weights is None:
+        sys.exit(f"{job} ended {record.state}: {record.reason}")
+    return job, record.weights.sha256
+
+
+def memory(running: RunningMesh) -> dict[int, int]:
+    """Resident bytes of each process of the mesh. Forked instances come and go, and are no part of it."""
+    return {pid: psutil.Process(pid).memory_info().rss for pid in sorted(running.file.children.values())}
+
+
+async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="dmsc-bench-", ignore_cleanup_errors=True) as name:
+        state = Path(name) / "state"
+        options = MeshOptions(
+            state=state, clusters=("a", "b"), nats_port=0, http_port=0, slots=3, node=node_name()
+        )
+        async with running_mesh(options, lambda text: None) as running, AsyncClient(state=state) as client:
+            address = find_bus(None, None, state)
+            seeds: dict[Subject, list[bytes]] = {}
+            async with (
+                Bus.connect(
+                    address.servers, name="fuzz-tap", kind=EntityKind.TAP, token=address.token
+                ) as bus,
+                Tap(bus, (">", "$KV.>"), limit=1_000_000) as tap,
+            ):
+                gathering = asyncio.create_task(gather(tap, seeds))
+                job, before = await trained(client)
+                gathering.cancel()
+            status = await client.mesh()
+            names = {
+                "job": [job, "intruder"],
+                "agent": [node.sid for node in status.nodes],
+                "gateway": [one.sid for one in status.services if one.kind is EntityKind.GATEWAY],
+                "cluster": ["a", "b"],
+                "stage": ["0", "1"],
+                "sid": [*[one.sid for one in status.services][:8], f"{job}-s0-r0", "intruder"],
+                "action": ["job.list", "job.submit", "mesh.read"],
+                "version": ["1"],
+                "slot": ["0"],
+            }  # fmt: skip
+            user, _, password = str(address.token or "").partition(":")
+            raw = await nats.connect(address.servers[0], user=user, password=password, pending_size=64 << 20)
+            storm = Storm(raw, Fuzzer(arguments.seed, seeds), names)
+            await storm.listen()
+            first = memory(running)
+            began = time.monotonic()
+            await storm.run(arguments.messages // 2)
+            middle = memory(running)
+            await storm.run(arguments.messages - arguments.messages // 2)
+            took_s = time.monotonic() - began
+            await asyncio.sleep(2.0)  # the last letters
+            last = memory(running)
+            await raw.close()
+            _, after = await trained(client)
+        return report(storm.found, seeds, (first, middle, last), before == after, took_s)
+
+
+async def gather(tap: Tap, seeds: dict[Subject, list[bytes]]) -> None:
+    async for tapped in tap:
+        if tapped.row is not None and tapped.message is not None and tapped.raw:
+            known = seeds.setdefault(tapped.row, [])
+            if len(known) < PER_ROW:
+                known.append(tapped.raw)
+
+
+def report(
+    found: Found,
+    seeds: dict[Subject, list[bytes]],
+    memories: tuple[dict[int, int], dict[int, int], dict[int, int]],
+    same: bool,
+    took_s: float,
+) -> dict[str, Any]:
+    first, middle, last = memories
+    unanswered = {row: count - found.refused[row] for row, count in found.asked.items()}
+    heard = {row: found.buried[row] for row in found.buried if row in found.refusable}
+    uncounted = {row: found.refusable[row] - count for row, count in heard.items()}
+    requests = {row.name for row in SUBJECTS if row.delivery is Delivery.REQUEST}
+    # of a request only what reached somebody is buried; of the rest all, by everyone who listens
+    uncounted |= {row: found.asked[row] - found.buried[row] for row in heard if row in requests}
+    growth = {pid: (middle[pid] - first[pid], last[pid] - middle[pid]) for pid in first if pid in last}
+    return {
+        "messages": sum(found.sent.values()),
+        "kinds": dict(sorted(found.sent.items())),
+        "rows": len(SUBJECTS),
+        "rows with real messages": len(seeds),
+        "refusable": sum(found.refusable.values()),
+        "refusals of requests": sum(found.refused.values()),
+        "dead letters": sum(found.buried.values()),
+        "rows that bury": len(heard),
+        "requests refused otherwise": {row: count for row, count in unanswered.items() if count > 0},
+        "rejections not counted": {row: count for row, count in uncounted.items() if count > 0},
+        "requests without an answer": found.silent,
+        "processes": len(first),
+        "processes that died": sorted(set(first) - set(last)),
+        "most growth, first half, MiB": max(one for one, _ in growth.values()) / 2**20,
+        "most growth, second half, MiB": max(two for _, two in growth.values()) / 2**20,
+        "same weights afterwards": same,
+        "seconds": took_s,
+        "ok": same
+        and set(first) == set(last)
+        and not any(count > 0 for count in (*unanswered.values(), *uncounted.values(), found.silent))
+        and all(two < MOST_GROWTH_BYTES for _, two in growth.values()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found = asyncio.run(measure(arguments))
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in found.items()))
+    sys.exit(0 if found["ok"] else 1)
+
+
+if __name__ == "__main__":
+    main()

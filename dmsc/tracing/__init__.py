@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of jobs: `spans.py` makes them of a job's events, `tracer.py` listens and exports."""

@@ -1,0 +1,190 @@
+"""A job's control path as spans, made of what its events say. Pure, and the same each time.
+
+One trace for each job, by its correlation (`bus.correlation.trace_id`): a caller's own trace where it gave
+one. Below the job's span stand its states (queued, analyse, deploy, train, recover, finish); below deploy the
+plan (segmentation and placement) and the start of the instances; below train each sampled step with the
+phases of its transaction. Faults, recoveries, checkpoints and alerts are events of the job's span.
+Ids are hashes of what a span is, so that two tracers, or one that was started again, tell the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bus.correlation import trace_id
+from schemas.job import ENDED, JobEvent, JobRecord, JobState, StepResult
+
+PHASES = ("begin", "claims", "prepare", "decide")
+NAMES = {
+    JobState.QUEUED: "queued",
+    JobState.ANALYSING: "analyse",
+    JobState.DEPLOYING: "deploy",
+    JobState.RUNNING: "train",
+    JobState.RECOVERING: "recover",
+    JobState.FINISHING: "finish",
+}
+"""Of the span of each state."""
+TOLD = ("fault", "recovery", "checkpoint", "alert", "rebalancing", "policy", "skipped")
+"""Kinds of events that the job's span carries."""
+EVENTS_KEPT = 128
+"""Of a job's span, as OpenTelemetry's own limit: the first ones."""
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One span; times in seconds since the epoch. `events`: (time, name, text)."""
+
+    name: str
+    trace: str
+    id: str
+    parent: str | None
+    start: float
+    end: float
+    attributes: dict[str, Value]
+    events: tuple[tuple[float, str, str], ...] = ()
+    error: str | None = None
+
+
+@dataclass
+class JobTrace:
+    """Put a job's events in, in order; get each span out once it has ended.
+
+    Args:
+        record: the job, as it stood at any time.
+        every: of the steps every so many-th is told, and each that took more than one attempt.
+    """
+
+    record: JobRecord
+    every: int = 10
+    _state: tuple[JobState, float] | None = None
+    _states: int = 0
+    _pending_step: tuple[StepResult, float] | None = None
+    _events: list[tuple[float, str, str]] = field(default_factory=list)
+    _began: float | None = None
+
+    @property
+    def trace(self) -> str:
+        return trace_id(self.record.correlation or self.record.job)
+
+    @property
+    def root(self) -> str:
+        return self._id("job")
+
+    def add(self, event: JobEvent) -> Iterator[Span]:
+        """The spans that end with this event, parents after their children."""
+        if self._began is None:
+            self._began = self.record.submitted_at
+        if event.kind in TOLD and len(self._events) < EVENTS_KEPT:
+            text = event.alert.text if event.alert is not None else event.text
+            self._events.append((event.at, event.kind, text))
+        if event.kind == "step" and event.result is not None:
+            yield from self._committed(self._begin_of(event.result, event.at))
+            if event.result.step % self.every == 0 or event.result.attempt:
+                yield from self._step(event.result, event.at)
+        elif event.kind == "instances" and self._state is not None and self._state[0] is JobState.DEPLOYING:
+            places = {
+                f"dmsc.instance.{one.sid}": f"{one.cluster}/{one.node}" for one in event.instances or ()
+            }
+            yield self._span("start", self._state_id(), self._state[1], event.at, places)
+        elif event.kind == "state" and event.state is not None:
+            yield from self._moved(event, event.state)
+
+    # --- states -------------------------------------------------------------------------------------------
+    def _moved(self, event: JobEvent, state: JobState) -> Iterator[Span]:
+        if self._state is not None and self._state[0] is state:
+            return  # another reason for the same state
+        if self._state is not None:
+            yield from self._committed(event.at)
+            before, since = self._state
+            yield self._span(
+                NAMES[before], self.root, since, event.at, {"dmsc.next": str(state)}, id=self._state_id()
+            )
+        self._states += 1
+        self._state = None if state in ENDED else (state, event.at)
+        if state is JobState.DEPLOYING and event.plan_s is not None:
+            reason: dict[str, Value] = {"dmsc.reason": event.text}
+            yield self._span("plan", self._state_id(), event.at - event.plan_s, event.at, reason)
+        if state in ENDED:
+            assert self._began is not None
+            attributes: dict[str, Value] = {
+                "dmsc.job.name": self.record.spec.name,
+                "dmsc.job.user": self.record.user,
+                "dmsc.job.state": str(state),
+                "dmsc.job.steps": self.record.spec.training.steps,
+                "dmsc.correlation": self.record.correlation,
+            }
+            yield Span(
+                name="job",
+                trace=self.trace,
+                id=self.root,
+                parent=self.record.caller_span or None,
+                start=self._began,
+                end=event.at,
+                attributes=self._about() | attributes,
+                events=tuple(self._events),
+                error=event.text if state is JobState.FAILED else None,
+            )
+
+    def _state_id(self) -> str:
+        return self._id(f"state {self._states}")
+
+    # --- steps --------------------------------------------------------------------------------------------
+    def _step(self, result: StepResult, at: float) -> Iterator[Span]:
+        name, begin = f"step {result.step}/{result.attempt}", self._begin_of(result, at)
+        if result.phases is not None:
+            now = begin
+            for phase in PHASES:
+                took_s: float = getattr(result.phases, f"{phase}_s")
+                yield self._span(phase, self._id(name), now, now + took_s, {}, id=self._id(f"{name} {phase}"))
+                now += took_s
+        self._pending_step = result, at
+
+    def _committed(self, until: float) -> Iterator[Span]:
+        """The step that was decided last ends where the next begins: its members have applied it."""
+        if self._pending_step is None:
+            return
+        (result, at), self._pending_step = self._pending_step, None
+        name, end = f"step {result.step}/{result.attempt}", max(at, until)
+        yield self._span("commit", self._id(name), at, end, {}, id=self._id(f"{name} commit"))
+        attributes: dict[str, Value] = {
+            "dmsc.step": result.step,
+            "dmsc.attempt": result.attempt,
+            "dmsc.loss": result.loss,
+            "dmsc.gradient_norm": result.gradient_norm,
+            "dmsc.tokens_per_s": result.tokens_per_s,
+        }
+        parent = self._state_id() if self._state is not None else self.root
+        begin = self._begin_of(result, at)
+        yield self._span(f"step {result.step}", parent, begin, end, attributes, id=self._id(name))
+
+    @staticmethod
+    def _begin_of(result: StepResult, at: float) -> float:
+        phases = result.phases
+        if phases is None:
+            return at - result.step_s
+        return at - (phases.begin_s + phases.claims_s + phases.prepare_s + phases.decide_s)
+
+    # --- what all have ------------------------------------------------------------------------------------
+    def _span(
+        self, name: str, parent: str, start: float, end: float, attributes: dict[str, Value], id: str = ""
+    ) -> Span:
+        return Span(
+            name=name,
+            trace=self.trace,
+            id=id or self._id(f"{parent} {name}"),
+            parent=parent,
+            start=min(start, end),
+            end=end,
+            attributes=self._about() | attributes,
+        )
+
+    def _about(self) -> dict[str, Value]:
+        return {"dmsc.job": self.record.job}
+
+    def _id(self, what: str) -> str:
+        found = hashlib.blake2b(f"{self.record.job}\0{what}".encode(), digest_size=8).hexdigest()
+        return found if int(found, 16) else "1".zfill(16)

@@ -1,0 +1,157 @@
+"""The tracer: follows the stream of jobs' events, and exports their spans with OpenTelemetry's own exporter.
+
+A service beside the others, as a functional module is (`dmsc run tracer`): what it costs, it costs itself.
+The extra `otel` has what it needs; nothing else imports it. Where spans go is said by the standard variables
+(OTEL_EXPORTER_OTLP_ENDPOINT, …_HEADERS, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER,
+OTEL_BSP_…).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from dmsc.tracing.spans import JobTrace, Span
+from schemas.errors import BadInput, DmscError
+from schemas.job import ENDED, JobEvent
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+
+log = get_logger("tracer")
+
+JOBS_KEPT = 1_024
+"""Traces that are open at a time; beyond it the oldest is given up."""
+FLUSH_MS = 5_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracerConfig:
+    """`since`: spans that ended before are not told again, seconds since the epoch; None: its start."""
+
+    every_steps: int = 10  # of a job's steps every so many-th is told: a trace of a long run stays readable
+    since: float | None = None
+
+
+class Tracer:
+    """Follows all jobs of a mesh. `export` is called with each span as it ends."""
+
+    def __init__(self, bus: Bus, export: Callable[[Span], None], config: TracerConfig | None = None) -> None:
+        self._bus = bus
+        self._export = export
+        self._config = config or TracerConfig()
+        self._traces: dict[str, JobTrace | None] = {}
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Until cancelled. What has happened to running jobs so far is read first."""
+        since = time.time() if self._config.since is None else self._config.since
+        async with aclosing(self._bus.history(subjects.JOB_EVENT, follow=True)) as events:
+            if ready is not None:
+                ready.set()
+            async for recorded in events:
+                event = recorded.message
+                assert isinstance(event, JobEvent)
+                trace = await self._trace(event.job)
+                if trace is None:
+                    continue
+                for span in trace.add(event):
+                    if span.end >= since:
+                        self._export(span)
+                if event.state in ENDED:
+                    self._traces.pop(event.job, None)
+
+    async def _trace(self, job: str) -> JobTrace | None:
+        """None: nothing is known of the job any more."""
+        if job not in self._traces:
+            found = None
+            try:
+                entry = await self._bus.bucket(subjects.JOB_RECORD).get(job=job)
+                found = None if entry is None else JobTrace(entry.message, self._config.every_steps)
+            except DmscError as error:
+                log.warning("job not traced", job=job, reason=error.text)
+            while len(self._traces) >= JOBS_KEPT:
+                del self._traces[next(iter(self._traces))]
+            self._traces[job] = found
+        return self._traces[job]
+
+
+class Exported:
+    """Spans in OpenTelemetry's own form, batched and sent by its SDK.
+
+    Raises:
+        BadInput: the extra `otel` is not installed.
+    """
+
+    def __init__(self, processor: SpanProcessor | None = None) -> None:
+        try:
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError:
+            raise BadInput("tracing needs OpenTelemetry's SDK: pip install 'dmsc[otel]'") from None
+        self._provider: TracerProvider = TracerProvider()  # reads OTEL_RESOURCE_ATTRIBUTES, …_SAMPLER
+        self._processor = processor or BatchSpanProcessor(_otlp())
+
+    def __call__(self, span: Span) -> None:
+        from opentelemetry.sdk.trace import Event, ReadableSpan
+        from opentelemetry.sdk.trace.sampling import Decision
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+        trace = int(span.trace, 16)
+        result = self._provider.sampler.should_sample(None, trace, span.name)
+        if result.decision is not Decision.RECORD_AND_SAMPLE:
+            return
+        flags = TraceFlags(TraceFlags.SAMPLED)
+        self._processor.on_end(
+            ReadableSpan(
+                name=span.name,
+                context=SpanContext(trace, int(span.id, 16), is_remote=False, trace_flags=flags),
+                parent=None
+                if span.parent is None
+                else SpanContext(trace, int(span.parent, 16), is_remote=False, trace_flags=flags),
+                resource=self._provider.resource,
+                attributes=span.attributes,
+                events=[Event(name, {"text": text}, timestamp=_ns(at)) for at, name, text in span.events],
+                kind=SpanKind.INTERNAL,
+                status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.OK),
+                start_time=_ns(span.start),
+                end_time=_ns(span.end),
+            )
+        )
+
+    def close(self) -> None:
+        """Sends what waits, for at most five seconds."""
+        self._processor.force_flush(FLUSH_MS)
+        self._processor.shutdown()
+
+
+class TracerService:
+    """The tracer as `dmsc run` knows services; its exporter ends with it."""
+
+    def __init__(self, bus: Bus, export: Exported, config: TracerConfig | None = None) -> None:
+        self._export = export
+        self._tracer = Tracer(bus, export, config)
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        try:
+            await self._tracer.run(ready)
+        finally:
+            await asyncio.to_thread(self._export.close)
+
+
+def _otlp() -> object:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        raise BadInput("tracing needs OpenTelemetry's OTLP exporter: pip install 'dmsc[otel]'") from None
+    return OTLPSpanExporter()
+
+
+def _ns(at: float) -> int:
+    return int(at * 1e9)

@@ -1,0 +1,61 @@
+"""Some thousand messages that nobody should send, over every subject; `make fuzz` sends a hundred thousand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats
+import psutil
+import pytest
+
+from benchmarks.fuzz_bus import Storm, report
+from benchmarks.fuzz_messages import Fuzzer
+from bus.subject import Subject
+from dmsc.state_folder import StateFolder
+from schemas.envelope import EntityKind
+from schemas.job import JobState
+from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.test_causes import run_tapped
+
+MESSAGES = 2_000
+SEED = 11
+
+
+@pytest.mark.timeout(240)
+async def test_no_service_dies_and_every_rejection_is_counted(mesh: Mesh) -> None:
+    spec = tiny_job(parallel={"stages": 2, "replicas": 1}, training={"steps": 2})
+    record, seen = await run_tapped(mesh, spec)
+    seeds: dict[Subject, list[bytes]] = {}
+    for tapped in seen:
+        if tapped.row is not None and tapped.message is not None and tapped.answers is None:
+            seeds.setdefault(tapped.row, []).append(tapped.raw)
+    status = await asyncio.to_thread(mesh.client.mesh)
+    names = {
+        "job": [record.job, "intruder"],
+        "agent": [node.sid for node in status.nodes],
+        "gateway": [one.sid for one in status.services if one.kind is EntityKind.GATEWAY],
+        "cluster": ["a", "b"],
+        "sid": [f"{record.job}-s0-r0", "intruder"],
+    }
+    file = StateFolder(mesh.state).mesh()
+    assert file is not None
+    before = dict.fromkeys(file.children.values(), 0)
+    user, _, password = (mesh.bus_token or "").partition(":")
+    raw = await nats.connect(mesh.servers[0], user=user, password=password, pending_size=64 << 20)
+    storm = Storm(raw, Fuzzer(SEED, seeds), names)
+    try:
+        await storm.listen()
+        await storm.run(MESSAGES)
+        await raw.flush()
+    finally:
+        await raw.close()
+    alive = {pid: 0 for pid in before if psutil.pid_exists(pid)}
+    found = report(storm.found, seeds, (before, alive, alive), same=True, took_s=0.0)
+    assert found["ok"], f"seed {SEED}: {found}"
+    assert len(found["kinds"]) == 13
+    assert found["rows that bury"] > 30
+    done = await asyncio.to_thread(lambda: mesh.client.wait(mesh.client.submit(spec).job))
+    assert done.state is JobState.DONE, done.reason
+    assert done.weights is not None
+    assert record.weights is not None
+    assert done.weights.sha256 == record.weights.sha256
