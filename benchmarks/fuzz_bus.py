@@ -211,7 +211,6 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 "cluster": ["a", "b"],
                 "stage": ["0", "1"],
                 "sid": [*[one.sid for one in status.services][:8], f"{job}-s0-r0", "intruder"],
-                "action": ["job.list", "job.submit", "mesh.read"],
                 "version": ["1"],
                 "slot": ["0"],
             }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Some thousand messages that nobody should send, over every subject; `make fuzz` sends a hundred thousand."""
+"""Some thousand messages that nobody should send, on every subject; `make fuzz` sends a hundred thousand."""
 
 from __future__ import annotations
 
