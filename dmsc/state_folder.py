@@ -3,7 +3,9 @@
 lock         held (flock) by the supervisor; contains its process id
 mesh.json    bus servers, gateway URLs, process id, times; present while the mesh runs
 token        the administrator's token for the gateways (mode 0600)
-bus_token    the token for connections to the bus (mode 0600)
+bus_token    the root of the bus's credentials (mode 0600): who has it may be anybody there. An older folder's
+             plain token stays one: such a mesh knows no identities
+guard.json   the authorizer's keys, with which it guards the bus (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
 nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
 """
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bus.guard_keys import GuardKeys
     from schemas.errors import BadInput
 
 DEFAULT_STATE = ".dmsc"
@@ -64,6 +67,17 @@ class StateFolder:
     @property
     def tokens_file(self) -> Path:
         return self.path / "tokens.yaml"
+
+    @property
+    def guard_file(self) -> Path:
+        return self.path / "guard.json"
+
+    def guard_keys(self) -> GuardKeys | None:
+        """The authorizer's keys; None where the bus has a plain token instead."""
+        from bus.guard_keys import GuardKeys
+        from bus.identity import is_root
+
+        return GuardKeys.read(self.guard_file) if is_root(self.bus_token()) else None
 
     @property
     def store(self) -> Path:
@@ -169,10 +183,16 @@ class StateFolder:
 
     def write_tokens(self) -> None:
         """Make the tokens and the users' file if they are missing; what is there stays."""
-        # user:password, so that the server tells of closed connections; an older folder's plain token stays
-        for name, user in (("token", ""), ("bus_token", "dmsc:")):
+        from bus.credentials import new_root
+        from bus.guard_keys import GuardKeys
+        from bus.identity import is_root
+
+        for name, make in (("token", lambda: secrets.token_urlsafe(24)), ("bus_token", new_root)):
             if _read_secret(self.path / name) is None:
-                _write_private(self.path / name, f"{user}{secrets.token_urlsafe(24)}\n")
+                _write_private(self.path / name, f"{make()}\n")
+        root = self.bus_token() or ""
+        if is_root(root) and not self.guard_file.exists():
+            _write_private(self.guard_file, GuardKeys.generate(root).text())
         token = self.token() or ""
         digest = hashlib.sha256(token.encode()).hexdigest()
         known = self.tokens_file.read_text() if self.tokens_file.exists() else ""

@@ -77,6 +77,15 @@ def run(
             "--tokens", metavar="FILE", envvar="DMSC_TOKENS", help="Users and roles, for the authorizer."
         ),
     ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            metavar="FILE",
+            envvar="DMSC_GUARD_KEYS",
+            help="With which the authorizer guards the bus (guard.json of a state folder).",
+        ),
+    ] = None,
     replicas: Annotated[
         int,
         typer.Option(min=1, envvar="DMSC_REPLICAS", help="Copies of streams and buckets on a NATS cluster."),
@@ -134,6 +143,7 @@ def run(
         bind=bind,
         http_ports=tuple(http_port or ()),
         tokens_file=tokens,
+        keys_file=keys,
         replicas=replicas,
         precedence=tuple(name.strip() for name in precedence.split(",") if name.strip()),
         peak_tflops=peak_tflops,
