@@ -83,7 +83,6 @@ def of_identity(identity: Identity) -> Permissions:
     lists.subscribe.add(f"{inbox}.>")
     if identity.kind is K.TAP:
         _everything(lists)
-        return lists.done()
     for row in SUBJECTS:
         if identity.kind in row.senders:
             _send(lists, row, identity)
@@ -125,7 +124,7 @@ def of_role(role: Role, inbox: str) -> Permissions:
         more = (subjects.STORE_QUERY, subjects.OBSERVATION) if everything else ()
         lists.publish.update(row.wildcard() for row in (*asks, *more))
     if role is Role.ADMIN:
-        lists.publish.add(f"{API}.>")
+        lists.publish.add(">")
     return lists.done()
 
 
@@ -152,7 +151,7 @@ def _send(lists: _Lists, row: Subject, identity: Identity) -> None:
 
 
 def _receive(lists: _Lists, row: Subject, identity: Identity) -> None:
-    wanted = received(row, identity)
+    wanted = row.wildcard() if identity.kind is K.CLIENT else received(row, identity)
     if identity.kind is not K.CLIENT or row not in PRIVATE or identity.kind in row.receivers:
         lists.subscribe.add(wanted)
     if row.bucket is not None or identity.kind in _HISTORIANS:
