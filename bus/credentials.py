@@ -176,7 +176,9 @@ def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Chec
     for link in links:
         claims = nats_jwt.decode(link)
         if claims["iss"] != signer:
-            raise Refused("its credential is not from this mesh, or was put together from several")
+            raise Refused(
+                "its credential is not from this mesh, or was put together from several", why="foreign"
+            )
         identity, until = _read(claims, now)
         if before is not None:
             _may_hand_on(before, identity)
@@ -191,7 +193,9 @@ def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Chec
     try:
         nats_jwt.verify(signer, nonce.encode(), signed)
     except Refused:
-        raise Refused("it does not hold the key of its credential, or answered an older nonce") from None
+        raise Refused(
+            "it does not hold the key of its credential, or answered an older nonce", why="key"
+        ) from None
     return Checked(before, int(expires))
 
 
@@ -206,7 +210,7 @@ def _read(claims: dict[str, Any], now: float) -> tuple[Identity, float]:
     except BadInput as error:
         raise Refused(f"its credential is unusable: {error.text}") from None
     if until <= now:
-        raise Refused(f"the credential of {identity.name} has expired")
+        raise Refused(f"the credential of {identity.name} has expired", why="expired")
     if issued > now + CLOCK_SKEW_S:
         raise Refused(f"the credential of {identity.name} is not valid yet; compare the clocks")
     return identity, until

@@ -37,6 +37,7 @@ server that finds none makes its caller wait out `guard_keys.ANSWER_S`."""
 RECONNECT_SHARE = 0.05
 """The pause is this share of the time that we have been away: the way back adds little to an outage, and
 a long one is not met with a storm."""
+VIOLATION = "authorization violation"
 UNANSWERED_S = 0.9
 """A refusal that takes this long is of a server which waited `guard_keys.ANSWER_S` for its authorizer."""
 ATTEMPT_S = 3.0
@@ -97,13 +98,18 @@ class Dialer:
         """
         refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         reasons: list[str] = []
+        unanswered = False
         client = Client()
 
         async def on_error(error: Exception) -> None:
             reasons.append(plain(error))
             del reasons[:-1]
-            if self.refuses(error) and not refused.done():
-                refused.set_result(plain(error))
+            nonlocal unanswered
+            if self.refuses(error):
+                if not refused.done():
+                    refused.set_result(plain(error))
+            elif VIOLATION in str(error).lower():
+                unanswered = True
             await listener.error(error)
 
         async def on_closed() -> None:
@@ -140,6 +146,8 @@ class Dialer:
                 reasons.append(plain(failure))
             if refused.done():
                 raise self.refused(refused.result())
+            if unanswered:
+                raise self.unguarded()
             raise self.unreachable(f"{reasons[-1] if reasons else 'no answer'}, tried for {timeout_s:g} s")
         finally:
             if not connected:
@@ -149,7 +157,7 @@ class Dialer:
     def refuses(self, error: BaseException) -> bool:
         """Whether this is the server's no. One that took the server all its patience is no answer: its
         authorizer is away, and may be back at the next attempt."""
-        if "authorization violation" not in str(error).lower():
+        if VIOLATION not in str(error).lower():
             return False
         return time.monotonic() - self._attempt_at < UNANSWERED_S
 
@@ -192,6 +200,12 @@ class Dialer:
         why = f" ({reason})" if reason else ""
         return BusUnreachable(
             f"no bus at {self.where}{why}; is it running, and is that its address?", servers=self.where
+        )
+
+    def unguarded(self) -> DmscError:
+        return BusUnreachable(
+            f"the bus at {self.where} is there, and its authorizer does not answer: does one run?",
+            servers=self.where,
         )
 
     def succeeded(self) -> None:

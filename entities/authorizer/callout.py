@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
@@ -29,6 +29,7 @@ log = get_logger("authorizer.callout")
 
 USER_CONNECTION_S = 24 * 3600.0
 """A user's connection is made again after this; a removed user's is ended at once (`evictions`)."""
+REMEMBERED = 100
 TOLD_MOST = 1_000
 """Refusals logged one by one; then only each hundredth: who knocks a million times fills no disk."""
 
@@ -47,7 +48,8 @@ class Doorkeeper:
     def __init__(self, keys: GuardKeys, users: Users, tell: Tell | None = None) -> None:
         """`tell` takes the lines about those who were let in; by default they go to the log."""
         self.granted: Counter[str] = Counter()  # by kind or role
-        self.refused: Counter[str] = Counter()  # by reason
+        self.refused: Counter[str] = Counter()  # by the reason's code
+        self.reasons: deque[str] = deque(maxlen=REMEMBERED)  # of the last refusals, in words
         self._keys = keys
         self._users = users
         self._tell: Tell = tell or log.info
@@ -75,7 +77,7 @@ class Doorkeeper:
         try:
             what, grant = self._decide(caller, time.time())
         except Refused as error:
-            self._refused(caller, error.text)
+            self._refused(caller, error)
             raise
         self.granted[what] += 1
         self._tell("let in", connection=caller.name[:120], host=caller.host, as_=grant.name, what=what)
@@ -83,14 +85,14 @@ class Doorkeeper:
 
     def _decide(self, caller: Caller, now: float) -> tuple[str, Grant]:
         if not caller.token:
-            raise Refused("no credential and no token")
+            raise Refused("no credential and no token", why="nothing")
         if caller.signature:
             checked = check(caller.token, caller.nonce, caller.signature, self._keys.root, now)
             identity = checked.identity
             return identity.kind, Grant(identity.name, of_identity(identity), checked.expires_at)
         user = identify(self._users(), caller.token)
         if user is None:
-            raise Refused("neither a credential of this mesh nor a user's token")
+            raise Refused("neither a credential of this mesh nor a user's token", why="unknown")
         return self._user(user, caller, now)
 
     def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
@@ -101,12 +103,13 @@ class Doorkeeper:
         expires = int(now + USER_CONNECTION_S)
         return user.role, Grant(connection_of(user.name), permissions, expires)
 
-    def _refused(self, caller: Caller, reason: str) -> None:
-        self.refused[reason.split(" of ")[0][:80]] += 1
+    def _refused(self, caller: Caller, error: Refused) -> None:
+        self.refused[str(error.fields.get("why", "credential"))] += 1
+        self.reasons.append(error.text)
         total = self.refused.total()
         if total <= TOLD_MOST or total % 100 == 0:
             log.warning(
-                "not let in", connection=caller.name[:120], host=caller.host, reason=reason, refused=total
+                "not let in", connection=caller.name[:120], host=caller.host, reason=error.text, refused=total
             )
 
 

@@ -39,7 +39,7 @@ class Guarded:
 
     @property
     def reasons(self) -> str:
-        return "; ".join(reason for one in self.doorkeepers for reason in one.refused)
+        return "; ".join(reason for one in self.doorkeepers for reason in one.reasons)
 
 
 @contextlib.asynccontextmanager
