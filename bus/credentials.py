@@ -7,9 +7,9 @@ Three texts may stand where the bus's token is asked for (`DMSC_BUS_TOKEN`, `--b
     …             anything else: a user's token; or, of a server without our guard, a token or `user:password`
 
 A credential is a list of JWTs. The root signs the first; each further one is signed by the key that the one
-before names. Only a node agent hands on, and only to instances of its own node: no authorizer takes part in
-that, and nothing but the root's public key is needed to check it. What travels at connecting is the chain and
-a signature of the server's nonce: neither can be used again.
+before names. A node agent hands on to instances of its own node, and who may join hands on to agents
+(`may_hand_on`): no authorizer takes part in that, and only the root's public key is needed to check it.
+What travels at connecting is the chain and a signature of the server's nonce: neither can be used again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from schemas.errors import BadInput, Refused
 TYPE = "dmsc-identity"
 BETWEEN = "~"
 """Between the JWTs of a chain."""
-LONGEST_CHAIN = 2
+LONGEST_CHAIN = 3
 CHAIN_MOST_BYTES = 3_000
 """The server reads no CONNECT beyond 4 KiB."""
 CLOCK_SKEW_S = 60.0
@@ -115,7 +115,7 @@ def delegate(
     lifetime_s: float = INSTANCE_LIFETIME_S,
     now: float | None = None,
 ) -> str | None:
-    """The credential of an instance, by whoever starts it: a node agent, or somebody with the root.
+    """A narrower credential, by whoever has a wider one: of an instance by its node agent, for example.
 
     A plain token is handed on as it is: without our guard there is nothing narrower.
 
@@ -219,14 +219,27 @@ def _read(claims: dict[str, Any], now: float) -> tuple[Identity, float]:
 def _may_hand_on(giver: Identity, receiver: Identity) -> None:
     """
     Raises:
-        Refused: only node agents hand on, and only instances of their own node.
+        Refused: see `may_hand_on`.
     """
-    mine = (giver.cluster, giver.node) == (receiver.cluster, receiver.node)
-    allowed = giver.kind is EntityKind.CLUSTER and receiver.kind is EntityKind.INSTANCE
-    if not (allowed and mine and receiver.is_narrow):
+    if not may_hand_on(giver, receiver):
         raise Refused(
             f"{giver.kind} {giver.name} may not give a credential to {receiver.kind} {receiver.name}"
         )
+
+
+def may_hand_on(giver: Identity, receiver: Identity) -> bool:
+    """A node agent gives to instances of its own node; who may join with any node of a cluster gives to its
+    agents; who may join with any cluster, to their gateways and routers, too. Nobody else gives."""
+    if giver.kind is not EntityKind.CLUSTER or not receiver.is_narrow:
+        return False
+    if giver.cluster not in (ANY, receiver.cluster):
+        return False
+    if giver.node != ANY:
+        return receiver.kind is EntityKind.INSTANCE and giver.is_narrow and giver.node == receiver.node
+    if receiver.kind is EntityKind.CLUSTER:
+        return receiver.name == f"{receiver.cluster}-{receiver.node}"
+    beside = receiver.kind in (EntityKind.GATEWAY, EntityKind.ROUTER)
+    return beside and giver.cluster == ANY and receiver.name == f"{receiver.kind}-{receiver.cluster}"
 
 
 def _signed(

@@ -47,6 +47,7 @@ class RunOptions:
     bind: str = "127.0.0.1"  # where the gateways' HTTP doors listen
     http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
     tokens_file: Path | None = None
+    authorizer: str = "authorizer"  # the authorizer's SID; several have one each
     keys_file: Path | None = None  # with which the authorizer guards the bus; None: it does not
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
     precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
@@ -132,7 +133,10 @@ def _authorizer(options: RunOptions) -> Part:
     if options.tokens_file is None:
         raise BadInput("authorizer needs the users' file: --tokens FILE (or DMSC_TOKENS)")
     config = AuthorizerConfig(
-        tokens_file=options.tokens_file, keys_file=options.keys_file, servers=options.servers
+        sid=options.authorizer,
+        tokens_file=options.tokens_file,
+        keys_file=options.keys_file,
+        servers=options.servers,
     )
     return Part(
         sid=config.sid,

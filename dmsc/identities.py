@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bus.identity import ANY, Identity, is_root
+from bus.identity import ANY, Identity, is_credential, is_root
 from schemas.base import is_token
 from schemas.envelope import EntityKind
+from schemas.errors import BadInput
 
 
 def agent(cluster: str, node: str) -> Identity:
@@ -16,7 +17,9 @@ def agent(cluster: str, node: str) -> Identity:
     return Identity(name=f"{cluster}-{node}", kind=EntityKind.CLUSTER, cluster=cluster, node=node)
 
 
-def entities(names: Iterable[str], clusters: Sequence[str]) -> tuple[Identity, ...]:
+def entities(
+    names: Iterable[str], clusters: Sequence[str], *, authorizer: str = "authorizer"
+) -> tuple[Identity, ...]:
     """What `dmsc run NAMES --cluster …` runs. Functional modules are not among them: see `module`."""
     alone = {
         "service-registry": EntityKind.SERVICE_REGISTRY,
@@ -27,7 +30,8 @@ def entities(names: Iterable[str], clusters: Sequence[str]) -> tuple[Identity, .
     found: list[Identity] = []
     for name in names:
         if name in alone:
-            found.append(Identity(name=name, kind=alone[name]))
+            sid = authorizer if name == "authorizer" else name
+            found.append(Identity(name=sid, kind=alone[name]))
         elif name in of_clusters:
             found += [
                 Identity(name=f"{name}-{cluster}", kind=of_clusters[name], cluster=cluster)
@@ -71,3 +75,31 @@ def credentials(token: str | None, identities: Iterable[Identity]) -> str:
     from bus.credentials import issue
 
     return " ".join(issue(token, identity) for identity in identities)
+
+
+def own(token: str | None, identities: Sequence[Identity]) -> str | None:
+    """What a process of these identities shows, of what it was given: a root and a key to join are narrowed,
+    its own credentials and a plain token stay.
+
+    Raises:
+        BadInput: it was given somebody else's credential.
+    """
+    if token is None or not (is_root(token) or is_credential(token)) or len(token.split()) > 1:
+        return token
+    if is_root(token):
+        return credentials(token, identities)
+    from bus.credentials import Credential, delegate, may_hand_on
+
+    given = Credential.parse(token).identity
+    made = [
+        token if given.name == one.name else delegate(token, one)
+        for one in identities
+        if given.name == one.name or may_hand_on(given, one)
+    ]
+    if len(made) < len(identities):
+        wanted = ", ".join(one.name for one in identities)
+        raise BadInput(
+            f"the credential for the bus is that of {given.kind} {given.name}, and this is {wanted}: "
+            "make one with `dmsc credential`"
+        )
+    return " ".join(one or "" for one in made)

@@ -173,7 +173,7 @@ class StateFolder:
         return mesh if self.owner() is not None else None
 
     def write_mesh(self, mesh: MeshFile) -> None:
-        _write_private(self.mesh_file, json.dumps(asdict(mesh), indent=2) + "\n", mode=0o644)
+        write_private(self.mesh_file, json.dumps(asdict(mesh), indent=2) + "\n", mode=0o644)
 
     def token(self) -> str | None:
         return _read_secret(self.path / "token")
@@ -189,10 +189,10 @@ class StateFolder:
 
         for name, make in (("token", lambda: secrets.token_urlsafe(24)), ("bus_token", new_root)):
             if _read_secret(self.path / name) is None:
-                _write_private(self.path / name, f"{make()}\n")
+                write_private(self.path / name, f"{make()}\n")
         root = self.bus_token() or ""
         if is_root(root) and not self.guard_file.exists():
-            _write_private(self.guard_file, GuardKeys.generate(root).text())
+            write_private(self.guard_file, GuardKeys.generate(root).text())
         token = self.token() or ""
         digest = hashlib.sha256(token.encode()).hexdigest()
         known = self.tokens_file.read_text() if self.tokens_file.exists() else ""
@@ -201,9 +201,9 @@ class StateFolder:
         entry = f"  - {{name: admin, role: admin, token_sha256: {digest}}}\n"
         if known.strip() and known.rstrip().splitlines()[0].startswith("users:"):
             kept = "".join(line for line in known.splitlines(keepends=True) if "{name: admin," not in line)
-            _write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
+            write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
         else:
-            _write_private(self.tokens_file, "users:\n" + entry)
+            write_private(self.tokens_file, "users:\n" + entry)
 
 
 def _read_secret(path: Path) -> str | None:
@@ -213,7 +213,7 @@ def _read_secret(path: Path) -> str | None:
         return None
 
 
-def _write_private(path: Path, text: str, mode: int = 0o600) -> None:
+def write_private(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace `path` in one go; nobody ever sees half of it, nor a secret with wider permissions."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
