@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bus import codec, jetstream
 from bus.dead_letters import bury
-from bus.jetstream import MARKER_TTL_S
+from bus.jetstream import DELETION, EXPECTED
 from bus.link import asked_to_end
 from bus.logs import get_logger
 from bus.packed import Sendable
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 log = get_logger("bus.buckets")
 
-EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
 ANSWER_S = 1.5
 """A cluster that elects a stream's leader answers nobody: whoever asked before must ask again after, and
 should not notice late that it is over. Outlasts the sync of a busy disk."""

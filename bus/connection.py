@@ -17,6 +17,7 @@ from bus import codec, streams
 from bus.buckets import Bucket
 from bus.departures import connection_name
 from bus.dial import Token
+from bus.identity import inbox_of, inbox_of_token, is_credential, is_root
 from bus.link import Link
 from bus.objects import ObjectStore
 from bus.packed import Sendable
@@ -94,8 +95,8 @@ class Bus:
             servers: One URL or several of one cluster, `nats://host:port`.
             name: The service's SID; survives restarts.
             kind: What the service is.
-            token: Bearer token of the bus or `user:password`, or a function that gives the present one, asked
-                at each dial.
+            token: A credential or a mesh's root (`bus.credentials`), a user's token, or, of a server without
+                a guard, a token or `user:password`; or a function that gives the present one at each dial.
             incarnation: Does not survive restarts; random by default.
             connect_timeout_s: How long to try.
 
@@ -108,7 +109,9 @@ class Bus:
             raise BadInput("no bus address given: pass nats://host:port")
         sender = Sender(name=name, kind=kind, incarnation=incarnation or secrets.token_hex(4))
         label = connection_name(sender)
-        link = Link(urls, name=name, label=label, token=token, inbox_prefix=f"_INBOX.{name}")
+        link = Link(
+            urls, name=name, label=label, token=token, inbox_prefix=inbox_prefix(name, token), kind=kind
+        )
         await link.open(connect_timeout_s)
         bus = cls(link, sender)
         try:
@@ -367,6 +370,13 @@ class Bus:
                 self.link.on_reconnect.remove(callback)
 
         return remove
+
+
+def inbox_prefix(name: str, token: Token | None) -> str:
+    """Where our answers arrive: of a user's token, by that; of everybody else, by name."""
+    if not isinstance(token, str) or is_root(token) or is_credential(token) or ":" in token:
+        return inbox_of(name)
+    return inbox_of_token(token)
 
 
 def _answer(data: bytes) -> Message:

@@ -12,18 +12,34 @@ from typing import Any
 
 from nats.aio.client import Client, Server
 
+from bus.identity import is_credential, is_root
+from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DmscError, Refused
 
-Token = str | Callable[[], str]
-"""A bearer token or `user:password`, or what gives the present one at each dial (tokens expire)."""
+
+@dataclass(frozen=True, slots=True)
+class KeyUser:
+    """A user that stands with its public key in the server's own configuration."""
+
+    seed: str
+
+
+Token = str | Callable[[], str] | KeyUser
+"""A token (`bus.credentials` says which there are), or what gives the present one at each dial."""
 
 BUFFER_BYTES = 16 << 20
 """Published while disconnected: kept up to here and sent after the reconnect, then refused."""
 RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 1.0
 """Pause before a reconnect attempt: between these, times a random half to whole."""
+GUARDED_FIRST_S = 0.15
+"""The first pause of those who are let in by the authorizer, which comes back to a restarted server first: a
+server that finds none makes its caller wait out `guard_keys.ANSWER_S`."""
 RECONNECT_SHARE = 0.05
 """The pause is this share of the time that we have been away: the way back adds little to an outage, and
 a long one is not met with a storm."""
+VIOLATION = "authorization violation"
+UNANSWERED_S = 0.9
+"""A refusal that takes this long is of a server which waited `guard_keys.ANSWER_S` for its authorizer."""
 ATTEMPT_S = 3.0
 """A server that accepts a connection and says nothing is left after this and dialled again."""
 PING_INTERVAL_S = 10
@@ -45,13 +61,26 @@ class Listener:
 class Dialer:
     """Where to connect to and as whom."""
 
-    def __init__(self, servers: Sequence[str], *, name: str, label: str, token: Token | None) -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        *,
+        name: str,
+        label: str,
+        token: Token | None,
+        kind: EntityKind = EntityKind.CLIENT,
+        first_pause_s: float | None = None,
+    ) -> None:
         self.name = name
+        self._kind = kind
         self._label = label  # how the server is to know this connection
         self._servers = list(servers)
+        guarded = isinstance(token, str) and (is_root(token) or is_credential(token))
         self._token = token
+        self._first_pause_s = first_pause_s or (GUARDED_FIRST_S if guarded else RECONNECT_FIRST_S)
         self._attempts = 0
         self._away_since = 0.0
+        self._attempt_at = 0.0
 
     @property
     def where(self) -> str:
@@ -69,18 +98,24 @@ class Dialer:
         """
         refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         reasons: list[str] = []
+        unanswered = False
         client = Client()
 
         async def on_error(error: Exception) -> None:
             reasons.append(plain(error))
             del reasons[:-1]
-            if "authorization violation" in str(error).lower() and not refused.done():
-                refused.set_result(plain(error))
+            nonlocal unanswered
+            if self.refuses(error):
+                if not refused.done():
+                    refused.set_result(plain(error))
+            elif VIOLATION in str(error).lower():
+                unanswered = True
             await listener.error(error)
 
         async def on_closed() -> None:
             await listener.closed(client)
 
+        self._attempt_at = time.monotonic()
         connecting = asyncio.create_task(
             client.connect(
                 servers=self._servers,
@@ -111,17 +146,50 @@ class Dialer:
                 reasons.append(plain(failure))
             if refused.done():
                 raise self.refused(refused.result())
+            if unanswered:
+                raise self.unguarded()
             raise self.unreachable(f"{reasons[-1] if reasons else 'no answer'}, tried for {timeout_s:g} s")
         finally:
             if not connected:
                 await _end(connecting)
                 await close(client)
 
+    def refuses(self, error: BaseException) -> bool:
+        """Whether this is the server's no. One that took the server all its patience is no answer: its
+        authorizer is away, and may be back at the next attempt."""
+        if VIOLATION not in str(error).lower():
+            return False
+        return time.monotonic() - self._attempt_at < UNANSWERED_S
+
     def _credentials(self) -> dict[str, Any]:
-        if isinstance(self._token, str) and ":" in self._token:
-            user, _, password = self._token.partition(":")
+        """What nats-py is to show; credentials are signed anew at each attempt.
+
+        Raises:
+            BadInput: a damaged credential.
+        """
+        token = self._token
+        if isinstance(token, KeyUser):
+            return {"nkeys_seed_str": token.seed}
+        if isinstance(token, str) and (is_root(token) or is_credential(token)):
+            return self._chain(token)
+        if isinstance(token, str) and ":" in token:
+            user, _, password = token.partition(":")
             return {"user": user, "password": password}
-        return {"token": self._token}
+        return {"token": token}
+
+    def _chain(self, token: str) -> dict[str, Any]:
+        """nats-py calls both at each attempt, the signature's first."""
+        from bus.credentials import present  # cryptography takes 50 ms to import, and not everybody needs it
+
+        shown = present(token, self.name, self._kind)
+
+        def sign(nonce: str) -> bytes:
+            nonlocal shown
+            if is_root(token):  # a new credential each time, since they expire
+                shown = present(token, self.name, self._kind)
+            return shown.sign(nonce)
+
+        return {"signature_cb": sign, "token": lambda: shown.chain}
 
     def refused(self, reason: str) -> DmscError:
         return Refused(
@@ -134,6 +202,12 @@ class Dialer:
             f"no bus at {self.where}{why}; is it running, and is that its address?", servers=self.where
         )
 
+    def unguarded(self) -> DmscError:
+        return BusUnreachable(
+            f"the bus at {self.where} is there, and its authorizer does not answer: does one run?",
+            servers=self.where,
+        )
+
     def succeeded(self) -> None:
         """The next outage begins with the shortest pause again."""
         self._attempts = 0
@@ -144,12 +218,14 @@ class Dialer:
             self._away_since = now
         chosen = pool[self._attempts % len(pool)]
         self._attempts += 1
-        return chosen, jittered(reconnect_pause(now - self._away_since))
+        pause = jittered(reconnect_pause(now - self._away_since, self._first_pause_s))
+        self._attempt_at = now + pause
+        return chosen, pause
 
 
-def reconnect_pause(away_s: float) -> float:
+def reconnect_pause(away_s: float, first_s: float = RECONNECT_FIRST_S) -> float:
     """Seconds before the next attempt, when the connection has been lost for `away_s`."""
-    return min(RECONNECT_MOST_S, max(RECONNECT_FIRST_S, RECONNECT_SHARE * away_s))
+    return min(RECONNECT_MOST_S, max(first_s, RECONNECT_SHARE * away_s))
 
 
 def jittered(pause_s: float) -> float:

@@ -24,12 +24,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from bus.codec import MAX_MESSAGE_BYTES
 from bus.departures import access_clause
 from bus.logs import get_logger
 from schemas.errors import BadInput, Conflict, Unavailable
+
+if TYPE_CHECKING:
+    from bus.guard_keys import GuardKeys
 
 log = get_logger("bus.embedded")
 
@@ -63,6 +66,7 @@ class EmbeddedServer:
     Args of the constructor:
         store_dir: Where streams, the log, and the configuration live; made if missing.
         port: -1 takes a free one. After the first start the port is pinned, for restarts.
+        guard: The authorizer's keys: it decides about each connection, and `token` is not asked for.
         token: Clients must present it. With `user:password` the server also tells of closed connections
             (`bus.departures`).
         host: Interface to listen on.
@@ -79,6 +83,7 @@ class EmbeddedServer:
         store_dir: Path,
         *,
         port: int = -1,
+        guard: GuardKeys | None = None,
         token: str | None = None,
         host: str = "127.0.0.1",
         sync_always: bool = True,
@@ -94,6 +99,7 @@ class EmbeddedServer:
         self.monitor_url: str | None = None
         self._port = port
         self._token = token
+        self._guard = guard
         self._sync_always = sync_always
         self._max_store_bytes = max_store_bytes
         self._max_memory_bytes = max_memory_bytes
@@ -281,7 +287,12 @@ class EmbeddedServer:
             ]
         if self._monitor:
             lines.append(f"http: {quoted(f'{self.host}:-1')}")
-        lines += access_clause(self._token)
+        if self._guard is None:
+            lines += access_clause(self._token)
+        else:
+            from bus.guard_keys import guarded_clause  # cryptography: only those who guard need it
+
+            lines += guarded_clause(self._guard)
         path = self.store_dir / "server.conf"
         path.touch(mode=0o600)
         path.chmod(0o600)  # the token is in it

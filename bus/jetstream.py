@@ -26,6 +26,8 @@ MARKER_TTL_S = 60
 """How long the server keeps the mark of an expired key: watchers that were away that long notice
 expiries by comparing (see `bus.buckets`), not by marks."""
 
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
 BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 BATCH_MOST = 1_000
 """Messages per batch: the server takes no more."""
@@ -176,8 +178,20 @@ async def last(
             int(headers["Nats-Sequence"]), headers["Nats-Subject"], found.data or b"", headers,
             at_ns=round(datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp() * NANO),
         )  # fmt: skip
+    return await _through_leader(link, stream, {"last_by_subj": subject}, timeout_s)
+
+
+async def next_from(
+    link: Link, stream: str, subject: str, sequence: int, *, timeout_s: float = TIMEOUT_S
+) -> Stored | None:
+    """The first message on `subject` from `sequence` on, as the stream's leader has it, or None."""
+    return await _through_leader(link, stream, {"seq": sequence, "next_by_subj": subject}, timeout_s)
+
+
+async def _through_leader(
+    link: Link, stream: str, wanted: Mapping[str, Any], timeout_s: float
+) -> Stored | None:
     try:
-        wanted = {"last_by_subj": subject}
         message = (await call(link, f"STREAM.MSG.GET.{stream}", wanted, timeout_s=timeout_s))["message"]
     except NotFound as error:
         if error.fields.get("what") == "message":

@@ -30,8 +30,10 @@ from bus import dial
 from bus.dial import BUFFER_BYTES, RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, Listener, Token
 from bus.feed import Feed as Feed
 from bus.feed import MessageCallback
+from bus.identity import INBOX
 from bus.logs import get_logger
 from bus.questions import Question, Questions
+from schemas.envelope import EntityKind
 from schemas.errors import BadMessage, BusUnreachable, DeadlineExceeded, DmscError, Refused
 
 log = get_logger("bus.link")
@@ -44,6 +46,8 @@ top it stays below BUFFER_BYTES, so that nats-py's own forced flush, which swall
 never reached."""
 PRESSURE_PAUSE_S = 0.001
 REDIAL_S = 5.0
+
+INBOXES = f"{INBOX}.".lower()
 
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
@@ -69,7 +73,15 @@ class Link:
     """The connection of one `Bus`. Not for use outside `bus/`."""
 
     def __init__(
-        self, servers: Sequence[str], *, name: str, label: str, token: Token | None, inbox_prefix: str
+        self,
+        servers: Sequence[str],
+        *,
+        name: str,
+        label: str,
+        token: Token | None,
+        inbox_prefix: str,
+        kind: EntityKind = EntityKind.CLIENT,
+        first_pause_s: float | None = None,
     ) -> None:
         self.name = name
         self.stats = Stats()
@@ -77,7 +89,9 @@ class Link:
         self._awake = asyncio.Event()  # online or closing: nobody waits for a link that is gone
         self.back: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next reconnect
         self.on_reconnect: list[Callback] = []
-        self._dialer = Dialer(servers, name=name, label=label, token=token)
+        self._dialer = Dialer(
+            servers, name=name, label=label, token=token, kind=kind, first_pause_s=first_pause_s
+        )
         self._client: Client | None = None
         self._inbox = f"{inbox_prefix}.{secrets.token_hex(6)}"
         self._questions = Questions(self._inbox)
@@ -376,6 +390,11 @@ class Link:
         if denial is not None:
             self._on_denied(denial.group(1), denial.group(2))
             return
+        if self._dialer.refuses(error) and self._client is not None and not self.online.is_set():
+            if self._refusal is None:
+                log.error("the bus refuses this connection", service=self.name, reason=dial.plain(error))
+            self._refusal = dial.plain(error)
+            return
         log.debug("bus error", error=dial.plain(error))
 
     def _on_denied(self, what: str, subject: str) -> None:
@@ -388,6 +407,11 @@ class Link:
                     if not denied.done():
                         denied.set_result(None)
                 return
+        elif subject.startswith(INBOXES):
+            # One answer to each request is allowed. A request that was repeated while it was being answered
+            # may get a second one, which nobody waits for.
+            log.debug("answer not wanted any more", subject=subject, service=self.name)
+            return
         else:
             self._questions.denied(subject, self.name)
         if subject not in self.stats.told:

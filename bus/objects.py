@@ -10,8 +10,10 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +29,8 @@ CHUNK_BYTES = 512 << 10
 """Below every server's default `max_payload` (1 MiB)."""
 IN_FLIGHT = 8
 """Chunks published and not yet acknowledged."""
+READ_AHEAD = 4
+"""Chunks asked for and not yet taken."""
 SETTLE_S = 2.0
 """How long a failed upload waits for what is in flight before it removes what it stored."""
 RUNS = "dmsc-sequences"
@@ -124,14 +128,12 @@ class ObjectStore:
         digest = hashlib.sha256() if start == 0 and end == info.size else None
         first = start // info.chunk_bytes if info.runs else 0
         position = first * info.chunk_bytes
-        subject = self._chunk_subject(info.nuid)
-        opened = Reader.open(self._link, self._stream, subject, start=_sequence(info.runs, first))
-        async with opened as reader, contextlib.aclosing(reader.present()) as chunks:
+        async with contextlib.aclosing(self._chunks(info, first)) as chunks:
             async for chunk in chunks:
                 if digest is not None:
-                    digest.update(chunk.data)
-                piece = chunk.data[max(0, start - position) : end - position]
-                position += len(chunk.data)
+                    digest.update(chunk)
+                piece = chunk[max(0, start - position) : end - position]
+                position += len(chunk)
                 if piece:
                     yield piece
                 if position >= end:
@@ -140,6 +142,42 @@ class ObjectStore:
             raise Conflict(f"artifact {name!r} was replaced or deleted while being read", name=name)
         if digest is not None and digest.hexdigest() != info.digest:
             raise BadMessage(f"artifact {name!r}: its SHA-256 is not the one it was stored with", name=name)
+
+    async def _chunks(self, info: ObjectInfo, first: int) -> AsyncGenerator[bytes, None]:
+        """The chunks from the `first` on, READ_AHEAD asked for at a time, each as the stream's leader has it.
+
+        Not by a consumer: instances read what others of them wrote, and whoever may have a consumer there can
+        have it send that anywhere (`bus.permissions`).
+        """
+        subject = self._chunk_subject(info.nuid)
+        if not info.runs:  # not stored by us: each chunk is the next one after the one before
+            sequence = 0
+            while (item := await self._next(subject, sequence + 1)) is not None:
+                sequence = item.sequence
+                yield item.data
+            return
+        coming = iter([_sequence(info.runs, number) for number in range(first, info.chunks)])
+        asked: deque[asyncio.Task[jetstream.Stored | None]] = deque()
+        try:
+            while True:
+                for sequence in itertools.islice(coming, READ_AHEAD - len(asked)):
+                    asked.append(asyncio.create_task(self._next(subject, sequence)))
+                if not asked:
+                    return
+                item = await asked[0]
+                asked.popleft()
+                if item is None:
+                    return
+                yield item.data
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _next(self, subject: str, sequence: int) -> jetstream.Stored | None:
+        return await jetstream.next_from(
+            self._link, self._stream, subject, sequence, timeout_s=META_TIMEOUT_S
+        )
 
     async def list(self, prefix: str = "") -> list[ObjectInfo]:
         """The objects whose names begin with `prefix`, by name."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -82,9 +83,13 @@ class Reader:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start)}
+        config["name"] = name = f"r{secrets.token_hex(8)}"  # long: whoever guesses it could take from it
         wanted = {"stream_name": stream, "config": config}
-        made = await jetstream.call(link, f"CONSUMER.CREATE.{stream}", wanted, timeout_s=MADE_S)
-        reader = cls(link, stream, made["name"], int(made.get("num_pending", 0)))
+        # The filter stands in the subject too, so that permissions can say who reads what of a stream.
+        made = await jetstream.call(
+            link, f"CONSUMER.CREATE.{stream}.{name}.{subject}", wanted, timeout_s=MADE_S
+        )
+        reader = cls(link, stream, name, int(made.get("num_pending", 0)))
         try:
             yield reader
         finally:

@@ -8,7 +8,8 @@ handful of writers). Two properties matter to c10d and are kept here:
   also see it;
 - waiting is a subscription on the key's own subject plus a read, so a waiting rank costs nothing.
 
-Keys are any text; namespace and key together become one base64url token. What is left behind expires.
+Keys are any text; namespace and key become one base64url token each, so that the server can keep one job's
+meeting points from another's instances. What is left behind expires.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import base64
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus import jetstream, streams
-from schemas.errors import Conflict, DeadlineExceeded, NoResponders, NotFound, Unavailable
+from bus.jetstream import DELETION, EXPECTED
+from schemas.errors import Conflict, DeadlineExceeded, NoResponders, NotFound, Refused, Unavailable
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -36,8 +38,31 @@ COUNTERS_STREAM = streams.COUNTER_STREAM
 COUNTERS_SUBJECT = streams.COUNTER_SUBJECTS.removesuffix(".>")
 REREAD_S = 1.0
 """How often a waiting `get` looks again on its own, should the notification have been lost."""
+MADE_S, REMAKE_S = 10.0, 0.05
+"""How long a missing stream is waited for, and between two looks."""
 
 _T = TypeVar("_T")
+
+
+def links_of(job: str) -> str:
+    """The namespace in which a job's instances build their links."""
+    return f"links/{job}"
+
+
+def reductions_of(job: str) -> str:
+    """The namespace in which a job's replicas form their groups."""
+    return f"reduction/{job}"
+
+
+def namespaces(job: str) -> tuple[str, ...]:
+    """All of a job's."""
+    return links_of(job), reductions_of(job)
+
+
+def subjects_of(namespace: str | None) -> tuple[str, str]:
+    """The patterns of a namespace's values and counters; of all without one."""
+    token = "*" if namespace is None else _encode(namespace)
+    return f"{VALUES_SUBJECT}.{token}.*", f"{COUNTERS_SUBJECT}.{token}.*"
 
 
 async def ensure(bus: Bus, *, replicas: int = 1) -> None:
@@ -75,8 +100,8 @@ class Rendezvous:
 
     async def forget(self, key: str, sequence: int) -> None:
         """Takes back what `set` wrote as `sequence`, unless something newer has taken its place."""
-        payload = {"filter": self._value_subject(key), "seq": sequence + 1}
-        await self._call(f"STREAM.PURGE.{VALUES_STREAM}", payload)
+        with contextlib.suppress(Conflict):
+            await self._mark_gone(self._value_subject(key), {EXPECTED: str(sequence)})
 
     async def get(self, key: str, *, timeout_s: float) -> bytes:
         """The key's value; waits up to `timeout_s` seconds for it to be written.
@@ -150,11 +175,11 @@ class Rendezvous:
     async def delete(self, key: str) -> bool:
         """Removes the key and its counter; whether there was one."""
         found = await self._read(key)
-        for stream, subject in (
-            (VALUES_STREAM, self._value_subject(key)),
-            (COUNTERS_STREAM, self._counter_subject(key)),
-        ):
-            await self._call(f"STREAM.PURGE.{stream}", {"filter": subject})
+        if await self._last(VALUES_STREAM, self._value_subject(key)) is not None:
+            await self._mark_gone(self._value_subject(key))
+        counter = self._counter_subject(key)
+        if await self._last(COUNTERS_STREAM, counter) is not None:
+            await self._call(f"STREAM.PURGE.{COUNTERS_STREAM}", {"filter": counter})
         return found is not None
 
     async def keys(self) -> list[str]:
@@ -163,10 +188,11 @@ class Rendezvous:
         for stream, prefix in ((VALUES_STREAM, VALUES_SUBJECT), (COUNTERS_STREAM, COUNTERS_SUBJECT)):
             info = await self._call(f"STREAM.INFO.{stream}", {"subjects_filter": f"{prefix}.>"})
             for subject in info["state"].get("subjects") or {}:
-                namespace, _, key = _decode(subject[len(prefix) + 1 :]).partition("\0")
-                if namespace == self._namespace:
-                    found.add(key)
-        return sorted(found)
+                namespace, _, key = subject[len(prefix) + 1 :].partition(".")
+                if namespace == _encode(self._namespace):
+                    found.add(_decode(key))
+        there = await asyncio.gather(*(self._read(key) for key in found))  # not the mark of one that is gone
+        return sorted(key for key, value in zip(found, there, strict=True) if value is not None)
 
     async def num_keys(self) -> int:
         """How many keys this namespace has."""
@@ -174,10 +200,10 @@ class Rendezvous:
 
     # --- reading, writing, waiting -----------------------------------------------------------------------
     def _value_subject(self, key: str) -> str:
-        return f"{VALUES_SUBJECT}.{_encode(self._namespace, key)}"
+        return f"{VALUES_SUBJECT}.{_encode(self._namespace)}.{_encode(key)}"
 
     def _counter_subject(self, key: str) -> str:
-        return f"{COUNTERS_SUBJECT}.{_encode(self._namespace, key)}"
+        return f"{COUNTERS_SUBJECT}.{_encode(self._namespace)}.{_encode(key)}"
 
     async def _read(self, key: str) -> _Read | None:
         value = await self._last(VALUES_STREAM, self._value_subject(key))
@@ -195,13 +221,23 @@ class Rendezvous:
 
     async def _write_after(self, key: str, value: bytes, found: _Read | None) -> bool:
         """Writes if nobody has since `found`; whether it did."""
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(found.sequence if found else 0)}
         subject = self._value_subject(key)
+        gone = await self._last(VALUES_STREAM, subject) if found is None else None
+        if gone is not None and not gone.is_marker:
+            return False
+        sequence = gone.sequence if gone is not None else found.sequence if found is not None else 0
+        headers = {EXPECTED: str(sequence)}
         try:
             await self._ask(lambda: jetstream.publish(self._bus.link, subject, value, headers))
         except Conflict:
             return False
         return True
+
+    async def _mark_gone(self, subject: str, headers: Mapping[str, str] | None = None) -> None:
+        """A mark instead of a purge, which would need the right to purge other jobs' keys, too."""
+        await self._ask(
+            lambda: jetstream.publish(self._bus.link, subject, b"", {**DELETION, **(headers or {})})
+        )
 
     async def _await_key(self, key: str) -> bytes:
         async with self._notified(self._value_subject(key), self._counter_subject(key)) as written:
@@ -233,20 +269,27 @@ class Rendezvous:
             yield written
 
     async def _ask(self, request: Callable[[], Awaitable[_T]]) -> _T:
-        """Runs a request; where the streams are missing, makes them and asks once more."""
-        try:
-            return await request()
-        except (Unavailable, NotFound) as error:
-            missing = isinstance(error, NotFound) and error.fields.get("what") == "stream"
-            untaken = isinstance(error.__context__, NoResponders) or isinstance(error, NoResponders)
-            if not (missing or untaken):
-                raise
-            await ensure(self._bus)
-            return await request()
+        """Runs a request; where the streams are missing, makes them and asks again.
+
+        Instances may not make them: they wait for the control plane, which does at its reconnect.
+        """
+        until = asyncio.get_running_loop().time() + MADE_S
+        while True:
+            try:
+                return await request()
+            except (Unavailable, NotFound) as error:
+                missing = isinstance(error, NotFound) and error.fields.get("what") == "stream"
+                untaken = isinstance(error.__context__, NoResponders) or isinstance(error, NoResponders)
+                if not (missing or untaken) or asyncio.get_running_loop().time() > until:
+                    raise
+            try:
+                await ensure(self._bus)
+            except Refused:
+                await asyncio.sleep(REMAKE_S)
 
 
-def _encode(namespace: str, key: str) -> str:
-    return base64.urlsafe_b64encode(f"{namespace}\0{key}".encode()).decode().rstrip("=")
+def _encode(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def _decode(token: str) -> str:

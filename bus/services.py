@@ -199,6 +199,7 @@ class Subscription:
 
     async def _hear(self, handler: Handler, raw: Msg) -> None:
         try:
+            _refuse_stored(raw)
             message, envelope = codec.decode(raw.data, self.row.schema)
         except BadMessage as error:
             handling.set(None)
@@ -209,6 +210,7 @@ class Subscription:
 
     async def _serve(self, server: Server, raw: Msg) -> None:
         try:
+            _refuse_stored(raw)
             message, envelope = codec.decode(raw.data, self.row.schema)
         except BadMessage as error:
             handling.set(None)
@@ -263,6 +265,17 @@ class Subscription:
             "handler failed" if error else "handler was cancelled from within",
             subject=self.subject, service=self._bus.sender.name, exc_info=error,
         )  # fmt: skip
+
+
+def _refuse_stored(raw: Msg) -> None:
+    """JetStream sends what it has stored to whatever subject a reader names as its reply, and asks nobody
+    whether that reader may publish there (`bus.permissions`): its marks can't be taken off.
+
+    Raises:
+        BadMessage: this was not published, but read from a stream.
+    """
+    if raw.reply.startswith("$JS.ACK.") or (raw.headers and "Nats-Stream" in raw.headers):
+        raise BadMessage(f"{raw.subject}: a stored message, sent here by a reader", reason="replayed")
 
 
 def _internal(text: str) -> ErrorReply:

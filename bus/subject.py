@@ -22,9 +22,21 @@ class Delivery(StrEnum):
     KEY_VALUE = "key-value"  # the bucket is the truth, a change is only a hint to read it
 
 
+class Names(StrEnum):
+    """Whom the SID, agent, gateway, cluster or module in a subject names: what permissions fill in."""
+
+    SENDER = "sender"
+    RECEIVER = "receiver"
+    BOTH = "both"  # senders and receivers of one cluster
+    NOBODY = "nobody"  # what it is about
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One row. `pattern` has `{tokens}`; calling the row with them gives a concrete subject."""
+    """One row. `pattern` has `{tokens}`; calling the row with them gives a concrete subject.
+
+    Without `names`, a request names who serves it, what is published who says it, and a key nobody.
+    """
 
     name: str
     pattern: str
@@ -36,10 +48,14 @@ class Subject:
     reply: type[Message] | None = None
     stream: str | None = None
     bucket: str | None = None
+    names: Names | None = None
     tokens: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", tuple(re.findall(r"\{(\w+)\}", self.pattern)))
+        if self.names is None:
+            usual = {Delivery.REQUEST: Names.RECEIVER, Delivery.KEY_VALUE: Names.NOBODY}
+            object.__setattr__(self, "names", usual.get(self.delivery, Names.SENDER))
 
     @property
     def prefix(self) -> str:

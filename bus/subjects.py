@@ -1,12 +1,12 @@
 """The one table of subjects: each bound to its schema, its direction, and its delivery.
 
 No string literal of a subject stands anywhere else. The tap's decoding, the documentation
-(`docs/protocol.md`), and later the authorizer's permissions are derived from this table.
+(`docs/protocol.md`), and the permissions of each identity (`bus.permissions`) are derived from this table.
 """
 
 from __future__ import annotations
 
-from bus.subject import Delivery, Subject
+from bus.subject import Delivery, Names, Subject
 from schemas import (
     checkpoint,
     cluster,
@@ -50,6 +50,7 @@ def _row(
     reply: type[Message] | None = None,
     stream: str | None = None,
     bucket: str | None = None,
+    names: Names | None = None,
 ) -> Subject:
     row = Subject(
         name,
@@ -62,6 +63,7 @@ def _row(
         reply,
         stream,
         bucket,
+        names,
     )
     SUBJECTS.append(row)
     return row
@@ -86,6 +88,7 @@ REGISTRATION = _row(
     "registration", "signal.registration.{sid}", signals.Registration,
     MI + MG + SR + MIC + AAM + SMO + FM, SRD,
     REQUEST, "Type 1: a service registers or updates its record", reply=signals.RegistrationLease,
+    names=Names.SENDER,
 )  # fmt: skip
 ADVERTISEMENT = _row(
     "advertisement", "signal.advertisement", signals.RouteAdvertisement, SRD, SR + MG + SMO + FM,
@@ -93,7 +96,7 @@ ADVERTISEMENT = _row(
 )  # fmt: skip
 ACCESS = _row(
     "access", "signal.access.{gateway}", signals.AccessRequest, MG, AAM,
-    REQUEST, "Type 3: may this bearer do that?", reply=signals.AccessDecision,
+    REQUEST, "Type 3: may this bearer do that?", reply=signals.AccessDecision, names=Names.SENDER,
 )  # fmt: skip
 COMPUTE = _row(
     "compute", "signal.compute.{cluster}", signals.ComputeNotification, SR, MG + SR + FM,
@@ -113,8 +116,9 @@ HEARTBEAT = _row(
     "heartbeat", "registry.heartbeat.{sid}", registry.Heartbeat, ALL, SRD, CORE, "alive, once a second",
 )  # fmt: skip
 STATE_CHANGE = _row(
-    "state change", "registry.state.{sid}", registry.StateChange, MI + MIC + MG + SR + FM, SRD,
-    REQUEST, "an incarnation's state moved", reply=Ack,
+    "state change", "registry.state.{sid}", registry.StateChange,
+    MI + MG + SR + MIC + AAM + SMO + FM, SRD,
+    REQUEST, "an incarnation's state moved", reply=Ack, names=Names.SENDER,
 )  # fmt: skip
 RESOLVE = _row(
     "resolve", "registry.resolve", registry.Resolve, ALL, SRD,
@@ -132,11 +136,12 @@ REGISTRY_RECORD = _row(
 # --- mesh: MG, SR and MIC with the SMO -----------------------------------------------------------------
 MESH_REGISTRATION = _row(
     "mesh registration", "mesh.registration.{sid}", signals.NodeRegistration, MG + SR, SMO,
-    REQUEST, "§4.4(1): MG and SR register with the orchestrator", reply=Ack,
+    REQUEST, "§4.4(1): MG and SR register with the orchestrator", reply=Ack, names=Names.SENDER,
 )  # fmt: skip
 NODE_STATUS = _row(
     "node status", "mesh.node.{sid}", cluster.NodeStatus, MIC, SMO,
     REQUEST, "a node agent registers its slots, and repeats it when they change", reply=Ack,
+    names=Names.SENDER,
 )  # fmt: skip
 TERMINATION = _row(
     "termination", "mesh.termination.{job}.{sid}", signals.TerminationReport, MG + SR, SMO + SRD,
@@ -144,7 +149,7 @@ TERMINATION = _row(
 )  # fmt: skip
 ROUTE_TABLE = _row(
     "route table", "{job}.{cluster}.{stage}", data_plane.RouteTable, SR, MI, KV,
-    "weighted next hops of one stage for the senders of one cluster", bucket="routes",
+    "weighted next hops of one stage for the senders of one cluster", bucket="routes", names=Names.BOTH,
 )  # fmt: skip
 
 LEADERSHIP = _row(
@@ -291,11 +296,11 @@ STORE_QUERY = _row(
 # --- data plane ----------------------------------------------------------------------------------------
 NOTICE = _row(
     "notice", "data.notice.{job}.{sid}", data_plane.MicrobatchNotice, MI, MI + FM,
-    CORE, "a hop: these tensors wait for you; repeated until answered", stream="STEPS",
+    CORE, "a hop: these tensors wait for you; repeated until answered", stream="STEPS", names=Names.RECEIVER,
 )  # fmt: skip
 NOTICE_ANSWER = _row(
     "notice answer", "data.answer.{job}.{sid}", data_plane.NoticeAnswer, MI, MI, CORE,
-    "accepted, held, stale, later",
+    "accepted, held, stale, later", names=Names.RECEIVER,
 )  # fmt: skip
 
 # --- telemetry, policies, faults ----------------------------------------------------------------------
@@ -310,6 +315,7 @@ NODE_SAMPLE = _row(
 OBSERVATION = _row(
     "observation", "telemetry.observation.{source}", observation.Observation, MG + CLIENT, FM,
     CORE, "what a system outside the mesh has seen, as a gateway let it in", stream="TELEMETRY",
+    names=Names.NOBODY,
 )  # fmt: skip
 JOB_TOPOLOGY = _row(
     "job topology", "topology.graph.{job}", task_graph.JobTopology, SMO, FM,
@@ -321,7 +327,7 @@ SUGGESTION = _row(
 )  # fmt: skip
 POLICY_DECISION = _row(
     "policy decision", "policy.decision.{module}", policy.PolicyDecision, SMO, FM + CLIENT,
-    CORE, "adopted or declined, and why", stream="POLICIES",
+    CORE, "adopted or declined, and why", stream="POLICIES", names=Names.NOBODY,
 )  # fmt: skip
 POLICY_SCORE = _row(
     "policy score", "policy.score.{module}", policy.PolicyScore, FM, SMO + CLIENT,
@@ -329,7 +335,7 @@ POLICY_SCORE = _row(
 )  # fmt: skip
 POLICY_SWITCH = _row(
     "policy switch", "policy.switch.{module}", policy.PolicySwitch, SMO, FM + CLIENT,
-    CORE, "another version of a module is the active one", stream="POLICIES",
+    CORE, "another version of a module is the active one", stream="POLICIES", names=Names.NOBODY,
 )  # fmt: skip
 PROMOTE_MODULE = _row(
     "promote module", "policy.command.promote", policy.PromoteModule, MG, SMO,
@@ -349,7 +355,7 @@ MODULE_STANDING = _row(
 )  # fmt: skip
 MODULE_LIFECYCLE = _row(
     "module lifecycle", "policy.lifecycle.{module}", policy.ModuleLifecycle, FM, SMO,
-    REQUEST, "a functional module's state and version", reply=Ack,
+    REQUEST, "a functional module's state and version", reply=Ack, names=Names.SENDER,
 )  # fmt: skip
 MODULE_ORDER = _row(
     "module order", "policy.order.{sid}", policy.ModuleOrder, SMO, FM,
@@ -370,20 +376,20 @@ MODULE_QUESTION = _row(
 )  # fmt: skip
 LINK_FAULT = _row(
     "link fault", "fault.link.{cluster}", fault.LinkFault, MI, SR, CORE, "a neighbour's link broke",
-    stream="FAULTS",
+    stream="FAULTS", names=Names.BOTH,
 )  # fmt: skip
 FAULT_REPORT = _row(
     "fault report", "fault.report.{sid}", fault.FaultReport, MG + SR, SMO,
-    REQUEST, "§4.4(5): an abnormal state", reply=Ack,
+    REQUEST, "§4.4(5): an abnormal state", reply=Ack, names=Names.SENDER,
 )  # fmt: skip
 FAULT_VERDICT = _row(
     "fault verdict", "fault.verdict.{sid}", fault.FaultVerdict, SMO, ALL,
-    CORE, "what it was and what is done", stream="FAULTS",
+    CORE, "what it was and what is done", stream="FAULTS", names=Names.NOBODY,
 )  # fmt: skip
 FAULT_RECORD = _row(
     "fault record", "fault.record.{job}.{sid}", fault.FaultRecord, SMO, MG + CLIENT,
     STREAM, "the fault queue: each fault from report to end; `mesh` where there is no job",
-    stream="FAULT_QUEUE",
+    stream="FAULT_QUEUE", names=Names.NOBODY,
 )  # fmt: skip
 LOG = _row("log", "log.{sid}", tm.LogLine, ALL, CLIENT, CORE, "structured log lines", stream="LOGS")
 DEAD_LETTER = _row(

@@ -15,6 +15,7 @@ from dmsc import __version__
 from dmsc.commands import (
     board,
     chaos,
+    credential,
     demo,
     doctor,
     faults,
@@ -90,6 +91,7 @@ app.command(rich_help_panel=_mesh)(nodes.drain)
 app.command(rich_help_panel=_mesh)(nodes.uncordon)
 app.command(rich_help_panel=_parts)(run.join)
 app.command(rich_help_panel=_parts)(run.run)
+app.command(rich_help_panel=_parts)(credential.credential)
 policy.app.command()(policy_versions.score)
 policy.app.command()(policy_versions.promote)
 policy.app.command()(policy_versions.rollback)

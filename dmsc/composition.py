@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -32,6 +33,8 @@ class Part:
     kind: EntityKind
     make: Callable[[Bus], Entity]
     stop_order: int
+    first: Callable[[], AbstractAsyncContextManager[object]] | None = None
+    """What has to run before anybody of this process can connect, and as long: the guard of the bus."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,8 @@ class RunOptions:
     bind: str = "127.0.0.1"  # where the gateways' HTTP doors listen
     http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
     tokens_file: Path | None = None
+    authorizer: str = "authorizer"  # the authorizer's SID; several have one each
+    keys_file: Path | None = None  # with which the authorizer guards the bus; None: it does not
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
     precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
     peak_tflops: float | None = None  # of one device, for MFU; None: not told
@@ -137,13 +142,22 @@ def _service_registry(options: RunOptions) -> Part:
 
 
 def _authorizer(options: RunOptions) -> Part:
-    from entities.authorizer import Authorizer, AuthorizerConfig
+    from entities.authorizer import Authorizer, AuthorizerConfig, guarding
 
     if options.tokens_file is None:
         raise BadInput("authorizer needs the users' file: --tokens FILE (or DMSC_TOKENS)")
-    config = AuthorizerConfig(tokens_file=options.tokens_file)
+    config = AuthorizerConfig(
+        sid=options.authorizer,
+        tokens_file=options.tokens_file,
+        keys_file=options.keys_file,
+        servers=options.servers,
+    )
     return Part(
-        sid=config.sid, kind=EntityKind.AUTHORIZER, make=lambda bus: Authorizer(bus, config), stop_order=2
+        sid=config.sid,
+        kind=EntityKind.AUTHORIZER,
+        make=lambda bus: Authorizer(bus, config),
+        stop_order=2,
+        first=None if options.keys_file is None else lambda: guarding(config),
     )
 
 

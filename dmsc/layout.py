@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bus.identity import Identity
+from dmsc import identities
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOptions:
@@ -42,6 +45,7 @@ class ChildSpec:
     name: str
     arguments: tuple[str, ...]
     stop_order: int
+    identities: tuple[Identity, ...] = ()  # as whom it may be on the bus
     may_leave: bool = False  # whether it may end in order by itself, and then stays away
 
 
@@ -65,7 +69,12 @@ def with_metrics(children: Sequence[ChildSpec], ports: Sequence[int], bind: str)
 
 
 def lay_out(
-    options: MeshOptions, bus_url: str, http_ports: Sequence[int], tokens: Path, logs: Path
+    options: MeshOptions,
+    bus_url: str,
+    http_ports: Sequence[int],
+    tokens: Path,
+    logs: Path,
+    keys: Path | None = None,
 ) -> list[ChildSpec]:
     """The children of a mesh, in the order in which they start.
 
@@ -75,6 +84,7 @@ def lay_out(
         http_ports: one per cluster.
         tokens: the users' file.
         logs: the folder of the instances' log files.
+        keys: the file of the authorizer's keys, where it guards the bus.
     """
     agents = [
         ChildSpec(
@@ -84,21 +94,45 @@ def lay_out(
                 *("--slots", str(options.slots), "--address", options.address, "--logs", str(logs)),
             ),
             stop_order=2,
+            identities=(identities.agent(cluster, options.node),),
         )
         for cluster in options.clusters
     ]
     modules = [
-        ChildSpec(name=f"policy-{index}", arguments=("policy", "run", source), stop_order=0, may_leave=True)
+        ChildSpec(
+            name=f"policy-{index}",
+            arguments=("policy", "run", source),
+            stop_order=0,
+            identities=(identities.module(source),),
+            may_leave=True,
+        )
         for index, source in enumerate(options.policies)
     ]
     return [
         *agents,
-        *_control_plane(options, http_ports, tokens),
+        *(
+            child
+            if child.identities
+            else replace(child, identities=identities.entities(child.arguments[1:], _clusters(child)))
+            for child in _control_plane(options, http_ports, _files(tokens, keys))
+        ),
         *modules,
     ]  # agents load torch: they take longest
 
 
-def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path) -> list[ChildSpec]:
+def _files(tokens: Path, keys: Path | None) -> tuple[str, ...]:
+    """What an authorizer is told: where its files are."""
+    return ("--tokens", str(tokens), *(() if keys is None else ("--keys", str(keys))))
+
+
+def _clusters(child: ChildSpec) -> tuple[str, ...]:
+    pairs = zip(child.arguments, child.arguments[1:], strict=False)
+    return tuple(value for option, value in pairs if option == "--cluster")
+
+
+def _control_plane(
+    options: MeshOptions, http_ports: Sequence[int], files: tuple[str, ...]
+) -> list[ChildSpec]:
     def doors(cluster: str, port: int) -> tuple[str, ...]:
         return ("--cluster", cluster, "--http-port", str(port), "--bind", options.bind)
 
@@ -119,7 +153,7 @@ def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path
         )
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in doors(*pair))
-        arguments += ("--tokens", str(tokens))
+        arguments += files
         return [
             *registries,
             ChildSpec(name="control-plane", arguments=arguments, stop_order=3 if orchestrators else 1),
@@ -127,7 +161,7 @@ def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path
         ]
     return [
         *registries,
-        ChildSpec(name="authorizer", arguments=("run", "authorizer", "--tokens", str(tokens)), stop_order=3),
+        ChildSpec(name="authorizer", arguments=("run", "authorizer", *files), stop_order=3),
         *orchestrators,
         *(
             ChildSpec(

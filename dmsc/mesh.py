@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from bus.embedded_cluster import EmbeddedCluster, copies
 from dmsc import layout, ports
 from dmsc.async_client import AsyncClient
 from dmsc.composition import own_address
+from dmsc.identities import credentials
 from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
@@ -109,15 +111,43 @@ async def _bus(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncIter
         ports.choose(options.bind, port, NATS_PORT, 1, "--nats-port")  # one clear line if it is taken
     port = NATS_PORT if port is None else port or -1  # -1: the server takes a free one itself
     bus = EmbeddedCluster(
-        folder.store, size=options.servers, port=port, host=options.bind, token=folder.bus_token()
+        folder.store,
+        size=options.servers,
+        port=port,
+        host=options.bind,
+        token=folder.bus_token(),
+        guard=folder.guard_keys(),
     )
     async with bus:
         keeper = asyncio.create_task(bus.keep(say))
         try:
-            yield bus
+            async with _guarded(folder, [_local(url) for url in bus.urls]):
+                yield bus
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
+    """The second authorizer at the server's door, in this process, since it is there anyway: the control
+    plane's alone could not come back, since nobody gets in without one."""
+    if folder.guard_keys() is None:
+        yield
+        return
+    from entities.authorizer import AuthorizerConfig, guarding
+
+    config = AuthorizerConfig(
+        tokens_file=folder.tokens_file, keys_file=folder.guard_file, servers=tuple(urls), sid="supervisor"
+    )
+    with (folder.logs / "guard.log").open("a", encoding="utf-8") as record:
+
+        def tell(event: str, **fields: str) -> None:
+            record.write(json.dumps({"timestamp": time.time(), "event": event, **fields}) + "\n")
+            record.flush()
+
+        async with guarding(config, tell):
+            yield
 
 
 @asynccontextmanager
@@ -152,14 +182,20 @@ async def _started(
             )
         )
         together = ",".join(bus_urls)
-        children = layout.lay_out(options, together, http_ports, folder.tokens_file, folder.logs)
+        keys = None if folder.guard_keys() is None else folder.guard_file
+        children = layout.lay_out(options, together, http_ports, folder.tokens_file, folder.logs, keys)
         children, metrics = _metered(options, children)
         environment = {
             "DMSC_BUS": together,
-            "DMSC_BUS_TOKEN": folder.bus_token() or "",
             "DMSC_REPLICAS": str(copies(options.servers)),
         }
-        async with Supervisor(children, logs=folder.logs, environment=environment, say=say) as supervisor:
+
+        def secrets(child: ChildSpec) -> dict[str, str]:
+            return {"DMSC_BUS_TOKEN": credentials(folder.bus_token(), child.identities)}
+
+        async with Supervisor(
+            children, logs=folder.logs, environment=environment, secrets=secrets, say=say
+        ) as supervisor:
             try:
                 await _until_ready(options, supervisor, list(gateways.values()), folder.token(), progress)
             except BadInput as error:

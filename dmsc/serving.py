@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +53,8 @@ async def serve(
         stopping.set()
 
     with interrupts(stop):
-        async with asyncio.TaskGroup() as group:
-            opening = group.create_task(_open(servers, token, parts, patience_s, replicas))
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            opening = group.create_task(_open(stack, servers, token, parts, patience_s, replicas))
             stopped = group.create_task(stopping.wait())
             await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done() or opening.exception():
@@ -98,9 +98,17 @@ async def _telling(options: MetricsOptions | None) -> AsyncIterator[_Told]:
 
 
 async def _open(
-    servers: Sequence[str], token: str | None, parts: Sequence[Part], patience_s: float, replicas: int | None
+    stack: AsyncExitStack,
+    servers: Sequence[str],
+    token: str | None,
+    parts: Sequence[Part],
+    patience_s: float,
+    replicas: int | None,
 ) -> None:
-    """Wait for the bus, and make what all services stand on."""
+    """Wait for the bus, and make what all services stand on. What goes first is on the stack then."""
+    for part in parts:
+        if part.first is not None:
+            await stack.enter_async_context(part.first())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
     while True:

@@ -71,6 +71,19 @@ def find_gateway(
     return GatewayAddress(urls=tuple(mesh.gateways.values()), token=token or environment or folder.token())
 
 
+def read_token(path: Path) -> str:
+    """The credential in a file. Raises `BadInput` where there is none."""
+    from schemas.errors import BadInput
+
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or 'not a text'}") from None
+    if not text:
+        raise BadInput(f"{path}: is empty; a credential is made with `dmsc credential`")
+    return text
+
+
 def _own(named: tuple[str, ...], folder: StateFolder) -> bool:
     """Whether these addresses are the folder's own mesh; its secrets are sent nowhere else."""
     mesh = folder.mesh()

@@ -3,7 +3,9 @@
 lock         held (flock) by the supervisor; contains its process id
 mesh.json    bus servers, gateway URLs, process id, times; present while the mesh runs
 token        the administrator's token for the gateways (mode 0600)
-bus_token    the token for connections to the bus (mode 0600)
+bus_token    the root of the bus's credentials (mode 0600): who has it may be anybody there. An older folder's
+             plain token stays one: such a mesh knows no identities
+guard.json   the authorizer's keys, with which it guards the bus (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
 nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
 """
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bus.guard_keys import GuardKeys
     from schemas.errors import BadInput
 
 DEFAULT_STATE = ".dmsc"
@@ -64,6 +67,17 @@ class StateFolder:
     @property
     def tokens_file(self) -> Path:
         return self.path / "tokens.yaml"
+
+    @property
+    def guard_file(self) -> Path:
+        return self.path / "guard.json"
+
+    def guard_keys(self) -> GuardKeys | None:
+        """The authorizer's keys; None where the bus has a plain token instead."""
+        from bus.guard_keys import GuardKeys
+        from bus.identity import is_root
+
+        return GuardKeys.read(self.guard_file) if is_root(self.bus_token()) else None
 
     @property
     def store(self) -> Path:
@@ -159,7 +173,7 @@ class StateFolder:
         return mesh if self.owner() is not None else None
 
     def write_mesh(self, mesh: MeshFile) -> None:
-        _write_private(self.mesh_file, json.dumps(asdict(mesh), indent=2) + "\n", mode=0o644)
+        write_private(self.mesh_file, json.dumps(asdict(mesh), indent=2) + "\n", mode=0o644)
 
     def token(self) -> str | None:
         return _read_secret(self.path / "token")
@@ -169,10 +183,16 @@ class StateFolder:
 
     def write_tokens(self) -> None:
         """Make the tokens and the users' file if they are missing; what is there stays."""
-        # user:password, so that the server tells of closed connections; an older folder's plain token stays
-        for name, user in (("token", ""), ("bus_token", "dmsc:")):
+        from bus.credentials import new_root
+        from bus.guard_keys import GuardKeys
+        from bus.identity import is_root
+
+        for name, make in (("token", lambda: secrets.token_urlsafe(24)), ("bus_token", new_root)):
             if _read_secret(self.path / name) is None:
-                _write_private(self.path / name, f"{user}{secrets.token_urlsafe(24)}\n")
+                write_private(self.path / name, f"{make()}\n")
+        root = self.bus_token() or ""
+        if is_root(root) and not self.guard_file.exists():
+            write_private(self.guard_file, GuardKeys.generate(root).text())
         token = self.token() or ""
         digest = hashlib.sha256(token.encode()).hexdigest()
         known = self.tokens_file.read_text() if self.tokens_file.exists() else ""
@@ -181,9 +201,9 @@ class StateFolder:
         entry = f"  - {{name: admin, role: admin, token_sha256: {digest}}}\n"
         if known.strip() and known.rstrip().splitlines()[0].startswith("users:"):
             kept = "".join(line for line in known.splitlines(keepends=True) if "{name: admin," not in line)
-            _write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
+            write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
         else:
-            _write_private(self.tokens_file, "users:\n" + entry)
+            write_private(self.tokens_file, "users:\n" + entry)
 
 
 def _read_secret(path: Path) -> str | None:
@@ -193,7 +213,7 @@ def _read_secret(path: Path) -> str | None:
         return None
 
 
-def _write_private(path: Path, text: str, mode: int = 0o600) -> None:
+def write_private(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace `path` in one go; nobody ever sees half of it, nor a secret with wider permissions."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -43,11 +43,13 @@ class Supervisor:
         *,
         logs: Path,
         environment: Mapping[str, str],
+        secrets: Callable[[ChildSpec], Mapping[str, str]] = lambda child: {},
         say: Callable[[str], None],
     ) -> None:
         self._children = children
         self._logs = logs
         self._environment = {**os.environ, **environment}
+        self._secrets = secrets  # what one child alone is to know
         self._say = say
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -119,7 +121,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env={**self._environment, **self._secrets(child)},
                 process_group=0,  # the terminal's Ctrl-C is for the supervisor, which stops them in order
             )
 

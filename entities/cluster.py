@@ -22,6 +22,7 @@ import psutil
 
 from bus import subjects
 from bus.connection import Bus
+from bus.identity import Identity, is_credential, is_root
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.subject import Subject
@@ -79,7 +80,7 @@ class ClusterConfig:
     servers: tuple[str, ...] = ()
     """Bus addresses for the instances."""
     token: str | None = field(default=None, repr=False)
-    """Bus token for the instances."""
+    """Our own credential, from which those of the instances follow; or a plain token, for them too."""
     code_path: tuple[str, ...] = ()
     """Folders with users' modules, behind everything else on the instances' `sys.path`."""
     logs: Path = Path(".dmsc/logs")
@@ -143,7 +144,6 @@ class ClusterAgent:
             "cluster": config.cluster,
             "node": config.node,
             "servers": list(config.servers),
-            "token": config.token,
         }
         self._instances = Instances(
             self._processes,
@@ -157,6 +157,7 @@ class ClusterAgent:
             },
             logs=config.logs,
             stores=self._stores,
+            credential=self._credential,
             start=self._task,
             tell=self._tell,
             on_change=self._changed.set,
@@ -166,10 +167,22 @@ class ClusterAgent:
             package=config.worker_package,
             place=place,
             logs=config.logs,
+            credential=self._credential,
             start=self._task,
             tell=self._tell,
             timeout_s=config.analysis_timeout_s,
         )
+
+    def _credential(self, sid: str, job: str) -> str | None:
+        """What an instance shows to the bus: ours, narrowed to its SID and job; a plain token as it is."""
+        token = self._config.token
+        if token is None or not (is_credential(token) or is_root(token)):
+            return token
+        from bus.credentials import delegate  # cryptography: our own connection has imported it
+
+        cluster, node = self._config.cluster, self._config.node
+        instance = Identity(name=sid, kind=EntityKind.INSTANCE, cluster=cluster, node=node, job=job)
+        return delegate(token, instance)
 
     @property
     def fork_server_pid(self) -> int | None:

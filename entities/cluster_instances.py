@@ -54,6 +54,7 @@ class Instances:
         place: the part of their payload that is the same for all: cluster, node, addresses, servers.
         logs: folder of their log files.
         stores: folders of their local stores.
+        credential: what shows the bus that one is SID of job; arguments: these two.
         start: owner of the tasks that watch them.
         tell: how the registry learns of their ends.
         on_change: called when a slot was taken or became free.
@@ -68,6 +69,7 @@ class Instances:
         place: dict[str, Any],
         logs: Path,
         stores: Stores,
+        credential: Callable[[str, str], str | None],
         start: StartTask,
         tell: Tell,
         on_change: Callable[[], None],
@@ -78,6 +80,7 @@ class Instances:
         self._place = place
         self._logs = logs
         self._stores = stores
+        self._credential = credential
         self._start_task = start
         self._tell = tell
         self._on_change = on_change
@@ -102,6 +105,7 @@ class Instances:
             device = "cpu" if held.slot is None else self.ledger.slots[held.slot].device
             payload = {
                 **self._place,
+                "token": self._credential(held.sid, held.job),
                 "start": order.model_dump(mode="json"),
                 "device": device,
                 "correlation": current(),

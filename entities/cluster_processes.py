@@ -39,6 +39,8 @@ KILL_TIMEOUT_S = 5.0
 _CLOSE_GRACE_S = 3.0  # the server itself gives children 2 s
 _BACKOFF_S = (0.1, 5.0)  # between restarts: first, most
 _LAST_LINE_BYTES = 4096
+SECRETS = ("DMSC_BUS_TOKEN", "DMSC_TOKEN")
+"""Of our own environment; instances inherit the rest."""
 _LINE_LIMIT = 1 << 20
 
 log = get_logger("cluster")
@@ -291,7 +293,8 @@ class ForkServerClient:
         command += ["--scratch", str(scratch), "--directory", os.getcwd()]
         command += [part for path in self._code_path for part in ("--code-path", path)]
         environment = {
-            **os.environ,
+            # users' code runs there: it gets its instance's own credential, and none of ours
+            **{key: value for key, value in os.environ.items() if key not in SECRETS},
             "OPENBLAS_NUM_THREADS": "1",  # numpy would start its pool on import: no fork after that
             "OMP_DYNAMIC": "FALSE",  # the number of threads changes bits: nobody but the job chooses it
             "MKL_DYNAMIC": "FALSE",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,9 @@ class ShortLivedWorkers:
     Args:
         processes: where they run.
         package: where the modules `analysis` and `sample` are.
-        place: the part of their payload that is the same for all: cluster, node, servers, token.
+        place: the part of their payload that is the same for all: cluster, node, servers.
         logs: folder of their log files.
+        credential: what shows the bus that one is SID of job; arguments: these two.
         start: owner of the tasks that wait for them.
         tell: how results reach the orchestrator.
         timeout_s: how long one may take from its start.
@@ -61,6 +62,7 @@ class ShortLivedWorkers:
         package: str,
         place: dict[str, Any],
         logs: Path,
+        credential: Callable[[str, str], str | None],
         start: StartTask,
         tell: Tell,
         timeout_s: float,
@@ -70,6 +72,7 @@ class ShortLivedWorkers:
         self._tell = tell
         self._package = package
         self._place = place
+        self._credential = credential
         self._node = str(place["node"])
         self._logs = logs
         self._timeout_s = timeout_s
@@ -152,8 +155,11 @@ class ShortLivedWorkers:
     async def _run(
         self, kind: str, job: str, spec: JobSpec, device: str, **more: str
     ) -> dict[str, Any] | Failure:
+        sid = f"{job}-{kind}"
         payload = {
             **self._place,
+            "sid": sid,
+            "token": self._credential(sid, job),
             "job": job,
             "spec": spec.model_dump(mode="json"),
             "device": device,

@@ -24,7 +24,7 @@ MESSAGE_TYPES: dict[str, type[Message]] = {}
 
 def is_token(text: str) -> bool:
     """Whether `text` may stand between two dots of a subject."""
-    return _token.match(text) is not None
+    return _token.fullmatch(text) is not None  # `match` would take a line break at the end
 
 
 class Part(BaseModel):

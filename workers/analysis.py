@@ -26,7 +26,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     """Entry point under the fork server: writes {"topology": …} or {"failed": {"code", "text"}}.
 
     Args:
-        payload: job, spec, cluster, node, device, servers, token.
+        payload: job, spec, cluster, node, device, servers, sid, token.
         result: the file to write.
     """
     return answer(lambda: {"topology": asyncio.run(_main(payload)).model_dump(mode="json")}, result)
@@ -44,7 +44,7 @@ async def _open(payload: dict[str, Any], spec: JobSpec) -> Dataset:
     """Opens the data; connects to the bus only where it is needed."""
     if not spec.data.source.startswith(SCHEME):
         return await open_dataset(spec.data, None)
-    async with connect(payload, "analysis") as bus:
+    async with connect(payload) as bus:
         return await open_dataset(spec.data, bus)
 
 

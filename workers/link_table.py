@@ -11,6 +11,7 @@ import torch
 
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.rendezvous import links_of
 from schemas.errors import DmscError, PeerUnreachable
 from schemas.step import Member
 from workers.gloo import GroupBuild, release
@@ -117,7 +118,7 @@ class LinkTable:
     ) -> None:
         self._bus = bus
         self._me = me
-        self._namespace = f"links/{job}"
+        self._namespace = links_of(job)
         self._config = config
         self._broken = broken
         self._slots: OrderedDict[tuple[str, str], Slot] = OrderedDict()

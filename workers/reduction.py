@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bus.connection import Bus
+from bus.rendezvous import reductions_of
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from workers import gloo
@@ -102,7 +103,7 @@ class ReductionGroup:
             return cls(members, rank, name, timeout_s, None, None)
         build = gloo.GroupBuild(
             bus,
-            namespace=f"reduction/{job}",
+            namespace=reductions_of(job),
             name=name,
             rank=rank,
             size=len(members),

@@ -23,7 +23,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     """Entry point under the fork server: writes {"text": …} or {"failed": {"code", "text"}}.
 
     Args:
-        payload: job, spec, weights_url, servers, token, device.
+        payload: job, spec, weights_url, servers, sid, token, device.
         result: the file to write.
     """
     return answer(lambda: {"text": asyncio.run(_main(payload))}, result)
@@ -36,7 +36,7 @@ async def _main(payload: dict[str, Any]) -> str:
     model = slice_stage(layers, 0, len(layers), precision=spec.training.precision)
     url = payload["weights_url"]
     if url.startswith(SCHEME):
-        async with connect(payload, "sample") as bus:
+        async with connect(payload) as bus:
             await load_initial(model, open_artifacts(url, bus), url)
     else:
         await load_initial(model, open_artifacts(url, None), url)

@@ -36,11 +36,11 @@ def answer(ask: Callable[[], dict[str, Any]], result: Path | None) -> int:
     return 0
 
 
-def connect(payload: dict[str, Any], purpose: str) -> AbstractAsyncContextManager[Bus]:
-    """The worker's own connection to the bus, as `servers` and `token` of its payload say."""
+def connect(payload: dict[str, Any]) -> AbstractAsyncContextManager[Bus]:
+    """The worker's own connection to the bus, as `servers`, `sid` and `token` of its payload say."""
     return Bus.connect(
         payload["servers"],
-        name=f"{payload['job']}-{purpose}",
+        name=payload["sid"],
         kind=EntityKind.INSTANCE,
         token=payload.get("token"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,6 +78,18 @@ def run(
             "--tokens", metavar="FILE", envvar="DMSC_TOKENS", help="Users and roles, for the authorizer."
         ),
     ] = None,
+    name: Annotated[
+        str, typer.Option("--name", metavar="SID", help="The authorizer's; several have one each.")
+    ] = "authorizer",
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            metavar="FILE",
+            envvar="DMSC_GUARD_KEYS",
+            help="With which the authorizer guards the bus (guard.json of a state folder).",
+        ),
+    ] = None,
     replicas: Annotated[
         int,
         typer.Option(min=1, envvar="DMSC_REPLICAS", help="Copies of streams and buckets on a NATS cluster."),
@@ -123,10 +136,14 @@ def run(
 
     Example: DMSC_BUS=nats://nats:4222 dmsc run gateway router --cluster a --http-port 8080
     """
+    from dmsc import identities
     from dmsc.composition import RunOptions, compose
     from dmsc.settings import find_bus
 
     address = find_bus(bus, bus_token, state)
+    services = identities.entities(entity, cluster or (), authorizer=name)
+    if services:
+        address = replace(address, token=identities.own(address.token, services))
     options = RunOptions(
         servers=address.servers,
         token=address.token,
@@ -134,6 +151,8 @@ def run(
         bind=bind,
         http_ports=tuple(http_port or ()),
         tokens_file=tokens,
+        keys_file=keys,
+        authorizer=name,
         replicas=replicas,
         precedence=tuple(name.strip() for name in precedence.split(",") if name.strip()),
         peak_tflops=peak_tflops,
@@ -155,7 +174,19 @@ def join(
         str | None,
         typer.Argument(metavar="nats://HOST:4222", help="The bus's address ($DMSC_BUS).", show_default=False),
     ] = None,
-    token: Annotated[str | None, typer.Option("--token", help="The bus's token ($DMSC_BUS_TOKEN).")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="The bus's token ($DMSC_BUS_TOKEN); others see it in `ps`."),
+    ] = None,
+    credential: Annotated[
+        Path | None,
+        typer.Option(
+            "--credential",
+            metavar="FILE",
+            envvar="DMSC_CREDENTIAL",
+            help="What `dmsc credential agent` wrote, instead of the token.",
+        ),
+    ] = None,
     cluster: Annotated[
         str,
         typer.Option(metavar="NAME", envvar="DMSC_CLUSTER", help="The cluster that this node belongs to."),
@@ -220,20 +251,27 @@ def join(
 ) -> None:
     """Add this machine's slots to a mesh, until SIGTERM or Ctrl-C.
 
-    No ranks, no master address: the bus's address is all. `dmsc doctor` says if peers can reach it.
+    No ranks, no master address: the bus's address and a credential are all. `dmsc doctor` says if peers can
+    reach it.
 
-    Example: dmsc join nats://10.0.0.5:4222 --token SECRET --cluster b --slots 2 --ports 40000-40100
+    Example: dmsc join nats://10.0.0.5:4222 --credential b.cred --cluster b --slots 2 --ports 40000-40100
     """
-    from dmsc.composition import AgentOptions, address_towards, agent_part, node_name
-    from dmsc.settings import find_bus
+    from dmsc import identities
+    from dmsc.composition import AgentOptions, address_towards, agent_part, check_clusters, node_name
+    from dmsc.settings import find_bus, read_token
     from dmsc.state_folder import default_state
 
+    if credential is not None:
+        token = read_token(credential)
     bus = find_bus(url, token, state)
+    check_clusters((cluster,))
+    node = node or node_name()
+    bus = replace(bus, token=identities.own(bus.token, (identities.agent(cluster, node),)))
     options = AgentOptions(
         servers=bus.servers,
         token=bus.token,
         cluster=cluster,
-        node=node or node_name(),
+        node=node,
         slots=slots,
         address=address or address_towards(bus.servers[0]),
         ports=_range(ports),

@@ -255,7 +255,8 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     console.print(f"train   dmsc train FILE.yaml{here}", highlight=False, markup=False)
     console.print(f"watch   dmsc status{here}   dmsc tap 'signal.>'{here}", highlight=False, markup=False)
     console.print(
-        f"join    dmsc join {','.join(mesh.servers)} --token \"$(cat '{folder.path}/bus_token')\"",
+        f"join    dmsc join {','.join(mesh.servers)} --credential FILE; FILE by: dmsc credential agent{here}"
+        " --cluster NAME -o FILE",
         highlight=False,
         markup=False,
     )

@@ -1,5 +1,6 @@
-"""AAM, authentication and authorization: `service.py` is the entity, `access_rules.py` its decision."""
+"""AAM, authentication and authorization: `service.py` is the entity, `access_rules.py` its
+decision on requests, `callout.py` that on connections."""
 
-from entities.authorizer.service import Authorizer, AuthorizerConfig
+from entities.authorizer.service import Authorizer, AuthorizerConfig, guarding
 
-__all__ = ["Authorizer", "AuthorizerConfig"]
+__all__ = ["Authorizer", "AuthorizerConfig", "guarding"]

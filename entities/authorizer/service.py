@@ -2,20 +2,26 @@
 
 Answers gateways: may the bearer of this token do that? Users come from a YAML file that is read again
 when it changes; the rules are in `access_rules.py`. Several authorizers may run: they share a queue group.
-Tokens are never logged, nor kept.
+With the guard's keys it answers the bus's servers as well (`guarding`): who may connect, and to what, which
+`callout.py` decides. Tokens are never logged, nor kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bus import subjects
 from bus.connection import Bus
+from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.presence import Presence
 from entities.authorizer.access_rules import decide, identify, needs_owner
+from entities.authorizer.callout import Doorkeeper, Tell
+from entities.authorizer.evictions import Evictions
 from entities.authorizer.user_file import UserFile
 from schemas.base import is_token
 from schemas.envelope import EntityKind, Envelope
@@ -34,6 +40,8 @@ class AuthorizerConfig:
     """Settings of the authorizer."""
 
     tokens_file: Path
+    keys_file: Path | None = None  # of the guard's keys; None: the bus asks somebody else, or nobody
+    servers: tuple[str, ...] = ()  # of the bus: those that it guards
     sid: str = "authorizer"
     node: str = "mesh"
     valid_s: float = 5.0  # how long a gateway may cache a yes; a removed user is out after this at the latest
@@ -44,6 +52,28 @@ class AuthorizerConfig:
             raise ValueError("check_s must be above 0 and valid_s not below 0")
 
 
+@asynccontextmanager
+async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncIterator[Doorkeeper]:
+    """Answers the servers about connections, before and while the authorizer has one itself.
+
+    `tell`: where lines about who was let in go, if not to the log.
+
+    Raises:
+        BadInput: the users' file or that of the keys is missing or wrong.
+        BusUnreachable, Refused: the servers are away, or have other keys.
+    """
+    assert config.keys_file is not None
+    file = UserFile(config.tokens_file)
+    doorkeeper = Doorkeeper(GuardKeys.read(config.keys_file), lambda: file.users, tell)
+    async with doorkeeper.at_door(config.servers, config.sid):
+        refreshing = asyncio.create_task(file.keep_fresh(config.check_s))
+        try:
+            yield doorkeeper
+        finally:
+            refreshing.cancel()
+            await asyncio.gather(refreshing, return_exceptions=True)
+
+
 class Authorizer:
     """The authorizer's service."""
 
@@ -51,6 +81,9 @@ class Authorizer:
         """Raises `BadInput` with one line where the file is missing or wrong."""
         self.config = config
         self.file = UserFile(config.tokens_file)
+        self.evictions: Evictions | None = None
+        if config.keys_file is not None:
+            self.evictions = Evictions(config.servers, GuardKeys.read(config.keys_file), name=config.sid)
         self._bus = bus
         self._jobs = bus.bucket(subjects.JOB_RECORD)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from bus.logs import get_logger
@@ -18,6 +19,12 @@ class UserFile:
         self._path = path
         self._seen = self._stamp()
         self.users: tuple[User, ...] = self._read()
+
+    async def keep_fresh(self, every_s: float) -> None:
+        """Looks at the file every so often, until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.refresh()
 
     def refresh(self) -> bool:
         """Look at the file; True where the users are new. Never raises."""

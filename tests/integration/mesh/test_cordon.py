@@ -232,9 +232,7 @@ async def tell_of_errors(
         step=0,
         device=DeviceSample(device=node.slots[0].device, ecc_errors=ecc, xid_errors=(31,)),
     )
-    async with Bus.connect(
-        mesh.servers, name="device", kind=EntityKind.INSTANCE, token=mesh.bus_token
-    ) as bus:
+    async with Bus.connect(mesh.servers, name=sid, kind=EntityKind.INSTANCE, token=mesh.bus_token) as bus:
         await bus.publish(subjects.INSTANCE_SAMPLE, sample, job=job, sid=sid)
         await bus.barrier()
 

@@ -61,7 +61,7 @@ async def test_a_store_is_read_over_the_bus_and_outlives_its_instance(mesh: Mesh
         async with connection as bus:
             store = InstanceStore(bus, job=job, sid=f"{job}-s0-r0")
             await check_contents(bus, job, store)
-            await check_refusal(bus, store)
+            await check_refusal(mesh, store)
             await asyncio.to_thread(check_command, mesh, job)
             await check_the_next_incarnation(mesh, store)
             (folder,) = (mesh.state / "stores").glob(f"a-*/{job}")
@@ -128,15 +128,17 @@ async def check_contents(bus: Bus, job: str, store: InstanceStore) -> None:
         await store.rows("events", columns=("secret",))
 
 
-async def check_refusal(bus: Bus, store: InstanceStore) -> None:
+async def check_refusal(mesh: Mesh, store: InstanceStore) -> None:
     """An order of an older epoch is refused, and the audit knows whose it was and why."""
     stale = StepCommit(
         job=store.job, epoch=0, step=3, attempt=0, generation=0, checksum="x", clip=1.0, action="apply"
     )
-    with pytest.raises(Fenced):
-        await bus.command(STEP_COMMIT, stale, job=store.job, sid=store.sid)
+    former = Bus.connect(mesh.servers, name="reader", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token)
+    async with former as bus:
+        with pytest.raises(Fenced):
+            await bus.command(STEP_COMMIT, stale, job=store.job, sid=store.sid)
     (refused,) = await store.audit(where={"outcome": "refused"})
-    assert (refused.sender, refused.sender_kind, refused.what) == ("reader", "client", "step commit")
+    assert (refused.sender, refused.sender_kind, refused.what) == ("reader", "orchestrator", "step commit")
     assert (refused.epoch, refused.step, refused.count) == (0, 3, 1)
     assert refused.reason.startswith("fenced: epoch 0 speaks to an instance of epoch ")
     (event,) = await store.events(where={"kind": "refusal"})

@@ -75,7 +75,7 @@ def test_tokens_are_private_and_stay(tmp_path: Path) -> None:
     first = (folder.token(), folder.bus_token())
     assert all(first)
     assert first[0] != first[1]
-    for name in ("token", "bus_token", "tokens.yaml"):
+    for name in ("token", "bus_token", "tokens.yaml", "guard.json"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
     folder.write_tokens()
     assert (folder.token(), folder.bus_token()) == first

@@ -1,0 +1,113 @@
+"""Who is connected, and ending a connection: asked of the servers' system account."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from bus.dial import KeyUser
+from bus.guard_keys import GuardKeys
+from bus.link import Link
+from bus.logs import get_logger
+from schemas.errors import DmscError
+
+log = get_logger("bus.connections")
+
+LIST = "$SYS.REQ.SERVER.PING.CONNZ"
+PAGE = 1_024
+ANSWERS_S = 0.25
+"""How long answers of further servers are waited for: each answers for itself, and nobody says how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A client's connection: as whom it was let in, and where."""
+
+    as_: str
+    server: str
+    number: int
+    name: str
+
+
+class Connections:
+    """`async with Connections.open(servers, keys) as connections:`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, servers: Sequence[str], keys: GuardKeys, *, name: str) -> AsyncIterator[Connections]:
+        """
+        Raises:
+            BusUnreachable, Refused: as `Bus.connect`.
+        """
+        link = Link(
+            list(servers), name=name, label=f"{name}/system", token=KeyUser(keys.system),
+            inbox_prefix="_INBOX.system",
+        )  # fmt: skip
+        await link.open(5.0)
+        try:
+            yield cls(link)
+        finally:
+            await link.close()
+
+    async def of(self, names: Collection[str]) -> list[Connection]:
+        """The connections of whoever was let in under one of these names, on all servers."""
+        found: list[Connection] = []
+        offset = 0
+        while True:
+            wanted = {"auth": True, "limit": PAGE, "offset": offset}
+            more = False
+            for answer in await self._ask_all(json.dumps(wanted).encode()):
+                body = answer.get("data") or {}
+                listed = body.get("connections") or []
+                more = more or len(listed) == PAGE
+                found += [
+                    Connection(
+                        str(one.get("authorized_user")), str(body["server_id"]), int(one["cid"]),
+                        str(one.get("name", "")),
+                    )
+                    for one in listed
+                    if one.get("authorized_user") in names
+                ]  # fmt: skip
+            if not more:
+                return found
+            offset += PAGE
+
+    async def end(self, connection: Connection) -> None:
+        """Ends it; one that is gone already is well."""
+        subject = f"$SYS.REQ.SERVER.{connection.server}.KICK"
+        with contextlib.suppress(DmscError):
+            await self._link.ask(subject, json.dumps({"cid": connection.number}).encode(), timeout_s=1.0)
+
+    async def _ask_all(self, payload: bytes) -> list[dict[str, Any]]:
+        answers: asyncio.Queue[Msg] = asyncio.Queue()
+
+        async def arrived(message: Msg) -> None:
+            answers.put_nowait(message)
+
+        inbox = f"_INBOX.system.{id(answers):x}"
+        feed = await self._link.subscribe(inbox, arrived)
+        found: list[dict[str, Any]] = []
+        try:
+            await self._link.send(LIST, payload, reply=inbox)
+            wait_s = 2.0
+            while True:
+                try:
+                    async with asyncio.timeout(wait_s):
+                        found.append(json.loads((await answers.get()).data))
+                except TimeoutError:
+                    return found
+                servers = len(self._link.client.servers)
+                if len(found) >= servers:
+                    return found
+                wait_s = ANSWERS_S
+        finally:
+            await self._link.unsubscribe(feed)

@@ -1,0 +1,93 @@
+"""Who may be on the other end of a connection: what a credential says, and what permissions are made for."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from schemas.base import is_token
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput
+
+ROOT_PREFIX, CREDENTIAL_PREFIX = "dmsc_root_", "dmsc_id_"
+"""How the texts of `bus.credentials` begin."""
+INBOX = "_INBOX"
+ANY = "*"
+"""In the credential of a mesh's owner: not one job, cluster or module but each. Never handed on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """An entity, an instance, a functional module or a tool. Its fields fill the tokens of the table's rows.
+
+    `name` is the SID; `job` belongs to instances, `cluster` to everybody of a cluster, `node` to agents and
+    instances, `module` to functional modules.
+    """
+
+    name: str
+    kind: EntityKind
+    cluster: str = ""
+    node: str = ""
+    job: str = ""
+    module: str = ""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            BadInput: a field that is not one token: `a.b`, `*` and `>` would mean more than one name.
+        """
+        if not is_token(self.name):
+            raise BadInput(f"name {self.name!r} is not one token (letters, digits, _, -)")
+        for key in ("cluster", "node", "job", "module"):
+            value = getattr(self, key)
+            if value not in ("", ANY) and not is_token(value):
+                raise BadInput(f"{key} {value!r} is not one token (letters, digits, _, -)")
+        if self.kind is EntityKind.INSTANCE and not (self.job and self.cluster):
+            raise BadInput(f"instance {self.name} needs its job and its cluster")
+        if self.kind is EntityKind.FUNCTIONAL_MODULE and not self.module:
+            raise BadInput(f"functional module {self.name} needs its module's name")
+        if self.kind is EntityKind.CLUSTER and not (self.cluster and self.node):
+            raise BadInput(f"node agent {self.name} needs its cluster and its node")
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is one of a job, a cluster, a node: nothing in it stands for several."""
+        return ANY not in (self.cluster, self.node, self.job, self.module)
+
+    def claims(self) -> dict[str, str]:
+        """As a credential carries it."""
+        return {key: str(value) for key, value in asdict(self).items() if value}
+
+    @classmethod
+    def of_claims(cls, claims: Any) -> Identity:
+        """
+        Raises:
+            BadInput: not an identity.
+        """
+        if not isinstance(claims, dict):
+            raise BadInput("not an identity")
+        known = {"name", "kind", "cluster", "node", "job", "module"}
+        try:
+            fields = {key: value for key, value in claims.items() if key in known}
+            return cls(**{**fields, "kind": EntityKind(fields.get("kind", ""))})
+        except (TypeError, ValueError):
+            raise BadInput("not an identity") from None
+
+
+def is_root(token: str | None) -> bool:
+    return token is not None and token.startswith(ROOT_PREFIX)
+
+
+def is_credential(token: str | None) -> bool:
+    return token is not None and token.startswith(CREDENTIAL_PREFIX)
+
+
+def inbox_of(name: str) -> str:
+    """Where the answers to `name` arrive; nobody else may listen there."""
+    return f"{INBOX}.{name}"
+
+
+def inbox_of_token(token: str) -> str:
+    """Where the answers to a user arrive, who need not know what the authorizer calls them."""
+    return inbox_of(hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:20])

@@ -1,0 +1,163 @@
+"""NATS's keys and signed claims: its nkeys, xkeys and JWTs (nats-py encodes none of them).
+
+An nkey is an ed25519 key in base32 with a letter in front that says what it is for; an xkey the same for
+curve25519. A JWT here is signed with an nkey (`alg` is `ed25519-nkey`): the server reads them, and the chains
+of `bus.credentials` are made of them as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+from typing import Any
+
+import nkeys
+from nacl.exceptions import BadSignatureError, CryptoError
+from nacl.public import Box, PrivateKey, PublicKey
+from nacl.signing import SigningKey, VerifyKey
+
+from schemas.errors import BadInput, Refused
+
+CURVE_PREFIX = 23 << 3
+SEALED = b"xkv1"
+"""How the server marks what it has encrypted (version 1 of its format): mark, nonce of 24 bytes, box."""
+NONCE_BYTES = 24
+_HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
+
+
+class SigningKeys:
+    """A pair of ed25519 keys from its seed (`SA…` of an account, `SU…` of a user)."""
+
+    __slots__ = ("_key", "public", "seed")
+
+    def __init__(self, seed: str) -> None:
+        """
+        Raises:
+            BadInput: not a seed, or damaged.
+        """
+        try:
+            prefix, raw = nkeys.decode_seed(seed.encode())
+            self._key = SigningKey(bytes(raw))
+            checks = nkeys.encode_seed(bytes(raw), prefix).decode() == seed
+        except (nkeys.NkeysError, ValueError, IndexError, TypeError, binascii.Error):
+            checks = False
+        if not checks:
+            raise BadInput("not the seed of a key, or not all of it")
+        self.seed = seed
+        self.public = _encoded(prefix, bytes(self._key.verify_key))
+
+    @classmethod
+    def account(cls) -> SigningKeys:
+        return cls(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_ACCOUNT).decode())
+
+    @classmethod
+    def user(cls) -> SigningKeys:
+        return cls(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode())
+
+    def sign(self, data: bytes) -> bytes:
+        return bytes(self._key.sign(data).signature)
+
+
+class SealingKeys:
+    """A pair of curve25519 keys: what the server encrypts for whoever decides about connections."""
+
+    __slots__ = ("_key", "public", "seed")
+
+    def __init__(self, seed: str) -> None:
+        """`seed`: 64 hexadecimal digits."""
+        try:
+            self._key = PrivateKey(bytes.fromhex(seed))
+        except (ValueError, TypeError, CryptoError):
+            raise BadInput("not the seed of a sealing key") from None
+        self.seed = seed
+        self.public = _encoded(CURVE_PREFIX, bytes(self._key.public_key))
+
+    @classmethod
+    def generate(cls) -> SealingKeys:
+        return cls(os.urandom(32).hex())
+
+    def open(self, data: bytes, sender: str) -> bytes:
+        """
+        Raises:
+            Refused: not sealed for us by `sender` (its public xkey).
+        """
+        if not data.startswith(SEALED):
+            raise Refused("not sealed")
+        nonce, rest = data[len(SEALED) : len(SEALED) + NONCE_BYTES], data[len(SEALED) + NONCE_BYTES :]
+        try:
+            return bytes(Box(self._key, PublicKey(raw_public(sender))).decrypt(rest, nonce))
+        except (CryptoError, ValueError, TypeError):
+            raise Refused("sealed by or for somebody else") from None
+
+    def seal(self, data: bytes, receiver: str) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)
+        box = Box(self._key, PublicKey(raw_public(receiver)))
+        return SEALED + nonce + bytes(box.encrypt(data, nonce).ciphertext)
+
+
+def encode(claims: dict[str, Any], keys: SigningKeys) -> str:
+    """A JWT of these claims, `jti` added."""
+    claims = {**claims, "jti": ""}
+    digest = hashlib.new("sha512_256", json.dumps(claims).encode()).digest()
+    claims["jti"] = base64.b32encode(digest).decode().rstrip("=")
+    signed = f"{_part(_HEADER)}.{_part(claims)}"
+    return f"{signed}.{to_base64(keys.sign(signed.encode()))}"
+
+
+def decode(token: str) -> dict[str, Any]:
+    """The claims of a JWT whose signature is that of its own `iss`; whether to believe `iss` is the caller's.
+
+    Raises:
+        Refused: not a JWT, or not signed by whom it says.
+    """
+    try:
+        head, body, signature = token.split(".")
+        claims = json.loads(from_base64(body))
+        if json.loads(from_base64(head)) != _HEADER or not isinstance(claims, dict):
+            raise Refused("not a JWT of NATS's kind")
+        verify(claims["iss"], f"{head}.{body}".encode(), from_base64(signature))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Refused("not a JWT") from None
+    return claims
+
+
+def verify(public: str, data: bytes, signature: bytes) -> None:
+    """
+    Raises:
+        Refused: `signature` of `data` is not by the owner of `public`.
+    """
+    try:
+        VerifyKey(raw_public(public)).verify(data, signature)
+    except (BadSignatureError, ValueError, TypeError, CryptoError):
+        raise Refused("its signature is not that of the key that it names") from None
+
+
+def raw_public(text: str) -> bytes:
+    """The 32 bytes of a public key. Raises `ValueError`."""
+    if not isinstance(text, str):
+        raise ValueError("not a public key")
+    data = base64.b32decode(text + "=" * (-len(text) % 8))
+    if len(data) != 35 or bytes(nkeys.crc16_checksum(bytearray(data[:-2]))) != data[-2:]:
+        raise ValueError("not a public key")
+    return data[1:-2]
+
+
+def to_base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def from_base64(text: str) -> bytes:
+    """Raises `ValueError`."""
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+
+
+def _part(value: dict[str, Any]) -> str:
+    return to_base64(json.dumps(value, separators=(",", ":")).encode())
+
+
+def _encoded(prefix: int, raw: bytes) -> str:
+    body = bytearray([prefix]) + raw
+    return base64.b32encode(bytes(body + nkeys.crc16_checksum(body))).decode().rstrip("=")

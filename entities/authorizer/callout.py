@@ -1,0 +1,123 @@
+"""AAM at the server's own door: who may connect, and to what (draft §3 AAM; ADR-0022).
+
+`Doorkeeper.decide` is pure but for the log, its counters and the users. Several may run, in any process that
+has the keys: each answers for whatever connection the server asks it about. No secret is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from bus.callout import Caller, Callout, Grant
+from bus.credentials import check
+from bus.guard_keys import GuardKeys
+from bus.identity import Identity, inbox_of_token
+from bus.logs import get_logger
+from bus.permissions import of_identity, of_role
+from entities.authorizer.access_rules import User, identify
+from entities.authorizer.evictions import connection_of
+from schemas.base import is_token
+from schemas.envelope import EntityKind
+from schemas.errors import Refused
+from schemas.signals import Role
+
+log = get_logger("authorizer.callout")
+
+USER_CONNECTION_S = 24 * 3600.0
+"""A user's connection is made again after this; a removed user's is ended at once (`evictions`)."""
+REMEMBERED = 100
+TOLD_MOST = 1_000
+"""Refusals logged one by one; then only each hundredth: who knocks a million times fills no disk."""
+
+Users = Callable[[], tuple[User, ...]]
+
+
+class Tell(Protocol):
+    """A line and its fields."""
+
+    def __call__(self, event: str, **fields: str) -> object: ...
+
+
+class Doorkeeper:
+    """Decides about connections."""
+
+    def __init__(self, keys: GuardKeys, users: Users, tell: Tell | None = None) -> None:
+        """`tell` takes the lines about those who were let in; by default they go to the log."""
+        self.granted: Counter[str] = Counter()  # by kind or role
+        self.refused: Counter[str] = Counter()  # by the reason's code
+        self.reasons: deque[str] = deque(maxlen=REMEMBERED)  # of the last refusals, in words
+        self._keys = keys
+        self._users = users
+        self._tell: Tell = tell or log.info
+
+    @contextlib.asynccontextmanager
+    async def at_door(
+        self, servers: Sequence[str], name: str, *, patience_s: float = 30.0
+    ) -> AsyncIterator[Callout]:
+        """Answers the servers until the end of the block.
+
+        Raises:
+            BusUnreachable, Refused: as `Callout.running`.
+        """
+        async with Callout.running(
+            servers, self._keys, self.decide, name=name, patience_s=patience_s
+        ) as callout:
+            log.info("guarding the bus", service=name)
+            yield callout
+
+    def decide(self, caller: Caller) -> Grant:
+        """
+        Raises:
+            Refused: the reason, for the log.
+        """
+        try:
+            what, grant = self._decide(caller, time.time())
+        except Refused as error:
+            self._refused(caller, error)
+            raise
+        self.granted[what] += 1
+        self._tell("let in", connection=caller.name[:120], host=caller.host, as_=grant.name, what=what)
+        return grant
+
+    def _decide(self, caller: Caller, now: float) -> tuple[str, Grant]:
+        if not caller.token:
+            raise Refused("no credential and no token", why="nothing")
+        if caller.signature:
+            checked = check(caller.token, caller.nonce, caller.signature, self._keys.root, now)
+            identity = checked.identity
+            return identity.kind, Grant(identity.name, of_identity(identity), checked.expires_at)
+        user = identify(self._users(), caller.token)
+        if user is None:
+            raise Refused("neither a credential of this mesh nor a user's token", why="unknown")
+        return self._user(user, caller, now)
+
+    def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
+        permissions = of_role(user.role, inbox_of_token(caller.token))
+        module = module_of(user, caller.name.partition("/")[0])
+        if module is not None:
+            permissions = permissions.with_(of_identity(module))
+        expires = int(now + USER_CONNECTION_S)
+        return user.role, Grant(connection_of(user.name), permissions, expires)
+
+    def _refused(self, caller: Caller, error: Refused) -> None:
+        self.refused[str(error.fields.get("why", "credential"))] += 1
+        self.reasons.append(error.text)
+        total = self.refused.total()
+        if total <= TOLD_MOST or total % 100 == 0:
+            log.warning(
+                "not let in", connection=caller.name[:120], host=caller.host, reason=error.text, refused=total
+            )
+
+
+def module_of(user: User, sid: str) -> Identity | None:
+    """The functional module that a user may run under this SID: one that bears the user's name, `alice` or
+    `alice-…`; an administrator any. A viewer runs none."""
+    mine = sid == user.name or sid.startswith(f"{user.name}-")
+    if user.role is Role.VIEWER or not is_token(sid) or not (mine or user.role is Role.ADMIN):
+        return None
+    module = sid.partition("-shadow-")[0]
+    return Identity(name=sid, kind=EntityKind.FUNCTIONAL_MODULE, module=module or sid)

@@ -1,0 +1,58 @@
+"""Whoever is no longer allowed and still connected is thrown out: the servers end the connection at once.
+
+It will knock again, and is then refused; so whatever makes it refused (a removed user, a revoked token) comes
+first, then this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bus.connections import Connections
+from bus.guard_keys import GuardKeys
+from bus.logs import get_logger
+from schemas.errors import DmscError
+
+log = get_logger("authorizer.evictions")
+
+AGAIN_S = 0.3
+"""One who was let in a moment before, and was not yet on the server's list, is found at the second look."""
+USER_PREFIX = "user:"
+
+
+def connection_of(user: str) -> str:
+    """What the servers call a user's connections; no entity's name has a colon."""
+    return USER_PREFIX + user
+
+
+class Evictions:
+    """Ends connections, at the servers' system account. A connection of its own for each time: it is rare."""
+
+    def __init__(self, servers: Sequence[str], keys: GuardKeys, *, name: str = "authorizer") -> None:
+        self._servers = list(servers)
+        self._keys = keys
+        self._name = name
+        self.ended = 0
+
+    async def throw_out(self, name: str) -> int:
+        """Ends every connection of the user `name`, or of the entity or instance with that SID.
+
+        Returns how many. What can't be reached is logged: the credential's own expiry remains.
+        """
+        names = {name, connection_of(name)}
+        ended: set[tuple[str, int]] = set()
+        try:
+            async with Connections.open(self._servers, self._keys, name=self._name) as connections:
+                for look in range(2):
+                    if look:
+                        await asyncio.sleep(AGAIN_S)
+                    for one in await connections.of(names):
+                        await connections.end(one)
+                        if (one.server, one.number) not in ended:
+                            ended.add((one.server, one.number))
+                            self.ended += 1
+                            log.warning("thrown out", who=one.as_, connection=one.name[:120])
+        except DmscError as error:
+            log.error("not thrown out", who=name, error=error.text)
+        return len(ended)
