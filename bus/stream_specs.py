@@ -31,6 +31,7 @@ def _streams() -> tuple[StreamSpec, ...]:
         "FAULT_QUEUE": (32 << 20, 30 * 86_400.0),
         "LOGS": (64 << 20, 86_400.0),
         "DEAD_LETTERS": (16 << 20, 86_400.0),
+        "AUDIT": (256 << 20, 0.0),  # refusals are folded (entities/authorizer/folding.py): weeks of an attack
     }
     specs = []
     for name, (size, age) in bounds.items():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bus.subject import Delivery, Subject
 from schemas import (
+    access,
+    audit,
     checkpoint,
     cluster,
     data_plane,
@@ -94,6 +96,26 @@ ADVERTISEMENT = _row(
 ACCESS = _row(
     "access", "signal.access.{gateway}", signals.AccessRequest, MG, AAM,
     REQUEST, "Type 3: may this bearer do that?", reply=signals.AccessDecision,
+)  # fmt: skip
+USER_COMMAND = _row(
+    "user command", "access.users.{gateway}", access.UserCommand, MG, AAM,
+    REQUEST, "users and their tokens: add, list, token, revoke, remove", reply=access.UserAnswer,
+)  # fmt: skip
+EXPLAIN_ACCESS = _row(
+    "explain access", "access.explain.{gateway}", access.ExplainAccess, MG, AAM,
+    REQUEST, "which rule lets whom do what", reply=access.AccessExplanation,
+)  # fmt: skip
+USER_RECORD = _row(
+    "user record", "{name}", access.UserRecord, AAM, AAM, KV, "the users that have tokens which expire",
+    bucket="users",
+)  # fmt: skip
+REVOCATION = _row(
+    "revocation", "{kind}.{id}", access.Revocation, AAM, AAM + MG, KV,
+    "tokens, and users, that open nothing any more", bucket="revocations",
+)  # fmt: skip
+AUDIT = _row(
+    "audit", "audit.{authorizer}", audit.AuditRecord, AAM, AAM + MG, STREAM,
+    "refusals and privileged acts, each record with the hash of the one before", stream="AUDIT",
 )  # fmt: skip
 COMPUTE = _row(
     "compute", "signal.compute.{cluster}", signals.ComputeNotification, SR, MG + SR + FM,

@@ -13,6 +13,8 @@ import typer
 
 from dmsc import __version__
 from dmsc.commands import (
+    access,
+    audit,
     board,
     chaos,
     demo,
@@ -31,6 +33,7 @@ from dmsc.commands import (
     tap,
     train,
     up,
+    user,
 )
 
 EPILOG = (
@@ -95,6 +98,9 @@ policy.app.command()(policy_versions.promote)
 policy.app.command()(policy_versions.rollback)
 policy.app.add_typer(policy_versions.plot, name="plot")
 app.add_typer(policy.app, name="policy", rich_help_panel=_parts)
+app.add_typer(user.app, name="user", rich_help_panel=_mesh)
+app.add_typer(access.app, name="access", rich_help_panel=_mesh)
+app.add_typer(audit.app, name="audit", rich_help_panel=_mesh)
 app.add_typer(runs.app, name="runs", rich_help_panel=_parts)
 app.command(rich_help_panel=_parts)(replay.replay)
 

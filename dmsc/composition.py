@@ -44,6 +44,8 @@ class RunOptions:
     bind: str = "127.0.0.1"  # where the gateways' HTTP doors listen
     http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
     tokens_file: Path | None = None
+    access_file: Path | None = None  # the rules; None: the default ones
+    user_key: Path | None = None  # signs users' tokens; None: those of the file are all there is
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
     precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
     peak_tflops: float | None = None  # of one device, for MFU; None: not told
@@ -127,7 +129,9 @@ def _authorizer(options: RunOptions) -> Part:
 
     if options.tokens_file is None:
         raise BadInput("authorizer needs the users' file: --tokens FILE (or DMSC_TOKENS)")
-    config = AuthorizerConfig(tokens_file=options.tokens_file)
+    config = AuthorizerConfig(
+        tokens_file=options.tokens_file, access_file=options.access_file, user_key=options.user_key
+    )
     return Part(
         sid=config.sid, kind=EntityKind.AUTHORIZER, make=lambda bus: Authorizer(bus, config), stop_order=2
     )

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+USER_KEY = "user_key"
+"""The file in the state folder with the key that signs users' tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOptions:
@@ -29,6 +32,7 @@ class MeshOptions:
     address: str = "127.0.0.1"  # what other machines reach this one by
     node: str = "node"
     policies: tuple[str, ...] = ()  # built-in names or files
+    access_file: Path | None = None  # who may do what; None: the default rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,12 @@ def lay_out(
     ]  # agents load torch: they take longest
 
 
+def _authorizer_arguments(options: MeshOptions, tokens: Path) -> tuple[str, ...]:
+    """What the process with the authorizer is told beside its bus; the key lies beside the users' file."""
+    rules = () if options.access_file is None else ("--access-file", str(options.access_file))
+    return ("--tokens", str(tokens), "--user-key", str(tokens.with_name(USER_KEY)), *rules)
+
+
 def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path) -> list[ChildSpec]:
     def doors(cluster: str, port: int) -> tuple[str, ...]:
         return ("--cluster", cluster, "--http-port", str(port), "--bind", options.bind)
@@ -119,7 +129,7 @@ def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path
         )
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in doors(*pair))
-        arguments += ("--tokens", str(tokens))
+        arguments += _authorizer_arguments(options, tokens)
         return [
             *registries,
             ChildSpec(name="control-plane", arguments=arguments, stop_order=3 if orchestrators else 1),
@@ -127,7 +137,11 @@ def _control_plane(options: MeshOptions, http_ports: Sequence[int], tokens: Path
         ]
     return [
         *registries,
-        ChildSpec(name="authorizer", arguments=("run", "authorizer", "--tokens", str(tokens)), stop_order=3),
+        ChildSpec(
+            name="authorizer",
+            arguments=("run", "authorizer", *_authorizer_arguments(options, tokens)),
+            stop_order=3,
+        ),
         *orchestrators,
         *(
             ChildSpec(

@@ -5,6 +5,7 @@ mesh.json    bus servers, gateway URLs, process id, times; present while the mes
 token        the administrator's token for the gateways (mode 0600)
 bus_token    the token for connections to the bus (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
+user_key     signs the tokens of `dmsc user` (mode 0600); the authorizer's alone
 nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
 """
 
@@ -168,7 +169,8 @@ class StateFolder:
         return _read_secret(self.path / "bus_token")
 
     def write_tokens(self) -> None:
-        """Make the tokens and the users' file if they are missing; what is there stays."""
+        """Make the tokens, the users' file and the key of tokens if they are missing; what is there stays."""
+        _write_new_key(self.path / "user_key")
         # user:password, so that the server tells of closed connections; an older folder's plain token stays
         for name, user in (("token", ""), ("bus_token", "dmsc:")):
             if _read_secret(self.path / name) is None:
@@ -184,6 +186,12 @@ class StateFolder:
             _write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
         else:
             _write_private(self.tokens_file, "users:\n" + entry)
+
+
+def _write_new_key(path: Path) -> None:
+    """The seed of an Ed25519 key (`entities.authorizer.user_tokens`), unless there is one."""
+    if _read_secret(path) is None:
+        _write_private(path, secrets.token_hex(32) + "\n")
 
 
 def _read_secret(path: Path) -> str | None:

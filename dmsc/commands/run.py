@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.options import BusTokenOption, StateOption
+from dmsc.options import AccessFileOption, BusTokenOption, StateOption
 from dmsc.running import run_async
 
 if TYPE_CHECKING:
@@ -77,6 +77,16 @@ def run(
             "--tokens", metavar="FILE", envvar="DMSC_TOKENS", help="Users and roles, for the authorizer."
         ),
     ] = None,
+    access_file: AccessFileOption = None,
+    user_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--user-key",
+            metavar="FILE",
+            envvar="DMSC_USER_KEY",
+            help="The key that signs users' tokens, for the authorizer; only it may read the file.",
+        ),
+    ] = None,
     replicas: Annotated[
         int,
         typer.Option(min=1, envvar="DMSC_REPLICAS", help="Copies of streams and buckets on a NATS cluster."),
@@ -134,6 +144,8 @@ def run(
         bind=bind,
         http_ports=tuple(http_port or ()),
         tokens_file=tokens,
+        access_file=access_file,
+        user_key=user_key,
         replicas=replicas,
         precedence=tuple(name.strip() for name in precedence.split(",") if name.strip()),
         peak_tflops=peak_tflops,

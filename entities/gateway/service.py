@@ -107,7 +107,7 @@ class Gateway:
         """Serve until cancelled. Raises `BadInput` with one line where the HTTP port can't be had."""
         config = self.config
         subscriptions: list[Subscription] = []
-        async with self._http(), asyncio.TaskGroup() as tasks:
+        async with self.desk.guard.following(), self._http(), asyncio.TaskGroup() as tasks:
             try:
                 subscriptions += [
                     await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
