@@ -184,6 +184,10 @@ START_INSTANCE = _row(
     "start instance", "cluster.{agent}.start", cluster.InstanceStart, SMO, MIC,
     REQUEST, "start a unit in a slot", reply=cluster.InstanceStarted,
 )  # fmt: skip
+LINK_SECRET = _row(
+    "link secret", "{job}", cluster.LinkSecret, SMO, SMO, KV,
+    "by which a job's instances know each other on tensor links", bucket="link_secrets",
+)  # fmt: skip
 STOP_INSTANCE = _row(
     "stop instance", "cluster.{agent}.stop", cluster.InstanceStop, SMO, MIC, REQUEST,
     "end an incarnation", reply=Ack,

@@ -181,14 +181,17 @@ def _router(cluster: str, options: RunOptions) -> Part:
     return Part(sid=config.sid, kind=EntityKind.ROUTER, make=lambda bus: Router(bus, config), stop_order=1)
 
 
-def policy_part(source: str, *, shadow: bool = False, jobs: Sequence[str] = ()) -> Part:
-    """A functional module from a built-in policy's name or a user's file (`path.py` or `path.py:Class`)."""
+def policy_part(source: str, *, shadow: bool = False, jobs: Sequence[str] = (), owner: str = "") -> Part:
+    """A functional module from a built-in policy's name or a user's file (`path.py` or `path.py:Class`).
+
+    `owner`: the user who runs it; empty: the mesh itself.
+    """
     from dmsc.policy_loading import load_policy
     from policies.engine import EngineConfig
     from policies.module import FunctionalModule, ModuleConfig, module_sid
 
     policy = load_policy(source)
-    config = ModuleConfig(shadow=shadow, engine=EngineConfig(jobs=tuple(jobs)))
+    config = ModuleConfig(shadow=shadow, owner=owner, engine=EngineConfig(jobs=tuple(jobs)))
     return Part(
         sid=module_sid(policy, shadow=shadow),
         kind=EntityKind.FUNCTIONAL_MODULE,

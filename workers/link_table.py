@@ -13,7 +13,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from schemas.errors import DmscError, PeerUnreachable
 from schemas.step import Member
-from workers.gloo import GroupBuild, release
+from workers.gloo import GroupBuild, LinkRefused, release
 from workers.link_names import Pair
 from workers.link_quality import LinkBothWays
 from workers.link_shaping import Shaping
@@ -45,6 +45,8 @@ class LinkConfig:
     """Where received tensors are wanted."""
     shaping: Shaping | None = None
     """Emulates bad links, for tests and benchmarks."""
+    secret: bytes | None = field(default=None, repr=False)
+    """The job's: who does not know it gets no link (`workers.link_proof`). None: nobody is asked."""
 
 
 @dataclass(eq=False)
@@ -251,6 +253,7 @@ class LinkTable:
             address=self._config.address,
             ports=self._config.ports,
             build_timeout_s=self._config.build_timeout_s,
+            secret=self._config.secret,
         )
         task = asyncio.create_task(self._build(slot, slot.build), name=f"build link {slot.name}")
         self._builds.add(task)
@@ -298,7 +301,9 @@ class LinkTable:
             slot.ready.set_exception(error or closed)
         if error is not None:
             if slot.link is None:
-                self.counts.setdefault(slot.peer.sid, LinkCounts()).errors += 1
+                counts = self.counts.setdefault(slot.peer.sid, LinkCounts())
+                counts.errors += 1
+                counts.refused += isinstance(error, LinkRefused)
             if slot.link is not None or self._bus.connected:  # else it is the bus that is away, not the peer
                 self._broken(slot.peer, error)
 

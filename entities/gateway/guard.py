@@ -70,7 +70,8 @@ class Guard:
                 revocation = None
         if revocation is None:
             return ""
-        return f"this token of {decision.user} was revoked by {revocation.by}; ask for a new one"
+        why = f" ({revocation.reason})" if revocation.reason else ""
+        return f"this token of {decision.user} was revoked by {revocation.by}{why}; ask for a new one"
 
     async def while_valid(
         self, decision: AccessDecision, chunks: AsyncIterator[bytes]

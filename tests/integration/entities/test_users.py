@@ -105,7 +105,7 @@ async def test_a_user_is_added_gets_in_is_revoked_and_is_out_at_every_gateway(
         for guard in guards:
             # remembered for 5 s, were it not revoked
             said = await eventually(lambda guard=guard: refusal(guard, token), timeout_s=4.0)
-            assert said == "this token of nina was revoked by root; ask for a new one"
+            assert said == "this token of nina was revoked by root (laptop lost); ask for a new one"
     fresh = (await command(bus, "root", "token", "nina")).token
     assert fresh is not None
     assert (await guards[0].check(fresh, "mesh.read", "mesh")).user == "nina", "a new token counts"
