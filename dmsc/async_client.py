@@ -64,7 +64,11 @@ class AsyncClient(AccessCalls):
         address = find_gateway(url, token, state)
         self._urls = [each.rstrip("/") for each in address.urls]
         self._patience_s = patience_s
-        self._http = httpx.AsyncClient(headers=door.headers(address.token), timeout=door.timeout(timeout_s))
+        self._http = httpx.AsyncClient(
+            headers=door.headers(address.token),
+            timeout=door.timeout(timeout_s),
+            verify=door.verify(self._urls),
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from dmsc.commands import (
     access,
     audit,
     board,
+    cert,
     chaos,
     demo,
     doctor,
@@ -72,6 +73,7 @@ app.command(rich_help_panel=_mesh)(up.up)
 app.command(rich_help_panel=_mesh)(up.down)
 app.command(rich_help_panel=_mesh)(demo.demo)
 app.command(rich_help_panel=_mesh)(doctor.doctor)
+app.command(rich_help_panel=_mesh)(cert.cert)
 app.command(rich_help_panel=_jobs)(train.train)
 app.command(rich_help_panel=_jobs)(train.attach)
 app.command(rich_help_panel=_jobs)(jobs.jobs)

@@ -42,6 +42,7 @@ class RunOptions:
     token: str | None = None
     clusters: tuple[str, ...] = ()
     bind: str = "127.0.0.1"  # where the gateways' HTTP doors listen
+    tls: tuple[Path, Path] | None = None  # certificate and key of the HTTP doors; None: plain HTTP
     http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
     tokens_file: Path | None = None
     access_file: Path | None = None  # the rules; None: the default ones
@@ -167,7 +168,11 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
 
     advertised = "" if port is None else own_address(options.bind)
     config = GatewayConfig(
-        cluster=cluster, http_host=options.bind, http_port=port, advertised_host=advertised
+        cluster=cluster,
+        http_host=options.bind,
+        http_port=port,
+        advertised_host=advertised,
+        tls=options.tls,
     )
     return Part(
         sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1

@@ -32,6 +32,7 @@ class MeshOptions:
     address: str = "127.0.0.1"  # what other machines reach this one by
     node: str = "node"
     policies: tuple[str, ...] = ()  # built-in names or files
+    tls: bool = False  # the bus and the HTTP doors speak TLS
     access_file: Path | None = None  # who may do what; None: the default rules
 
 

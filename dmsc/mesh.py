@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -62,6 +63,8 @@ async def running_mesh(
     with folder.hold():
         folder.write_tokens()
         folder.logs.mkdir(exist_ok=True)
+        if options.tls:
+            certify(options, folder)
         started_at = time.time()
         async with _bus(options, folder, say) as bus:
             inner = [_local(url) for url in bus.urls]
@@ -88,6 +91,23 @@ async def running_mesh(
                 yield RunningMesh(folder=folder, file=file, options=options, supervisor=supervisor)
 
 
+def certify(options: MeshOptions, folder: StateFolder) -> None:
+    """A certificate for this machine's names, and a CA if there is none; believed from here on."""
+    from bus import trust
+    from dmsc.certificates import CertificateFiles, make_certificates, still_good
+
+    hosts = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+    if options.bind not in ("0.0.0.0", "::", *hosts):
+        hosts.append(options.bind)
+    if options.bind in ("0.0.0.0", "::"):
+        hosts.append(own_address(options.bind))
+    hosts = list(dict.fromkeys(hosts))
+    files = CertificateFiles(folder.tls.ca.parent)
+    if not still_good(files, hosts):
+        make_certificates(files.folder, hosts)
+    trust.believe(files.ca)
+
+
 def _pids(bus: EmbeddedCluster, supervisor: Supervisor) -> dict[str, int]:
     """Process ids by name, of those that live."""
     servers = {
@@ -109,7 +129,12 @@ async def _bus(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncIter
         ports.choose(options.bind, port, NATS_PORT, 1, "--nats-port")  # one clear line if it is taken
     port = NATS_PORT if port is None else port or -1  # -1: the server takes a free one itself
     bus = EmbeddedCluster(
-        folder.store, size=options.servers, port=port, host=options.bind, token=folder.bus_token()
+        folder.store,
+        size=options.servers,
+        port=port,
+        host=options.bind,
+        token=folder.bus_token(),
+        tls=folder.tls if options.tls else None,
     )
     async with bus:
         keeper = asyncio.create_task(bus.keep(say))
@@ -142,7 +167,10 @@ async def _started(
         )
         say_if(say, remark)
         host = own_address(options.bind) if options.bind in ("0.0.0.0", "::") else options.bind
-        gateways = {c: f"http://{host}:{port}" for c, port in zip(options.clusters, http_ports, strict=True)}
+        protocol = "https" if options.tls else "http"
+        gateways = {
+            c: f"{protocol}://{host}:{port}" for c, port in zip(options.clusters, http_ports, strict=True)
+        }
         folder.write_mesh(
             MeshFile(
                 servers=tuple(_outer(url, options) for url in bus_urls),
@@ -159,6 +187,9 @@ async def _started(
             "DMSC_BUS_TOKEN": folder.bus_token() or "",
             "DMSC_REPLICAS": str(copies(options.servers)),
         }
+        if options.tls:
+            tls = folder.tls
+            environment |= {"DMSC_TLS_CERT": str(tls.certificate), "DMSC_TLS_KEY": str(tls.key)}
         async with Supervisor(children, logs=folder.logs, environment=environment, say=say) as supervisor:
             try:
                 await _until_ready(options, supervisor, list(gateways.values()), folder.token(), progress)

@@ -6,6 +6,7 @@ token        the administrator's token for the gateways (mode 0600)
 bus_token    the token for connections to the bus (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
 user_key     signs the tokens of `dmsc user` (mode 0600); the authorizer's alone
+tls/         the CA and certificates of `dmsc up --tls` (keys: mode 0600)
 nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bus.embedded import Tls
     from schemas.errors import BadInput
 
 DEFAULT_STATE = ".dmsc"
@@ -65,6 +67,14 @@ class StateFolder:
     @property
     def tokens_file(self) -> Path:
         return self.path / "tokens.yaml"
+
+    @property
+    def tls(self) -> Tls:
+        """The files of `dmsc up --tls`; made by `dmsc.certificates`."""
+        from bus.embedded import Tls
+
+        folder = self.path / "tls"
+        return Tls(certificate=folder / "server.pem", key=folder / "server-key.pem", ca=folder / "ca.pem")
 
     @property
     def store(self) -> Path:

@@ -71,6 +71,21 @@ def run(
     bind: Annotated[
         str, typer.Option(metavar="ADDRESS", envvar="DMSC_BIND", help="Where the HTTP doors listen.")
     ] = "127.0.0.1",
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            metavar="FILE",
+            envvar="DMSC_TLS_CERT",
+            help="HTTPS: the certificate; see dmsc cert.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-key", metavar="FILE", envvar="DMSC_TLS_KEY", help="HTTPS: the certificate's key."
+        ),
+    ] = None,
     tokens: Annotated[
         Path | None,
         typer.Option(
@@ -143,6 +158,7 @@ def run(
         clusters=tuple(cluster or ()),
         bind=bind,
         http_ports=tuple(http_port or ()),
+        tls=_pair(tls_cert, tls_key),
         tokens_file=tokens,
         access_file=access_file,
         user_key=user_key,
@@ -307,6 +323,16 @@ def metrics_options(port: str, bind: str) -> MetricsOptions | None:
     if not (port.isdigit() and int(port) < 65536):
         raise BadInput(f"--metrics-port {port}: a port, 0 for any free one, or off")
     return MetricsOptions(port=int(port), bind=bind, host=own_address(bind))
+
+
+def _pair(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    from schemas.errors import BadInput
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise BadInput("--tls-cert and --tls-key belong together: give both, or neither")
+    return certificate, key
 
 
 def _range(text: str | None) -> tuple[int, int] | None:

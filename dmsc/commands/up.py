@@ -65,6 +65,9 @@ def up(
         list[str] | None,
         typer.Option("--policy", metavar="NAME|FILE", help="A functional module to run; repeatable."),
     ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt the bus and the gateways, by a CA in the state folder.")
+    ] = False,
     access_file: AccessFileOption = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when ready; stop with `dmsc down`.")
@@ -92,6 +95,7 @@ def up(
         registries,
         separate,
         policy,
+        tls,
         access_file,
     )
     if detach:
@@ -138,6 +142,7 @@ def _options(
     registries: int,
     separate: bool,
     policy: list[str] | None,
+    tls: bool,
     access_file: Path | None,
 ) -> MeshOptions:
     from dmsc.commands.run import metrics_options
@@ -166,6 +171,7 @@ def _options(
         address=own_address(bind),
         node=node_name(),
         policies=tuple(policy or ()),
+        tls=tls,
         access_file=None if access_file is None else access_file.absolute(),
     )
 
