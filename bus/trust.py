@@ -14,9 +14,12 @@ from schemas.errors import BadInput
 
 VARIABLE = "DMSC_CA_FILE"
 
+_believed: set[str] = set()
+
 
 def believe(ca_file: Path) -> None:
-    """Believe this CA, here and in the processes that this one starts, unless they are told of another."""
+    """Believe this CA, too; so do the processes that this one starts, unless they are told of another."""
+    _believed.add(str(ca_file.absolute()))
     os.environ.setdefault(VARIABLE, str(ca_file.absolute()))
 
 
@@ -30,12 +33,21 @@ def context() -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     named = os.environ.get(VARIABLE)
     if named:
-        try:
-            made.load_verify_locations(cafile=named)
-        except (OSError, ssl.SSLError) as error:
-            why = getattr(error, "strerror", None) or "no certificate in PEM form"
-            raise BadInput(f"{VARIABLE}: {named}: {why}; it must be a CA's ca.pem, see `dmsc cert`") from None
+        _load(made, named, f"{VARIABLE}: {named}")
+    for each in _believed - {named}:
+        if Path(each).exists():  # a mesh of this machine may be gone by now
+            _load(made, each, each)
     return made
+
+
+def _load(made: ssl.SSLContext, file: str, where: str) -> None:
+    try:
+        made.load_verify_locations(cafile=file)
+    except (OSError, ssl.SSLError) as error:
+        why = getattr(error, "strerror", None)
+        if why is None or isinstance(error, ssl.SSLError):
+            why = "no certificate in PEM form"
+        raise BadInput(f"{where}: {why}; it must be a CA's ca.pem, see `dmsc cert`") from None
 
 
 def is_distrust(error: BaseException) -> bool:
