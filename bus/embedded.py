@@ -312,11 +312,10 @@ class EmbeddedServer:
             "tls {",
             f"  cert_file: {quoted(str(tls.certificate))}",
             f"  key_file: {quoted(str(tls.key))}",
-            # clients of ours speak first; others may wait for the server's word, as most do
             *(
                 [f"  ca_file: {quoted(str(tls.ca))}", "  verify: true"]
                 if mutual
-                else ['  handshake_first: "auto"']
+                else ["  handshake_first: true"]
             ),
             '  min_version: "1.2"',
             "}",

@@ -176,15 +176,17 @@ async def last(
             int(headers["Nats-Sequence"]), headers["Nats-Subject"], found.data or b"", headers,
             at_ns=round(datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp() * NANO),
         )  # fmt: skip
-    return await _stored_by(link, stream, {"last_by_subj": subject}, timeout_s)
+    return await _through_leader(link, stream, {"last_by_subj": subject}, timeout_s)
 
 
 async def at(link: Link, stream: str, sequence: int, *, timeout_s: float = TIMEOUT_S) -> Stored | None:
     """The message at a sequence, through the stream's leader; None where it was removed."""
-    return await _stored_by(link, stream, {"seq": sequence}, timeout_s)
+    return await _through_leader(link, stream, {"seq": sequence}, timeout_s)
 
 
-async def _stored_by(link: Link, stream: str, wanted: dict[str, Any], timeout_s: float) -> Stored | None:
+async def _through_leader(
+    link: Link, stream: str, wanted: Mapping[str, Any], timeout_s: float
+) -> Stored | None:
     try:
         message = (await call(link, f"STREAM.MSG.GET.{stream}", wanted, timeout_s=timeout_s))["message"]
     except NotFound as error:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from pathlib import Path
@@ -29,6 +30,7 @@ def context() -> ssl.SSLContext:
     Raises:
         BadInput: the CA's file can't be read, in one line.
     """
+    _quiet()
     made = ssl.create_default_context()
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     named = os.environ.get(VARIABLE)
@@ -38,6 +40,15 @@ def context() -> ssl.SSLContext:
         if Path(each).exists():  # a mesh of this machine may be gone by now
             _load(made, each, each)
     return made
+
+
+def _quiet() -> None:
+    """nats-py's stream readers make asyncio say at each goodbye that half-closed TLS is none; nobody is helped."""
+    logging.getLogger("asyncio").addFilter(_no_news)
+
+
+def _no_news(record: logging.LogRecord) -> bool:
+    return "eof_received() has no effect when using ssl" not in record.getMessage()
 
 
 def _load(made: ssl.SSLContext, file: str, where: str) -> None:

@@ -298,7 +298,7 @@ class GroupBuild:
         try:
             group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
         except RuntimeError as error:  # DistStoreError is one, too
-            return first_line(error)
+            return self._refusal(first_line(error)) if self._store.refused else first_line(error)
         reachability.give_up_silent(known)
         if self._secret is not None and (refusal := self._strangers(group, self._secret)):
             release(group)
@@ -314,8 +314,11 @@ class GroupBuild:
             return f"not everyone proved to be a member of the job: {first_line(error)}"
         if not found:
             return None
-        log.warning("a stranger on a tensor link was refused", group=self.name, ranks=found)
-        return _Refusal(f"{_ranks(found)} can't prove to be a member of the job")
+        return self._refusal(f"{_ranks(found)} can't prove to be a member of the job")
+
+    def _refusal(self, why: str) -> _Refusal:
+        log.warning("a stranger was refused at a tensor link", group=self.name, reason=why)
+        return _Refusal(why)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -92,7 +92,7 @@ def default() -> None:
 
 def check_access_file(file: Path) -> AccessPolicy:
     """The rules of a file. Raises `BadInput` with one line."""
-    from entities.authorizer.access_files import RulesFile
+    from entities.authorizer.user_file import RulesFile
 
     return RulesFile(file).policy
 

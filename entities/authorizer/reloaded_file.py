@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -30,6 +31,12 @@ class ReloadedFile(Generic[T]):
         self._seen = self._stamp()
         self.value: T = self._read()
         self.problem = ""  # why the present file is not the one in use; empty where it is
+
+    async def keep_fresh(self, every_s: float) -> None:
+        """Looks at the file every so often, until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.refresh()
 
     def refresh(self) -> bool:
         """Look at the file; True where the value is new. Never raises."""

@@ -19,13 +19,13 @@ from bus.discovery import resolve
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
-from entities.authorizer.access_files import RulesFile
 from entities.authorizer.access_policy import Ruling, decide, explain, needs_owner, nobody
 from entities.authorizer.access_rules import Stranger, User
 from entities.authorizer.audit_trail import AuditTrail, about
 from entities.authorizer.folding import FoldingConfig
 from entities.authorizer.user_desk import ThrowOut, TokenConfig, UserDesk, nobody_to_throw_out
 from entities.authorizer.user_directory import UserDirectory
+from entities.authorizer.user_file import RulesFile
 from schemas.access import AccessExplanation, ExplainAccess, UserAnswer, UserCommand
 from schemas.base import is_token
 from schemas.envelope import EntityKind, Envelope

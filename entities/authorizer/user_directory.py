@@ -15,8 +15,8 @@ from bus import subjects
 from bus.buckets import Change, Watch
 from bus.connection import Bus
 from bus.logs import get_logger
-from entities.authorizer.access_files import UserFile
 from entities.authorizer.access_rules import Stranger, User, Users, recognise
+from entities.authorizer.user_file import UserFile
 from entities.authorizer.user_tokens import load_key
 from schemas.access import Revocation, UserRecord
 from schemas.base import is_token

@@ -26,11 +26,11 @@ def user(role: Role, name: str = "ann") -> User:
 
 
 LOOKS = {"self.read", "mesh.read", "job.read", "job.list", "fault.read", "log.read", "tap.read"}
-RESEARCH = LOOKS | {"job.submit", "dataset.read", "dataset.write", "dataset.delete", "policy.ask"}
+RESEARCH = LOOKS | {"job.submit", "dataset.read", "dataset.write", "policy.ask"}
 QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write"}
 PRIVILEGED = {
     "job.cancel", "job.change", "policy.write", "policy.promote", "policy.rollback", "node.cordon",
-    "node.drain", "chaos.kill",
+    "node.drain", "chaos.strike", "dataset.delete",
 }  # fmt: skip
 ALLOWED = {Role.VIEWER: LOOKS, Role.RESEARCHER: RESEARCH, Role.OPERATOR: QUIET | PRIVILEGED}
 ACTIONS = QUIET | PRIVILEGED | {"user.add", "user.token", "user.remove", "anything.else"}
