@@ -43,7 +43,7 @@ def context() -> ssl.SSLContext:
 
 
 def _quiet() -> None:
-    """nats-py's stream readers make asyncio say at each goodbye that half-closed TLS is none; nobody is helped."""
+    """nats-py has asyncio say at each goodbye that TLS is not half closed, which helps nobody."""
     logging.getLogger("asyncio").addFilter(_no_news)
 
 
