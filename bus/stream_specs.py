@@ -18,6 +18,7 @@ class StreamSpec:
     max_bytes: int
     max_age_s: float = 0.0
     acknowledged: bool = False
+    final: bool = False  # what is in it goes by its bounds alone: nobody may delete or purge
 
 
 def _streams() -> tuple[StreamSpec, ...]:
@@ -43,6 +44,7 @@ def _streams() -> tuple[StreamSpec, ...]:
                 size,
                 age,
                 acknowledged=any(row.delivery is Delivery.STREAM for row in rows),
+                final=name == "AUDIT",
             )
         )
     return tuple(specs)

@@ -95,6 +95,8 @@ def _recording(spec: stream_specs.StreamSpec, replicas: int) -> dict[str, Any]:
         "duplicate_window": DUPLICATES_S * NANO,
         "num_replicas": replicas,
     }
+    if spec.final:
+        config |= {"deny_delete": True, "deny_purge": True}
     if replicas == 1 and not spec.acknowledged:
         # Nobody waits for these to be on disk; synced one by one, 3,000 samples take 0.7 s instead of 0.04 s.
         config["persist_mode"] = "async"

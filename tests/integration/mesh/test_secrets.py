@@ -91,6 +91,7 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
         }
         recording = outside / "tapped.rec"
         with running("tap", ">", "--record", str(recording), "--state", str(state), cwd=outside) as tap:
+            tap.until(lambda text: bool(text.strip()))  # somebody's heartbeat: it listens
             record = mesh.client.submit(tiny_job(parallel={"stages": 2, "replicas": 1}))
             secrets["job's link secret"] = asyncio.run(link_secret(mesh, record.job))
             wrong = dmsc("jobs", "--token", user_token + "x", "--state", str(state), cwd=outside)
