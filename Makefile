@@ -52,6 +52,13 @@ types: setup-dev ## mypy, strict
 layers: setup-dev ## import-linter: who may import whom
 	@$(VENV)/lint-imports --no-cache
 
+.PHONY: audit
+audit: setup-dev ## bandit over the product, whether dependencies fit; ARGS=--online: known vulnerabilities, too
+	@$(VENV)/python -c 'import bandit, pip_audit' 2>/dev/null \
+		|| $(VENV)/python -m pip install --quiet --retries 0 --editable '.[audit]' 2>/dev/null \
+		|| echo 'bandit and pip-audit can not be installed here'
+	@$(VENV)/python scripts/audit.py $(ARGS)
+
 .PHONY: format
 format: setup-dev ## ruff: mend what can be mended
 	@$(VENV)/ruff check --fix .

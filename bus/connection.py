@@ -316,6 +316,18 @@ class Bus:
             self, row, message, message_id=message_id, cause=cause, deadline_s=deadline_s, tokens=tokens
         )
 
+    async def append_behind(
+        self, row: Subject, message: Message, *, message_id: str, last: int, **tokens: Any
+    ) -> int:
+        """Compare-and-set on the row's stream: appends if `last` is still its last sequence."""
+        return await streams.append_behind(
+            self, row, message, message_id=message_id, last=last, tokens=tokens
+        )
+
+    async def tail(self, row: Subject) -> tuple[int, Recorded | None]:
+        """The last sequence of the row's stream (0: none), and the message there; None: it was removed."""
+        return await streams.tail(self, row)
+
     def history(
         self,
         row: Subject,

@@ -12,6 +12,7 @@ from typing import Any
 
 from nats.aio.client import Client, Server
 
+from bus import trust
 from bus.identity import is_credential, is_root
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DmscError, Refused
@@ -82,6 +83,12 @@ class Dialer:
         self._away_since = 0.0
         self._attempt_at = 0.0
 
+    def _encryption(self) -> dict[str, Any]:
+        """TLS before the first word: whoever stands in between can't talk us out of it and get the token."""
+        if not any(url.startswith("tls://") for url in self._servers):
+            return {}
+        return {"tls": trust.context(), "tls_handshake_first": True}
+
     @property
     def where(self) -> str:
         """The addresses, without credentials."""
@@ -97,6 +104,7 @@ class Dialer:
             BusUnreachable: nothing answers in time.
         """
         refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        distrusted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         reasons: list[str] = []
         unanswered = False
         client = Client()
@@ -110,6 +118,8 @@ class Dialer:
                     refused.set_result(plain(error))
             elif VIOLATION in str(error).lower():
                 unanswered = True
+            if trust.is_distrust(error) and not distrusted.done():
+                distrusted.set_result(trust.distrusted(f"the bus at {self.where}", error))
             await listener.error(error)
 
         async def on_closed() -> None:
@@ -121,6 +131,7 @@ class Dialer:
                 servers=self._servers,
                 name=self._label,
                 **self._credentials(),
+                **self._encryption(),
                 error_cb=on_error,
                 disconnected_cb=listener.disconnected,
                 reconnected_cb=listener.reconnected,
@@ -136,7 +147,7 @@ class Dialer:
         )
         connected = False
         try:
-            outcomes: set[asyncio.Future[Any]] = {connecting, refused}
+            outcomes: set[asyncio.Future[Any]] = {connecting, refused, distrusted}
             await asyncio.wait(outcomes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 failure = connecting.exception()
@@ -146,6 +157,8 @@ class Dialer:
                 reasons.append(plain(failure))
             if refused.done():
                 raise self.refused(refused.result())
+            if distrusted.done():
+                raise Refused(distrusted.result(), servers=self.where)
             if unanswered:
                 raise self.unguarded()
             raise self.unreachable(f"{reasons[-1] if reasons else 'no answer'}, tried for {timeout_s:g} s")

@@ -60,6 +60,15 @@ class Peers:
     credentials: str  # user:password between the servers
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """Files in PEM form: a server's certificate and key, and the CA that both ends of a cluster believe."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+
 class EmbeddedServer:
     """`async with EmbeddedServer(folder) as server: … server.url`.
 
@@ -75,6 +84,7 @@ class EmbeddedServer:
         max_store_bytes, max_memory_bytes: Limits of JetStream; streams reserve from the first.
         max_payload_bytes: Largest message.
         monitor: Also serve NATS's monitoring pages on a free port (`monitor_url`).
+        tls: Clients connect encrypted (`tls://`), as the other servers of a cluster do; None: neither does.
         peers: Its place in a cluster; None for a server alone. `bus.embedded_cluster` makes them.
     """
 
@@ -91,6 +101,7 @@ class EmbeddedServer:
         max_memory_bytes: int = 1 << 30,
         max_payload_bytes: int = MAX_MESSAGE_BYTES,
         monitor: bool = True,
+        tls: Tls | None = None,
         peers: Peers | None = None,
     ) -> None:
         self.store_dir = Path(store_dir).absolute()
@@ -105,6 +116,7 @@ class EmbeddedServer:
         self._max_memory_bytes = max_memory_bytes
         self._max_payload_bytes = max_payload_bytes
         self._monitor = monitor
+        self._tls = tls
         self._peers = peers
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -283,10 +295,14 @@ class EmbeddedServer:
                 f"  listen: {quoted(self._peers.listen)}",
                 f"  authorization {{ user: {quoted(user)}, password: {quoted(password)} }}",
                 f"  routes: [{routes}]",
+                *(self._tls_lines(mutual=True) if self._tls is not None else []),
                 "}",
             ]
+        if self._tls is not None:
+            lines += self._tls_lines(mutual=False)
         if self._monitor:
-            lines.append(f"http: {quoted(f'{self.host}:-1')}")
+            protocol = "http" if self._tls is None else "https"
+            lines.append(f"{protocol}: {quoted(f'{self.host}:-1')}")
         if self._guard is None:
             lines += access_clause(self._token)
         else:
@@ -299,6 +315,23 @@ class EmbeddedServer:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path
 
+    def _tls_lines(self, *, mutual: bool) -> list[str]:
+        """`mutual`: the other end must show a certificate of the same CA, as servers do to each other."""
+        assert self._tls is not None
+        quoted, tls = json.dumps, self._tls
+        return [
+            "tls {",
+            f"  cert_file: {quoted(str(tls.certificate))}",
+            f"  key_file: {quoted(str(tls.key))}",
+            *(
+                [f"  ca_file: {quoted(str(tls.ca))}", "  verify: true"]
+                if mutual
+                else ["  handshake_first: true"]
+            ),
+            '  min_version: "1.2"',
+            "}",
+        ]
+
     async def _ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + READY_S
         while True:
@@ -309,6 +342,8 @@ class EmbeddedServer:
                 raise self._failed(process)
             await asyncio.sleep(0.003)
         self.url = found["nats"][0]
+        if self._tls is not None:
+            self.url = self.url.replace("nats://", "tls://", 1)
         self._port = int(self.url.rpartition(":")[2])
         self.monitor_url = next(iter(found.get("monitoring", [])), None)
 

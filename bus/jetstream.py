@@ -188,6 +188,11 @@ async def next_from(
     return await _through_leader(link, stream, {"seq": sequence, "next_by_subj": subject}, timeout_s)
 
 
+async def at(link: Link, stream: str, sequence: int, *, timeout_s: float = TIMEOUT_S) -> Stored | None:
+    """The message at a sequence, through the stream's leader; None where it was removed."""
+    return await _through_leader(link, stream, {"seq": sequence}, timeout_s)
+
+
 async def _through_leader(
     link: Link, stream: str, wanted: Mapping[str, Any], timeout_s: float
 ) -> Stored | None:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
+import hmac
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -36,6 +38,7 @@ VALUES_STREAM = f"KV_{streams.RENDEZVOUS_BUCKET}"
 VALUES_SUBJECT = f"$KV.{streams.RENDEZVOUS_BUCKET}"
 COUNTERS_STREAM = streams.COUNTER_STREAM
 COUNTERS_SUBJECT = streams.COUNTER_SUBJECTS.removesuffix(".>")
+SIGNATURE_BYTES = 32
 REREAD_S = 1.0
 """How often a waiting `get` looks again on its own, should the notification have been lost."""
 MADE_S, REMAKE_S = 10.0, 0.05
@@ -87,16 +90,19 @@ class Rendezvous:
     """One namespace: `set`, `get`, `add` and their kin, with the meaning that c10d's TCPStore gives them.
 
     Errors: `DeadlineExceeded` when a key does not come in time or the bus does not answer,
-    `BusUnreachable` when the connection is away.
+    `BusUnreachable` when the connection is away, `Refused` for a value that no member wrote.
     """
 
-    def __init__(self, bus: Bus, namespace: str) -> None:
+    def __init__(self, bus: Bus, namespace: str, secret: bytes | None = None) -> None:
+        """`secret`: of those who meet here; values are signed with it, and others' are not taken."""
         self._bus = bus
         self._namespace = namespace
+        self._secret = secret
 
     async def set(self, key: str, value: bytes) -> int:
         """Writes; whoever waits for the key wakes up. Returns its number in the stream."""
-        return await self._ask(lambda: jetstream.publish(self._bus.link, self._value_subject(key), value))
+        sealed = self._sealed(key, value)
+        return await self._ask(lambda: jetstream.publish(self._bus.link, self._value_subject(key), sealed))
 
     async def forget(self, key: str, sequence: int) -> None:
         """Takes back what `set` wrote as `sequence`, unless something newer has taken its place."""
@@ -208,7 +214,7 @@ class Rendezvous:
     async def _read(self, key: str) -> _Read | None:
         value = await self._last(VALUES_STREAM, self._value_subject(key))
         if value is not None:
-            return None if value.is_marker else _Read(value.data, value.sequence)
+            return None if value.is_marker else _Read(self._opened(key, value.data), value.sequence)
         count = await self._last(COUNTERS_STREAM, self._counter_subject(key))
         return None if count is None else _Read(str(json.loads(count.data)["val"]).encode(), 0)
 
@@ -221,14 +227,14 @@ class Rendezvous:
 
     async def _write_after(self, key: str, value: bytes, found: _Read | None) -> bool:
         """Writes if nobody has since `found`; whether it did."""
-        subject = self._value_subject(key)
+        subject, sealed = self._value_subject(key), self._sealed(key, value)
         gone = await self._last(VALUES_STREAM, subject) if found is None else None
         if gone is not None and not gone.is_marker:
             return False
         sequence = gone.sequence if gone is not None else found.sequence if found is not None else 0
         headers = {EXPECTED: str(sequence)}
         try:
-            await self._ask(lambda: jetstream.publish(self._bus.link, subject, value, headers))
+            await self._ask(lambda: jetstream.publish(self._bus.link, subject, sealed, headers))
         except Conflict:
             return False
         return True
@@ -238,6 +244,24 @@ class Rendezvous:
         await self._ask(
             lambda: jetstream.publish(self._bus.link, subject, b"", {**DELETION, **(headers or {})})
         )
+
+    def _sealed(self, key: str, value: bytes) -> bytes:
+        return value if self._secret is None else self._signature(self._secret, key, value) + value
+
+    def _opened(self, key: str, data: bytes) -> bytes:
+        if self._secret is None:
+            return data
+        value = data[SIGNATURE_BYTES:]
+        if not hmac.compare_digest(data[:SIGNATURE_BYTES], self._signature(self._secret, key, value)):
+            raise Refused(
+                f"rendezvous key {key!r} of {self._namespace!r} was not written by a member of the job",
+                key=key,
+            )
+        return value
+
+    def _signature(self, secret: bytes, key: str, value: bytes) -> bytes:
+        named = f"dmsc rendezvous\0{self._namespace}\0{key}\0".encode()
+        return hmac.new(secret, named + value, hashlib.sha256).digest()
 
     async def _await_key(self, key: str) -> bytes:
         async with self._notified(self._value_subject(key), self._counter_subject(key)) as written:

@@ -18,6 +18,7 @@ class StreamSpec:
     max_bytes: int
     max_age_s: float = 0.0
     acknowledged: bool = False
+    final: bool = False  # what is in it goes by its bounds alone: nobody may delete or purge
 
 
 def _streams() -> tuple[StreamSpec, ...]:
@@ -31,6 +32,7 @@ def _streams() -> tuple[StreamSpec, ...]:
         "FAULT_QUEUE": (32 << 20, 30 * 86_400.0),
         "LOGS": (64 << 20, 86_400.0),
         "DEAD_LETTERS": (16 << 20, 86_400.0),
+        "AUDIT": (256 << 20, 0.0),  # refusals are folded (entities/authorizer/folding.py): weeks of an attack
     }
     specs = []
     for name, (size, age) in bounds.items():
@@ -42,6 +44,7 @@ def _streams() -> tuple[StreamSpec, ...]:
                 size,
                 age,
                 acknowledged=any(row.delivery is Delivery.STREAM for row in rows),
+                final=name == "AUDIT",
             )
         )
     return tuple(specs)

@@ -95,6 +95,8 @@ def _recording(spec: stream_specs.StreamSpec, replicas: int) -> dict[str, Any]:
         "duplicate_window": DUPLICATES_S * NANO,
         "num_replicas": replicas,
     }
+    if spec.final:
+        config |= {"deny_delete": True, "deny_purge": True}
     if replicas == 1 and not spec.acknowledged:
         # Nobody waits for these to be on disk; synced one by one, 3,000 samples take 0.7 s instead of 0.04 s.
         config["persist_mode"] = "async"
@@ -185,6 +187,33 @@ async def append(
         return await jetstream.publish(bus.link, subject, payload, headers, timeout_s=2.0)
 
     return await _persistently(bus.link, publish, deadline_s, f"append to {subject}")
+
+
+async def tail(bus: Bus, row: Subject) -> tuple[int, Recorded | None]:
+    """The last sequence that the row's stream gave, and the message there; None where that was removed.
+
+    Through the stream's leader: a decision may hang on it.
+    """
+    if row.stream is None:
+        raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
+    sequence = int((await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}"))["state"]["last_seq"])
+    item = await jetstream.at(bus.link, row.stream, sequence) if sequence else None
+    return sequence, None if item is None else await _decoded(bus, row, item)
+
+
+async def append_behind(
+    bus: Bus, row: Subject, message: Message, *, message_id: str, last: int, tokens: dict[str, Any]
+) -> int:
+    """Appends only if `last` is still the stream's last sequence; one attempt. Returns the new one.
+
+    Raises:
+        Conflict: somebody else was first.
+        DeadlineExceeded, BusUnreachable: unknown whether it was stored. To repeat it under the same
+            `message_id` within two minutes is safe: it is stored once.
+    """
+    payload = codec.encode(message, bus.sender_map, bus.next_id())
+    headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Sequence": str(last)}
+    return await jetstream.publish(bus.link, row(**tokens), payload, headers, timeout_s=2.0)
 
 
 async def history(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bus.subject import Delivery, Names, Subject
 from schemas import (
+    access,
+    audit,
     checkpoint,
     cluster,
     data_plane,
@@ -98,6 +100,26 @@ ACCESS = _row(
     "access", "signal.access.{gateway}", signals.AccessRequest, MG, AAM,
     REQUEST, "Type 3: may this bearer do that?", reply=signals.AccessDecision, names=Names.SENDER,
 )  # fmt: skip
+USER_COMMAND = _row(
+    "user command", "access.users.{gateway}", access.UserCommand, MG, AAM,
+    REQUEST, "users and their tokens: add, list, token, revoke, remove", reply=access.UserAnswer,
+)  # fmt: skip
+EXPLAIN_ACCESS = _row(
+    "explain access", "access.explain.{gateway}", access.ExplainAccess, MG, AAM,
+    REQUEST, "which rule lets whom do what", reply=access.AccessExplanation,
+)  # fmt: skip
+USER_RECORD = _row(
+    "user record", "{name}", access.UserRecord, AAM, AAM, KV, "the users that have tokens which expire",
+    bucket="users",
+)  # fmt: skip
+REVOCATION = _row(
+    "revocation", "{kind}.{id}", access.Revocation, AAM, AAM + MG, KV,
+    "tokens, and users, that open nothing any more", bucket="revocations",
+)  # fmt: skip
+AUDIT = _row(
+    "audit", "audit.{authorizer}", audit.AuditRecord, AAM, AAM + MG, STREAM,
+    "refusals and privileged acts, each record with the hash of the one before", stream="AUDIT",
+)  # fmt: skip
 COMPUTE = _row(
     "compute", "signal.compute.{cluster}", signals.ComputeNotification, SR, MG + SR + FM,
     CORE, "Type 4: load, heterogeneity and latency of a cluster's instances", stream="SIGNALS",
@@ -166,6 +188,10 @@ LEADER = _row(
 START_INSTANCE = _row(
     "start instance", "cluster.{agent}.start", cluster.InstanceStart, SMO, MIC,
     REQUEST, "start a unit in a slot", reply=cluster.InstanceStarted,
+)  # fmt: skip
+LINK_SECRET = _row(
+    "link secret", "{job}", cluster.LinkSecret, SMO, SMO, KV,
+    "by which a job's instances know each other on tensor links", bucket="link_secrets",
 )  # fmt: skip
 STOP_INSTANCE = _row(
     "stop instance", "cluster.{agent}.stop", cluster.InstanceStop, SMO, MIC, REQUEST,

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 import httpx
 
 from dmsc import door
+from dmsc.access_calls import AccessCalls
 from dmsc.settings import find_gateway
 from dmsc.sse import EventParser
 from dmsc.weights_check import check_file, check_weights
@@ -40,7 +41,7 @@ _chunk = 1 << 20
 _first_pause_s, _longest_pause_s = 0.2, 2.0
 
 
-class AsyncClient:
+class AsyncClient(AccessCalls):
     """Talks to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:
@@ -63,7 +64,11 @@ class AsyncClient:
         address = find_gateway(url, token, state)
         self._urls = [each.rstrip("/") for each in address.urls]
         self._patience_s = patience_s
-        self._http = httpx.AsyncClient(headers=door.headers(address.token), timeout=door.timeout(timeout_s))
+        self._http = httpx.AsyncClient(
+            headers=door.headers(address.token),
+            timeout=door.timeout(timeout_s),
+            verify=door.verify(self._urls),
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,7 +13,10 @@ import typer
 
 from dmsc import __version__
 from dmsc.commands import (
+    access,
+    audit,
     board,
+    cert,
     chaos,
     credential,
     demo,
@@ -32,6 +35,7 @@ from dmsc.commands import (
     tap,
     train,
     up,
+    user,
 )
 
 EPILOG = (
@@ -70,6 +74,7 @@ app.command(rich_help_panel=_mesh)(up.up)
 app.command(rich_help_panel=_mesh)(up.down)
 app.command(rich_help_panel=_mesh)(demo.demo)
 app.command(rich_help_panel=_mesh)(doctor.doctor)
+app.command(rich_help_panel=_mesh)(cert.cert)
 app.command(rich_help_panel=_jobs)(train.train)
 app.command(rich_help_panel=_jobs)(train.attach)
 app.command(rich_help_panel=_jobs)(jobs.jobs)
@@ -97,6 +102,9 @@ policy.app.command()(policy_versions.promote)
 policy.app.command()(policy_versions.rollback)
 policy.app.add_typer(policy_versions.plot, name="plot")
 app.add_typer(policy.app, name="policy", rich_help_panel=_parts)
+app.add_typer(user.app, name="user", rich_help_panel=_mesh)
+app.add_typer(access.app, name="access", rich_help_panel=_mesh)
+app.add_typer(audit.app, name="audit", rich_help_panel=_mesh)
 app.add_typer(runs.app, name="runs", rich_help_panel=_parts)
 app.command(rich_help_panel=_parts)(replay.replay)
 

@@ -45,10 +45,13 @@ class RunOptions:
     token: str | None = None
     clusters: tuple[str, ...] = ()
     bind: str = "127.0.0.1"  # where the gateways' HTTP doors listen
+    tls: tuple[Path, Path] | None = None  # certificate and key of the HTTP doors; None: plain HTTP
     http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
     tokens_file: Path | None = None
     authorizer: str = "authorizer"  # the authorizer's SID; several have one each
     keys_file: Path | None = None  # with which the authorizer guards the bus; None: it does not
+    access_file: Path | None = None  # the rules; None: the default ones
+    user_key: Path | None = None  # signs users' tokens; None: those of the file are all there is
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
     precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
     peak_tflops: float | None = None  # of one device, for MFU; None: not told
@@ -149,8 +152,11 @@ def _authorizer(options: RunOptions) -> Part:
     config = AuthorizerConfig(
         sid=options.authorizer,
         tokens_file=options.tokens_file,
+        access_file=options.access_file,
+        user_key=options.user_key,
         keys_file=options.keys_file,
         servers=options.servers,
+        bus_token=options.token,
     )
     return Part(
         sid=config.sid,
@@ -191,7 +197,11 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
 
     advertised = "" if port is None else own_address(options.bind)
     config = GatewayConfig(
-        cluster=cluster, http_host=options.bind, http_port=port, advertised_host=advertised
+        cluster=cluster,
+        http_host=options.bind,
+        http_port=port,
+        advertised_host=advertised,
+        tls=options.tls,
     )
     return Part(
         sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1
@@ -205,14 +215,17 @@ def _router(cluster: str, options: RunOptions) -> Part:
     return Part(sid=config.sid, kind=EntityKind.ROUTER, make=lambda bus: Router(bus, config), stop_order=1)
 
 
-def policy_part(source: str, *, shadow: bool = False, jobs: Sequence[str] = ()) -> Part:
-    """A functional module from a built-in policy's name or a user's file (`path.py` or `path.py:Class`)."""
+def policy_part(source: str, *, shadow: bool = False, jobs: Sequence[str] = (), owner: str = "") -> Part:
+    """A functional module from a built-in policy's name or a user's file (`path.py` or `path.py:Class`).
+
+    `owner`: the user who runs it; empty: the mesh itself.
+    """
     from dmsc.policy_loading import load_policy
     from policies.engine import EngineConfig
     from policies.module import FunctionalModule, ModuleConfig, module_sid
 
     policy = load_policy(source)
-    config = ModuleConfig(shadow=shadow, engine=EngineConfig(jobs=tuple(jobs)))
+    config = ModuleConfig(shadow=shadow, owner=owner, engine=EngineConfig(jobs=tuple(jobs)))
     return Part(
         sid=module_sid(policy, shadow=shadow),
         kind=EntityKind.FUNCTIONAL_MODULE,

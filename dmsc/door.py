@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypedDict, TypeVar
 
 import httpx
 
+from bus import trust
 from dmsc.sse import EventParser
 from schemas.base import Message
 from schemas.errors import BadInput, BadMessage, DmscError, ErrorReply, NotFound, Refused, Unavailable
@@ -35,6 +37,13 @@ def headers(token: str | None) -> dict[str, str]:
 
     common = {"User-Agent": f"dmsc/{__version__}"}
     return common | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
+def verify(urls: Sequence[str]) -> ssl.SSLContext | bool:
+    """By which certificates the gateways are known. Raises `BadInput` where the CA's file can't be used."""
+    if any(url.startswith("https://") for url in urls):
+        return trust.context()
+    return True
 
 
 def timeout(seconds: float) -> httpx.Timeout:
@@ -95,6 +104,11 @@ def unreachable(urls: list[str], error: Exception) -> DmscError:
     """One line for a gateway that does not answer."""
     if isinstance(error, DmscError):
         return error
+    cause: BaseException | None = error
+    while cause is not None:
+        if trust.is_distrust(cause):
+            return Refused(trust.distrusted(f"the gateway at {', '.join(urls)}", cause))
+        cause = cause.__cause__ or cause.__context__
     reason = str(error) or type(error).__name__
     return Unavailable(
         f"no gateway answers at {', '.join(urls)} ({reason}); is the mesh up? `dmsc status`, `dmsc doctor`"

@@ -10,6 +10,9 @@ from pathlib import Path
 from bus.identity import Identity
 from dmsc import identities
 
+USER_KEY = "user_key"
+"""The file in the state folder with the key that signs users' tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOptions:
@@ -32,6 +35,8 @@ class MeshOptions:
     address: str = "127.0.0.1"  # what other machines reach this one by
     node: str = "node"
     policies: tuple[str, ...] = ()  # built-in names or files
+    tls: bool = False  # the bus and the HTTP doors speak TLS
+    access_file: Path | None = None  # who may do what; None: the default rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +119,17 @@ def lay_out(
             child
             if child.identities
             else replace(child, identities=identities.entities(child.arguments[1:], _clusters(child)))
-            for child in _control_plane(options, http_ports, _files(tokens, keys))
+            for child in _control_plane(options, http_ports, _files(options, tokens, keys))
         ),
         *modules,
     ]  # agents load torch: they take longest
 
 
-def _files(tokens: Path, keys: Path | None) -> tuple[str, ...]:
-    """What an authorizer is told: where its files are."""
-    return ("--tokens", str(tokens), *(() if keys is None else ("--keys", str(keys))))
+def _files(options: MeshOptions, tokens: Path, keys: Path | None) -> tuple[str, ...]:
+    """What an authorizer is told: where its files are. The key of tokens lies beside the users' file."""
+    rules = () if options.access_file is None else ("--access-file", str(options.access_file))
+    guard = () if keys is None else ("--keys", str(keys))
+    return ("--tokens", str(tokens), "--user-key", str(tokens.with_name(USER_KEY)), *rules, *guard)
 
 
 def _clusters(child: ChildSpec) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -64,6 +65,8 @@ async def running_mesh(
     with folder.hold():
         folder.write_tokens()
         folder.logs.mkdir(exist_ok=True)
+        if options.tls:
+            certify(options, folder)
         started_at = time.time()
         async with _bus(options, folder, say) as bus:
             inner = [_local(url) for url in bus.urls]
@@ -88,6 +91,23 @@ async def running_mesh(
                     replace(file, children=_pids(bus, supervisor))
                 )
                 yield RunningMesh(folder=folder, file=file, options=options, supervisor=supervisor)
+
+
+def certify(options: MeshOptions, folder: StateFolder) -> None:
+    """A certificate for this machine's names, and a CA if there is none; believed from here on."""
+    from bus import trust
+    from dmsc.certificates import CertificateFiles, make_certificates, still_good
+
+    hosts = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+    if options.bind not in ("0.0.0.0", "::", *hosts):
+        hosts.append(options.bind)
+    if options.bind in ("0.0.0.0", "::"):
+        hosts.append(own_address(options.bind))
+    hosts = list(dict.fromkeys(hosts))
+    files = CertificateFiles(folder.tls.ca.parent)
+    if not still_good(files, hosts):
+        make_certificates(files.folder, hosts)
+    trust.believe(files.ca)
 
 
 def _pids(bus: EmbeddedCluster, supervisor: Supervisor) -> dict[str, int]:
@@ -117,6 +137,7 @@ async def _bus(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncIter
         host=options.bind,
         token=folder.bus_token(),
         guard=folder.guard_keys(),
+        tls=folder.tls if options.tls else None,
     )
     async with bus:
         keeper = asyncio.create_task(bus.keep(say))
@@ -138,7 +159,12 @@ async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
     from entities.authorizer import AuthorizerConfig, guarding
 
     config = AuthorizerConfig(
-        tokens_file=folder.tokens_file, keys_file=folder.guard_file, servers=tuple(urls), sid="supervisor"
+        tokens_file=folder.tokens_file,
+        user_key=folder.path / layout.USER_KEY,
+        keys_file=folder.guard_file,
+        servers=tuple(urls),
+        bus_token=folder.bus_token(),
+        sid="supervisor",
     )
     with (folder.logs / "guard.log").open("a", encoding="utf-8") as record:
 
@@ -172,7 +198,10 @@ async def _started(
         )
         say_if(say, remark)
         host = own_address(options.bind) if options.bind in ("0.0.0.0", "::") else options.bind
-        gateways = {c: f"http://{host}:{port}" for c, port in zip(options.clusters, http_ports, strict=True)}
+        protocol = "https" if options.tls else "http"
+        gateways = {
+            c: f"{protocol}://{host}:{port}" for c, port in zip(options.clusters, http_ports, strict=True)
+        }
         folder.write_mesh(
             MeshFile(
                 servers=tuple(_outer(url, options) for url in bus_urls),
@@ -189,6 +218,9 @@ async def _started(
             "DMSC_BUS": together,
             "DMSC_REPLICAS": str(copies(options.servers)),
         }
+        if options.tls:
+            tls = folder.tls
+            environment |= {"DMSC_TLS_CERT": str(tls.certificate), "DMSC_TLS_KEY": str(tls.key)}
 
         def secrets(child: ChildSpec) -> dict[str, str]:
             return {"DMSC_BUS_TOKEN": credentials(folder.bus_token(), child.identities)}

@@ -25,6 +25,15 @@ BusOption = Annotated[str | None, typer.Option("--bus", metavar="URL", help="The
 BusTokenOption = Annotated[
     str | None, typer.Option("--bus-token", help="The bus's token ($DMSC_BUS_TOKEN).", show_default=False)
 ]
+AccessFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--access-file",
+        metavar="FILE",
+        envvar="DMSC_ACCESS_FILE",
+        help="Who may do what; see `dmsc access default`. Read again whenever it changes.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

@@ -3,6 +3,7 @@
 DMSC_GATEWAY, DMSC_TOKEN     the outer door (HTTP) and the user's token
 DMSC_BUS, DMSC_BUS_TOKEN     the bus (NATS) and its token
 DMSC_STATE                   the state folder of a mesh on this machine
+DMSC_CA_FILE                 the CA by which a mesh with TLS is known (`bus.trust`)
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def find_bus(
         ours = folder.bus_token() if _own(named, folder) else None
         return BusAddress(servers=named, token=token or os.environ.get("DMSC_BUS_TOKEN") or ours)
     mesh = folder.mesh()
+    _believe(folder)
     if mesh is None:
         raise BusUnreachable(
             f"no mesh runs on {folder.path}: start one with `dmsc up`, or name its bus with --bus (DMSC_BUS)"
@@ -62,6 +64,7 @@ def find_gateway(
         ours = folder.token() if _own(named, folder) else None
         return GatewayAddress(urls=named, token=token or os.environ.get("DMSC_TOKEN") or ours)
     mesh = folder.mesh()
+    _believe(folder)
     if mesh is None or not mesh.gateways:
         raise Unavailable(
             f"no mesh runs on {folder.path}: start one with `dmsc up`, or name its gateway with --gateway"
@@ -82,6 +85,15 @@ def read_token(path: Path) -> str:
     if not text:
         raise BadInput(f"{path}: is empty; a credential is made with `dmsc credential`")
     return text
+
+
+def _believe(folder: StateFolder) -> None:
+    """Where nothing else is said (DMSC_CA_FILE), a mesh of this machine is known by its own CA."""
+    ca = folder.path / "tls" / "ca.pem"
+    if ca.exists():
+        from bus.trust import believe
+
+        believe(ca)
 
 
 def _own(named: tuple[str, ...], folder: StateFolder) -> bool:

@@ -7,6 +7,8 @@ bus_token    the root of the bus's credentials (mode 0600): who has it may be an
              plain token stays one: such a mesh knows no identities
 guard.json   the authorizer's keys, with which it guards the bus (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
+user_key     signs the tokens of `dmsc user` (mode 0600); the authorizer's alone
+tls/         the CA and certificates of `dmsc up --tls` (keys: mode 0600)
 nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
 """
 
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bus.embedded import Tls
     from bus.guard_keys import GuardKeys
     from schemas.errors import BadInput
 
@@ -78,6 +81,14 @@ class StateFolder:
         from bus.identity import is_root
 
         return GuardKeys.read(self.guard_file) if is_root(self.bus_token()) else None
+
+    @property
+    def tls(self) -> Tls:
+        """The files of `dmsc up --tls`; made by `dmsc.certificates`."""
+        from bus.embedded import Tls
+
+        folder = self.path / "tls"
+        return Tls(certificate=folder / "server.pem", key=folder / "server-key.pem", ca=folder / "ca.pem")
 
     @property
     def store(self) -> Path:
@@ -182,14 +193,15 @@ class StateFolder:
         return _read_secret(self.path / "bus_token")
 
     def write_tokens(self) -> None:
-        """Make the tokens and the users' file if they are missing; what is there stays."""
+        """Make the tokens, the users' file and the keys if they are missing; what is there stays."""
         from bus.credentials import new_root
         from bus.guard_keys import GuardKeys
         from bus.identity import is_root
 
-        for name, make in (("token", lambda: secrets.token_urlsafe(24)), ("bus_token", new_root)):
+        _write_new_key(self.path / "user_key")
+        for name, fresh in (("token", secrets.token_urlsafe(24)), ("bus_token", new_root())):
             if _read_secret(self.path / name) is None:
-                write_private(self.path / name, f"{make()}\n")
+                write_private(self.path / name, f"{fresh}\n")
         root = self.bus_token() or ""
         if is_root(root) and not self.guard_file.exists():
             write_private(self.guard_file, GuardKeys.generate(root).text())
@@ -204,6 +216,12 @@ class StateFolder:
             write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
         else:
             write_private(self.tokens_file, "users:\n" + entry)
+
+
+def _write_new_key(path: Path) -> None:
+    """The seed of an Ed25519 key (`entities.authorizer.user_tokens`), unless there is one."""
+    if _read_secret(path) is None:
+        write_private(path, secrets.token_hex(32) + "\n")
 
 
 def _read_secret(path: Path) -> str | None:

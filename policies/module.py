@@ -35,7 +35,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError, Unavailable
 from schemas.module_status import ModuleAnswer, ModuleQuestion, version_token
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyScore, PolicySuggestion
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.registry import Endpoint, InstanceState, ServiceRecord, owner_tag
 from schemas.store import StoreRows
 
 log = get_logger("module")
@@ -47,6 +47,9 @@ class ModuleConfig:
 
     shadow: bool = False
     """Suggest, but have nothing adopted: for trying a version beside the active one."""
+
+    owner: str = ""
+    """The user who runs it; empty: the mesh itself. They may order it about (rule own-policies)."""
 
     history_s: float = 300.0
     """Seconds of the streams from which state is rebuilt. Longer remembers more and starts later."""
@@ -319,7 +322,7 @@ class FunctionalModule:
             state=InstanceState.ACTIVE,
             endpoint=Endpoint(cluster=self.config.cluster, node=_host()),
             version=self._policy.version,
-            tags=_tags(shadow=self.config.shadow),
+            tags=self._tags(shadow=self.config.shadow),
         )
         async with Presence(self._bus, record) as presence:
             yield presence
@@ -329,7 +332,11 @@ class FunctionalModule:
         await self._questions.serve(active=state is ModuleState.ACTIVE)
         if self._presence is not None:
             with contextlib.suppress(DmscError):  # the next registration carries it
-                await self._presence.update(tags=_tags(shadow=state is ModuleState.SHADOW))
+                await self._presence.update(tags=self._tags(shadow=state is ModuleState.SHADOW))
+
+    def _tags(self, *, shadow: bool) -> tuple[str, ...]:
+        owner = (owner_tag(self.config.owner),) if self.config.owner else ()
+        return (("shadow",) if shadow else ()) + owner
 
     async def _drain(self, subscriptions: list[Subscription]) -> None:
         with contextlib.suppress(TimeoutError, DmscError):
@@ -352,10 +359,6 @@ class FunctionalModule:
     def _suspend(self, reason: str) -> None:
         log.error("module suspended", module=self._policy.name, reason=reason)
         self._lifecycle.move(ModuleState.SUSPENDED, reason)
-
-
-def _tags(*, shadow: bool) -> tuple[str, ...]:
-    return ("shadow",) if shadow else ()
 
 
 def _host() -> str:

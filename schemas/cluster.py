@@ -8,7 +8,7 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Token
 from schemas.job import JobSpec
-from schemas.marks import Url
+from schemas.marks import Secret, Url
 from schemas.task_graph import TaskUnit
 
 
@@ -36,7 +36,7 @@ class NodeStatus(Message, wire="cluster.node.status"):
     torch_version: str = ""
 
 
-class InstanceStart(Message, wire="cluster.instance.start"):
+class InstanceStart(Message, wire="cluster.instance.start", version=(1, 1)):
     """SMO → node agent: start this unit. Idempotent by (sid, incarnation).
 
     `code_digest` is what the analysis saw; the instance refuses with one line if its own differs.
@@ -53,6 +53,16 @@ class InstanceStart(Message, wire="cluster.instance.start"):
     layer_count: int
     code_digest: str
     joins: bool = Field(False, description="the job runs: active only once a reduction group admits it")
+    link_secret: Secret = Field(
+        "", description="by which members of the job know each other; empty: not asked"
+    )
+
+
+class LinkSecret(Message, wire="cluster.link.secret"):
+    """What the members of a job have in common on their tensor links. In the bucket `link_secrets`."""
+
+    job: Token
+    secret: Secret
 
 
 class InstanceStarted(Message, wire="cluster.instance.started"):

@@ -105,6 +105,19 @@ class ServiceRecord(Message, wire="registry.record", version=(1, 2)):
     )
 
 
+_OWNER = "owner:"
+
+
+def owner_tag(user: str) -> str:
+    """The tag of what a user runs themselves; see `owner_of`."""
+    return f"{_OWNER}{user}"
+
+
+def owner_of(record: ServiceRecord) -> str | None:
+    """The user whose service it is by its own account; None: the mesh's."""
+    return next((tag.removeprefix(_OWNER) for tag in record.tags if tag.startswith(_OWNER)), None)
+
+
 class Heartbeat(Message, wire="registry.heartbeat"):
     """I am alive. Core NATS, once a second; the registry's expiry is the backstop.
 

@@ -64,14 +64,22 @@ class AccessRequest(Message, wire="signal.access"):
     gateway: Token
 
 
-class AccessDecision(Message, wire="signal.access.decision"):
-    """The authorizer's answer, with its reason; `valid_s` bounds how long it may be cached."""
+class AccessDecision(Message, wire="signal.access.decision", version=(1, 1)):
+    """The authorizer's answer, with its reason; `valid_s` bounds how long it may be cached.
+
+    `rule` is the access file's rule that decided. `token_id`, `issued_at` and `expires_at` say which token it
+    was, without saying it: whoever remembers the answer can tell from them that it was revoked meanwhile.
+    """
 
     allow: bool
     user: str = ""
     role: Role | None = None
     reason: str
     valid_s: float = 0.0
+    rule: str = ""
+    token_id: str = ""
+    issued_at: float = 0.0
+    expires_at: float | None = None
 
 
 # Type 4: Compute-Aware Routing Notification (SR → MG, SR) -----------------------------------------------

@@ -80,7 +80,10 @@ class LinkFigures(Part):
 
 
 class LinkSample(Part):
-    """One tensor link since the last sample. `figures`: when they have changed, and every 5 seconds."""
+    """One tensor link since the last sample. `figures`: when they have changed, and every 5 seconds.
+
+    `refused`: how often somebody at the other end could not prove to be a member of the job.
+    """
 
     peer: Token
     sent_bytes: int = 0
@@ -88,6 +91,7 @@ class LinkSample(Part):
     transfers: int = 0
     transfer_ms: float = 0.0
     errors: int = 0
+    refused: int = 0
     figures: LinkFigures | None = None
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store  # torch.distributed re-exports it at run time only
 
 from bus.rendezvous import Rendezvous
-from schemas.errors import DmscError
+from schemas.errors import DmscError, Refused
 
 CROSSING_S = 10.0
 """Beyond a call's own timeout: how long the event loop may take to run it before we call it dead."""
@@ -50,6 +50,7 @@ class BusStore(Store):
         self._lock = threading.Lock()
         self._running: set[Future[Any]] = set()
         self._released = False
+        self.refused = False  # a value was there that no member wrote
         self._written: dict[str, int] = {}
 
     # --- what c10d calls --------------------------------------------------------------------------------
@@ -164,6 +165,7 @@ class BusStore(Store):
         except CancelledError:
             raise dist.DistStoreError("the rendezvous was released") from None
         except DmscError as error:
+            self.refused = self.refused or isinstance(error, Refused)
             raise dist.DistStoreError(error.text) from error
         finally:
             with self._lock:

@@ -31,10 +31,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-exports it at run time only
 
 from bus.connection import Bus
+from bus.logs import get_logger
 from bus.rendezvous import Rendezvous
 from schemas.errors import BadInput, DmscError, PeerUnreachable
-from workers import reachability
+from workers import link_proof, reachability
 from workers.bus_store import BusStore
+
+log = get_logger("workers.gloo")
 
 PORT_TRIES = 2048
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -146,6 +149,16 @@ async def in_thread(name: str, work: Callable[[], _T]) -> _T:
     return await done
 
 
+class LinkRefused(PeerUnreachable):
+    """Somebody connected who can't prove to be a member of the job."""
+
+    code = "link_refused"
+
+
+class _Refusal(str):
+    """Why a group was not built, where it was for a stranger in it."""
+
+
 class GroupBuild:
     """One attempt to build a raw gloo group with the ranks that use the same `name`.
 
@@ -153,6 +166,7 @@ class GroupBuild:
         name: unique to these members and this attempt.
         rank, size: this process's place.
         operation_timeout_s: of collectives, once built.
+        secret: the job's, by which the members prove that they are; None: nobody is asked.
     """
 
     def __init__(
@@ -167,6 +181,7 @@ class GroupBuild:
         ports: tuple[int, int] | None = None,
         build_timeout_s: float = 5.0,
         operation_timeout_s: float = 5.0,
+        secret: bytes | None = None,
     ) -> None:
         self.name = name
         self._rank = rank
@@ -178,7 +193,8 @@ class GroupBuild:
         self._began = time.monotonic()
         self._overdue = self._cancelled = False
         self._places: dict[int, tuple[str, int]] = {}
-        self._rendezvous = Rendezvous(bus, namespace)
+        self._secret = secret
+        self._rendezvous = Rendezvous(bus, namespace, secret)
         self._store = BusStore(self._rendezvous, asyncio.get_running_loop(), self._build_timeout)
 
     async def run(self) -> tuple[Group, Device]:
@@ -200,6 +216,7 @@ class GroupBuild:
             built = building.result() if building in done else "timed out connecting"
             if not isinstance(built, str):
                 return built
+            refused = isinstance(built, _Refusal)
             if self._overdue and not self._cancelled:
                 await asyncio.wait({dialling}, timeout=reachability.DIAL_S)
             unreached = dialling.result() if dialling.done() else ()
@@ -210,9 +227,8 @@ class GroupBuild:
             dialling.cancel()
         self._store.release()
         await self.forget()
-        raise PeerUnreachable(
-            f"group {self.name} was not built: {built}", name=self.name, unreached=unreached
-        )
+        kind = LinkRefused if refused else PeerUnreachable
+        raise kind(f"group {self.name} was not built: {built}", name=self.name, unreached=unreached)
 
     @property
     def _patience_s(self) -> float:
@@ -282,10 +298,27 @@ class GroupBuild:
         try:
             group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
         except RuntimeError as error:  # DistStoreError is one, too
-            return first_line(error)
+            return self._refusal(first_line(error)) if self._store.refused else first_line(error)
         reachability.give_up_silent(known)
+        if self._secret is not None and (refusal := self._strangers(group, self._secret)):
+            release(group)
+            return refusal
         group._set_default_timeout(self._operation_timeout)
         return cast(Group, group), device
+
+    def _strangers(self, group: Group, secret: bytes) -> str | None:
+        """Why somebody who connected is no member; None where all are."""
+        try:
+            found = link_proof.strangers(group, secret, self.name, self._build_timeout)
+        except RuntimeError as error:
+            return f"not everyone proved to be a member of the job: {first_line(error)}"
+        if not found:
+            return None
+        return self._refusal(f"{_ranks(found)} can't prove to be a member of the job")
+
+    def _refusal(self, why: str) -> _Refusal:
+        log.warning("a stranger was refused at a tensor link", group=self.name, reason=why)
+        return _Refusal(why)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -59,6 +59,7 @@ from workers.blame import culprit_of
 from workers.chronicle import Chronicle, Order
 from workers.compute import ComputeThread
 from workers.data_runtime import DataRuntime
+from workers.link_proof import secret_of
 from workers.link_shaping import Shaping
 from workers.links import HopExchange
 from workers.local_store import LocalStore
@@ -219,6 +220,7 @@ class Instance:
             broken=lambda peer, error: self._link_broke(runtime, peer, error),
             load=runtime.load_told,
             heard=runtime.binder.heard,
+            secret=secret_of(self.start),
             address=self.given.address,
             ports=self.given.ports,
             device=device,

@@ -14,7 +14,7 @@ from bus.logs import get_logger
 from bus.rendezvous import links_of
 from schemas.errors import DmscError, PeerUnreachable
 from schemas.step import Member
-from workers.gloo import GroupBuild, release
+from workers.gloo import GroupBuild, LinkRefused, release
 from workers.link_names import Pair
 from workers.link_quality import LinkBothWays
 from workers.link_shaping import Shaping
@@ -46,6 +46,8 @@ class LinkConfig:
     """Where received tensors are wanted."""
     shaping: Shaping | None = None
     """Emulates bad links, for tests and benchmarks."""
+    secret: bytes | None = field(default=None, repr=False)
+    """The job's: who does not know it gets no link (`workers.link_proof`). None: nobody is asked."""
 
 
 @dataclass(eq=False)
@@ -252,6 +254,7 @@ class LinkTable:
             address=self._config.address,
             ports=self._config.ports,
             build_timeout_s=self._config.build_timeout_s,
+            secret=self._config.secret,
         )
         task = asyncio.create_task(self._build(slot, slot.build), name=f"build link {slot.name}")
         self._builds.add(task)
@@ -299,7 +302,9 @@ class LinkTable:
             slot.ready.set_exception(error or closed)
         if error is not None:
             if slot.link is None:
-                self.counts.setdefault(slot.peer.sid, LinkCounts()).errors += 1
+                counts = self.counts.setdefault(slot.peer.sid, LinkCounts())
+                counts.errors += 1
+                counts.refused += isinstance(error, LinkRefused)
             if slot.link is not None or self._bus.connected:  # else it is the bus that is away, not the peer
                 self._broken(slot.peer, error)
 

@@ -103,10 +103,11 @@ class HopExchange:
         broken: told when a link ends other than on purpose: a hint, perhaps the first sign of a death.
         load: how this instance is; told with each answer, and with each microbatch that goes back.
         heard: takes what a receiver said of itself with its answer.
+        secret: the job's; links to whoever does not know it are refused. None: nobody is asked.
         address, ports: where this process listens for links (`workers.gloo.open_device`).
         device: where received tensors are wanted.
         shaping: emulates bad links, for tests and benchmarks.
-        config: the rest; overrides address, ports, device and shaping.
+        config: the rest; overrides secret, address, ports, device and shaping.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class HopExchange:
         broken: Callable[[Member, PeerUnreachable], None] | None = None,
         load: Callable[[], HopLoad | None] = lambda: None,
         heard: Callable[[Member, HopLoad], None] = lambda member, load: None,
+        secret: bytes | None = None,
         address: str = "127.0.0.1",
         ports: tuple[int, int] | None = None,
         device: torch.device | str = "cpu",
@@ -137,7 +139,9 @@ class HopExchange:
         self._lost = lost
         self._load = load
         self._heard = heard
-        self._config = config or LinkConfig(address=address, ports=ports, target=str(device), shaping=shaping)
+        self._config = config or LinkConfig(
+            address=address, ports=ports, target=str(device), shaping=shaping, secret=secret
+        )
         self._table = LinkTable(
             bus, me=member, job=job, config=self._config, broken=broken or (lambda peer, error: None)
         )

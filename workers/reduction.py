@@ -77,6 +77,7 @@ class ReductionGroup:
         address: str = "127.0.0.1",
         ports: tuple[int, int] | None = None,
         epoch: int = 0,
+        secret: bytes | None = None,
         build_timeout_s: float = 5.0,
         timeout_s: float = TIMEOUT_S,
     ) -> ReductionGroup:
@@ -86,6 +87,7 @@ class ReductionGroup:
             generation: with `epoch`, job, stage and the members' incarnations it names the meeting, so that
                 nobody ever meets a member of another generation.
             address, ports: where this process listens (`workers.gloo.open_device`).
+            secret: the job's; who does not know it is refused. None: nobody is asked.
             timeout_s: of each all-reduce that names none.
 
         Raises:
@@ -111,6 +113,7 @@ class ReductionGroup:
             ports=ports,
             build_timeout_s=build_timeout_s,
             operation_timeout_s=timeout_s,
+            secret=secret,
         )
         try:
             group = cls(members, rank, name, timeout_s, await build.run(), build)

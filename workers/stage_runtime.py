@@ -41,6 +41,7 @@ from schemas.step import (
     StepVote,
 )
 from workers.compute import Priority
+from workers.link_proof import secret_of
 from workers.links import COPIES
 from workers.peer_copy import CopySource
 from workers.reduction import ReductionGroup, reduce_timeout_s
@@ -127,6 +128,7 @@ class StageRuntime(StageFlow):
             epoch=self.epoch,
             address=self.address,
             ports=self.ports,
+            secret=secret_of(self.start),
         )
 
     async def fence(self, order: StepFence) -> StepFenced:

@@ -97,6 +97,7 @@ class LinkCounts:
     transfers: int = 0
     transfer_ms: float = 0.0
     errors: int = 0
+    refused: int = 0
 
     def take(self, peer: str) -> LinkSample:
         """What has been counted since the last call."""
@@ -107,8 +108,9 @@ class LinkCounts:
             transfers=self.transfers,
             transfer_ms=self.transfer_ms,
             errors=self.errors,
+            refused=self.refused,
         )
-        self.sent_bytes = self.received_bytes = self.transfers = self.errors = 0
+        self.sent_bytes = self.received_bytes = self.transfers = self.errors = self.refused = 0
         self.transfer_ms = 0.0
         return sample
 

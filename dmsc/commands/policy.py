@@ -57,6 +57,8 @@ def run(
     ] = None,
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
     state: StateOption = None,
     log_level: LevelOption = "info",
     wait: Annotated[
@@ -67,7 +69,7 @@ def run(
     """Run a policy as a functional module of the mesh, until Ctrl-C.
 
     Its suggestions go to the orchestrator, which adopts or declines each with a reason: see them with
-    `dmsc tap 'policy.>'`.
+    `dmsc tap 'policy.>'`. With your token it is yours: you may order it about, promote it and roll it back.
 
     Example: dmsc policy run examples/my_policy.py
     """
@@ -76,14 +78,36 @@ def run(
 
     from dmsc.composition import policy_part
     from dmsc.settings import find_bus
+    from dmsc.tap_role import given_token
 
     # Thousands of instances' telemetry: the bus must get its turn while the policy's thread computes, and
     # messages, which hold no cycles, are not worth to be looked through for some.
     sys.setswitchinterval(0.001)
     gc.set_threshold(20_000, 20, 50)
     address = find_bus(bus, bus_token, state)
-    part = policy_part(source, shadow=shadow, jobs=job or ())
+    given = None if parent is not None else given_token(token)
+    owner = run_async(_user(gateway, given, state)) if given else ""
+    part = policy_part(source, shadow=shadow, jobs=job or (), owner=owner)
     run_parts([part], address, parent=parent, level=log_level, patience_s=wait)
+
+
+async def _user(gateway: str | None, token: str, state: Path | None) -> str:
+    """Whose token it is; empty, with a line, where no gateway answers: the module is the mesh's own then."""
+    from bus.logs import get_logger
+    from dmsc.async_client import AsyncClient
+    from dmsc.tap_role import PATIENCE_S
+    from schemas.errors import Unavailable
+
+    try:
+        async with AsyncClient(
+            gateway, token=token, state=state, timeout_s=PATIENCE_S, patience_s=PATIENCE_S
+        ) as client:
+            return (await client.whoami()).user
+    except Unavailable as error:
+        get_logger("policy").warning(
+            "whose module this is can't be asked; it is the mesh's", reason=error.text
+        )
+        return ""
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.options import BusTokenOption, StateOption
+from dmsc.options import AccessFileOption, BusTokenOption, StateOption
 from dmsc.running import run_async
 
 if TYPE_CHECKING:
@@ -72,6 +72,21 @@ def run(
     bind: Annotated[
         str, typer.Option(metavar="ADDRESS", envvar="DMSC_BIND", help="Where the HTTP doors listen.")
     ] = "127.0.0.1",
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            metavar="FILE",
+            envvar="DMSC_TLS_CERT",
+            help="HTTPS: the certificate; see dmsc cert.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-key", metavar="FILE", envvar="DMSC_TLS_KEY", help="HTTPS: the certificate's key."
+        ),
+    ] = None,
     tokens: Annotated[
         Path | None,
         typer.Option(
@@ -88,6 +103,16 @@ def run(
             metavar="FILE",
             envvar="DMSC_GUARD_KEYS",
             help="With which the authorizer guards the bus (guard.json of a state folder).",
+        ),
+    ] = None,
+    access_file: AccessFileOption = None,
+    user_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--user-key",
+            metavar="FILE",
+            envvar="DMSC_USER_KEY",
+            help="The key that signs users' tokens, for the authorizer; only it may read the file.",
         ),
     ] = None,
     replicas: Annotated[
@@ -150,9 +175,12 @@ def run(
         clusters=tuple(cluster or ()),
         bind=bind,
         http_ports=tuple(http_port or ()),
+        tls=_pair(tls_cert, tls_key),
         tokens_file=tokens,
         keys_file=keys,
         authorizer=name,
+        access_file=access_file,
+        user_key=user_key,
         replicas=replicas,
         precedence=tuple(name.strip() for name in precedence.split(",") if name.strip()),
         peak_tflops=peak_tflops,
@@ -333,6 +361,16 @@ def metrics_options(port: str, bind: str) -> MetricsOptions | None:
     if not (port.isdigit() and int(port) < 65536):
         raise BadInput(f"--metrics-port {port}: a port, 0 for any free one, or off")
     return MetricsOptions(port=int(port), bind=bind, host=own_address(bind))
+
+
+def _pair(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    from schemas.errors import BadInput
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise BadInput("--tls-cert and --tls-key belong together: give both, or neither")
+    return certificate, key
 
 
 def _range(text: str | None) -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmsc.exit_codes import ExitCode
-from dmsc.options import JsonOption, StateOption, print_json
+from dmsc.options import AccessFileOption, JsonOption, StateOption, print_json
 from dmsc.running import leave, run_async
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ def up(
         list[str] | None,
         typer.Option("--policy", metavar="NAME|FILE", help="A functional module to run; repeatable."),
     ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt the bus and the gateways, by a CA in the state folder.")
+    ] = False,
+    access_file: AccessFileOption = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when ready; stop with `dmsc down`.")
     ] = False,
@@ -91,6 +95,8 @@ def up(
         registries,
         separate,
         policy,
+        tls,
+        access_file,
     )
     if detach:
         _detached(options, json)
@@ -136,12 +142,18 @@ def _options(
     registries: int,
     separate: bool,
     policy: list[str] | None,
+    tls: bool,
+    access_file: Path | None,
 ) -> MeshOptions:
     from dmsc.commands.run import metrics_options
     from dmsc.composition import check_clusters, node_name, own_address
     from dmsc.layout import MeshOptions
     from dmsc.state_folder import default_state
 
+    if access_file is not None:
+        from dmsc.commands.access import check_access_file
+
+        check_access_file(access_file)
     metrics = metrics_options(metrics_port, metrics_bind)
     return MeshOptions(
         state=(state or default_state()).absolute(),
@@ -159,6 +171,8 @@ def _options(
         address=own_address(bind),
         node=node_name(),
         policies=tuple(policy or ()),
+        tls=tls,
+        access_file=None if access_file is None else access_file.absolute(),
     )
 
 

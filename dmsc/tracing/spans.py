@@ -86,7 +86,7 @@ class JobTrace:
             if event.result.step % self.every == 0 or event.result.attempt:
                 yield from self._step(event.result, event.at)
         elif event.kind == "instances" and self._state is not None and self._state[0] is JobState.DEPLOYING:
-            places = {
+            places: dict[str, Value] = {
                 f"dmsc.instance.{one.sid}": f"{one.cluster}/{one.node}" for one in event.instances or ()
             }
             yield self._span("start", self._state_id(), self._state[1], event.at, places)

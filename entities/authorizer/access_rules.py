@@ -1,6 +1,6 @@
-"""Who may do what (draft §3 AAM, §4.3 Type 3): users from a file, roles from a table, a pure decision.
+"""Who asks (draft §3 AAM): from a token to a user, by the users' file or by this mesh's signature.
 
-The file:
+The file is the simple way; its tokens do not expire:
 
     users:
       - name: alice
@@ -8,6 +8,7 @@ The file:
         token_sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
 Only hashes are kept, so that a copied file opens nothing. `printf %s TOKEN | sha256sum` makes one.
+What a user may do is in `access_policy.py`.
 """
 
 from __future__ import annotations
@@ -15,38 +16,44 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from nacl.signing import VerifyKey
 
+from entities.authorizer import user_tokens
+from entities.authorizer.user_tokens import TokenRefused
+from schemas.access import Revocation, UserRecord
 from schemas.errors import BadInput
-from schemas.signals import AccessDecision, Role
-
-_READ = frozenset({"mesh.read", "job.read", "job.list", "fault.read", "tap.read"})
-_RESEARCH = _READ | {
-    *("job.submit", "job.cancel.own", "dataset.read", "dataset.write"),
-    *("policy.ask", "observation.write.own"),
-}
-_OPERATE = _RESEARCH | {"job.cancel", "policy.write", "observation.write", "node.cordon", "tap.private"}
-
-ROLE_ACTIONS: dict[Role, frozenset[str]] = {
-    Role.VIEWER: _READ,  # looks at everything, changes nothing
-    Role.RESEARCHER: _RESEARCH,  # submits, and ends what is theirs
-    Role.OPERATOR: _OPERATE,  # steers the mesh: ends any job, sets policies, drains nodes
-    Role.ADMIN: _OPERATE,  # all of it, and whatever else comes (see `decide`)
-}
+from schemas.signals import Role
 
 _HASH = re.compile(r"^[0-9a-f]{64}$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
-    """One line of the file."""
+    """A user, as one of their tokens tells. Those of the file have tokens that do not expire."""
 
     name: str
     role: Role
-    token_sha256: str
+    token_sha256: str = ""
+    token_id: str = ""
+    issued_at: float = 0.0
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Users:
+    """All that is known of users at a moment. Revocations by token id, and by user name."""
+
+    listed: tuple[User, ...] = ()
+    records: Mapping[str, UserRecord] = field(default_factory=dict)
+    revoked_tokens: Mapping[str, Revocation] = field(default_factory=dict)
+    revoked_users: Mapping[str, Revocation] = field(default_factory=dict)
+    key: VerifyKey | None = None
 
 
 def parse_users(text: str, where: str) -> tuple[User, ...]:
@@ -62,12 +69,12 @@ def parse_users(text: str, where: str) -> tuple[User, ...]:
     users = tuple(
         _parse_user(entry, f"{where}: users[{index}]") for index, entry in enumerate(document["users"])
     )
-    for field in ("name", "token_sha256"):
-        values = [getattr(user, field) for user in users]
+    for key in ("name", "token_sha256"):
+        values = [getattr(user, key) for user in users]
         for index, value in enumerate(values):
             if value in values[:index]:
                 raise BadInput(
-                    f"{where}: users[{index}].{field} is the same as in users[{values.index(value)}]"
+                    f"{where}: users[{index}].{key} is the same as in users[{values.index(value)}]"
                 )
     return users
 
@@ -89,46 +96,77 @@ def _parse_user(entry: Any, place: str) -> User:
         raise BadInput(f"{place}.role: {role!r} is not one of {', '.join(known.value for known in Role)}")
     if not isinstance(token_sha256, str) or not _HASH.match(token_sha256):
         raise BadInput(f"{place}.token_sha256: must be 64 hexadecimal digits in lower case")
-    return User(name=name, role=Role(role), token_sha256=token_sha256)
+    return User(name=name, role=Role(role), token_sha256=token_sha256, token_id=token_sha256[:32])
 
 
-def identify(users: tuple[User, ...], token: str) -> User | None:
-    """Whose token it is. Compares with every user in constant time, so that time tells nothing."""
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A token that is nobody's, or nobody's any more. `name`: whom a genuine token names.
+
+    `missing`: it is genuine, and its user is not known here: gone, or so new that we have not heard of them.
+    """
+
+    reason: str
+    name: str = ""
+    missing: bool = False
+
+
+def identify(users: Users | tuple[User, ...], token: str, now: float | None = None) -> User | None:
+    """Whose token it is; None where it is nobody's, has expired or was revoked.
+
+    `now`: seconds since the epoch; default: this moment.
+    """
+    found = recognise(users if isinstance(users, Users) else Users(listed=users), token, now or time.time())
+    return found if isinstance(found, User) else None
+
+
+def recognise(users: Users, token: str, now: float) -> User | Stranger:
+    """The same, with the reason."""
+    if user_tokens.looks_like_one(token):
+        return _by_signature(users, token, now)
+    found = _by_hash(users.listed, token)
+    if found is None:
+        return Stranger("unknown token; ask the operator for one")
+    if found.token_id in users.revoked_tokens:
+        return _revoked(found.name, users.revoked_tokens[found.token_id])
+    return found
+
+
+def _by_hash(listed: tuple[User, ...], token: str) -> User | None:
+    """Compares with every user in constant time, so that time tells nothing."""
     digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
     found: User | None = None
-    for user in users:
+    for user in listed:
         if hmac.compare_digest(user.token_sha256, digest):
             found = user
     return found
 
 
-def needs_owner(user: User, action: str) -> bool:
-    """Whether the answer depends on whose the resource is."""
-    return action not in ROLE_ACTIONS[user.role] and f"{action}.own" in ROLE_ACTIONS[user.role]
+def _by_signature(users: Users, token: str, now: float) -> User | Stranger:
+    if users.key is None:
+        return Stranger("unknown token; this mesh has no key for tokens that expire")
+    try:
+        claims = user_tokens.read(users.key, token, now)
+    except TokenRefused as error:
+        return Stranger(str(error))
+    name = claims.subject
+    if claims.id in users.revoked_tokens:
+        return _revoked(name, users.revoked_tokens[claims.id])
+    of_user = users.revoked_users.get(name)
+    if of_user is not None and claims.issued_at <= of_user.at:
+        return _revoked(name, of_user)
+    record = users.records.get(name)
+    if record is None:
+        return Stranger(f"there is no user {name} any more", name, missing=True)
+    return User(
+        name=name,
+        role=record.role,
+        token_id=claims.id,
+        issued_at=claims.issued_at,
+        expires_at=claims.expires_at,
+    )
 
 
-def decide(
-    user: User | None, action: str, resource: str, owner: str | None, valid_s: float
-) -> AccessDecision:
-    """Type 3's answer. `owner` is whose `resource` is, where `needs_owner` asked for it.
-
-    Denials have `valid_s` 0: a user who is added takes effect at once.
-    """
-    if user is None:
-        return AccessDecision(allow=False, reason="unknown token; ask the operator for one")
-    allowed = ROLE_ACTIONS[user.role]
-    about = {"user": user.name, "role": user.role}
-    if user.role is Role.ADMIN or action in allowed:
-        return AccessDecision(allow=True, reason=f"{user.role} may {action}", valid_s=valid_s, **about)
-    if f"{action}.own" in allowed:
-        if owner == user.name:
-            return AccessDecision(
-                allow=True, reason=f"{user.role} may {action} what is theirs", valid_s=valid_s, **about
-            )
-        whose = f"it is {owner}'s" if owner else "no such job"
-        return AccessDecision(
-            allow=False,
-            reason=f"{user.role} {user.name} may {action} only what is theirs; {resource}: {whose}",
-            **about,
-        )
-    return AccessDecision(allow=False, reason=f"{user.role} {user.name} may not {action}", **about)
+def _revoked(name: str, revocation: Revocation) -> Stranger:
+    why = f" ({revocation.reason})" if revocation.reason else ""
+    return Stranger(f"this token of {name} was revoked by {revocation.by}{why}; ask for a new one", name)

@@ -18,7 +18,7 @@ from bus.guard_keys import GuardKeys
 from bus.identity import Identity, inbox_of_token
 from bus.logs import get_logger
 from bus.permissions import of_identity, of_role
-from entities.authorizer.access_rules import User, identify
+from entities.authorizer.access_rules import User, Users, identify
 from entities.authorizer.evictions import connection_of
 from schemas.base import is_token
 from schemas.envelope import EntityKind
@@ -33,7 +33,7 @@ REMEMBERED = 100
 TOLD_MOST = 1_000
 """Refusals logged one by one; then only each hundredth: who knocks a million times fills no disk."""
 
-Users = Callable[[], tuple[User, ...]]
+PresentUsers = Callable[[], Users | tuple[User, ...]]
 
 
 class Tell(Protocol):
@@ -45,7 +45,7 @@ class Tell(Protocol):
 class Doorkeeper:
     """Decides about connections."""
 
-    def __init__(self, keys: GuardKeys, users: Users, tell: Tell | None = None) -> None:
+    def __init__(self, keys: GuardKeys, users: PresentUsers, tell: Tell | None = None) -> None:
         """`tell` takes the lines about those who were let in; by default they go to the log."""
         self.granted: Counter[str] = Counter()  # by kind or role
         self.refused: Counter[str] = Counter()  # by the reason's code

@@ -1,34 +1,41 @@
 """AAM, authentication and authorization module (draft §3, §4.3 Type 3).
 
-Answers gateways: may the bearer of this token do that? Users come from a YAML file that is read again
-when it changes; the rules are in `access_rules.py`. Several authorizers may run: they share a queue group.
-With the guard's keys it answers the bus's servers as well (`guarding`): who may connect, and to what, which
-`callout.py` decides. Tokens are never logged, nor kept.
+Answers gateways: may the bearer of this token do that? Users come from a YAML file that is read again when
+it changes and from the bus (`user_directory.py`); the rules from another file (`access_policy.py`). What was
+refused, and what only few may do, goes on the audit stream (`audit_trail.py`). Several authorizers may run:
+they share a queue group. With the guard's keys it answers the bus's servers as well (`guarding.py`): who may
+connect, and to what, which `callout.py` decides. Tokens are never logged, nor kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bus import subjects
 from bus.connection import Bus
+from bus.discovery import resolve
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.presence import Presence
-from entities.authorizer.access_rules import decide, identify, needs_owner
-from entities.authorizer.callout import Doorkeeper, Tell
+from bus.services import Subscription
+from entities.authorizer.access_policy import Ruling, decide, explain, needs_owner, nobody
+from entities.authorizer.access_rules import Stranger, User
+from entities.authorizer.audit_trail import AuditTrail, about
 from entities.authorizer.evictions import Evictions
-from entities.authorizer.user_file import UserFile
+from entities.authorizer.folding import FoldingConfig
+from entities.authorizer.user_desk import ThrowOut, TokenConfig, UserDesk, nobody_to_throw_out
+from entities.authorizer.user_directory import UserDirectory
+from entities.authorizer.user_file import RulesFile
+from schemas.access import AccessExplanation, ExplainAccess, UserAnswer, UserCommand
 from schemas.base import is_token
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import DmscError
+from schemas.errors import DmscError, NotFound, Refused
 from schemas.job import JobRecord
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
-from schemas.signals import AccessDecision, AccessRequest
+from schemas.registry import Endpoint, InstanceState, Resolve, ServiceRecord, owner_of
+from schemas.signals import AccessDecision, AccessRequest, Role
 
 log = get_logger("authorizer")
 
@@ -40,87 +47,176 @@ class AuthorizerConfig:
     """Settings of the authorizer."""
 
     tokens_file: Path
+    access_file: Path | None = None  # None: the default rules
+    user_key: Path | None = None  # signs users' tokens; None: there are those of the file alone
     keys_file: Path | None = None  # of the guard's keys; None: the bus asks somebody else, or nobody
     servers: tuple[str, ...] = ()  # of the bus: those that it guards
+    bus_token: str | None = None  # the authorizer's own credential there
     sid: str = "authorizer"
     node: str = "mesh"
-    valid_s: float = 5.0  # how long a gateway may cache a yes; a removed user is out after this at the latest
-    check_s: float = 0.5  # how often the file is looked at; a changed one is read on the next look
+    valid_s: float = 5.0  # how long a gateway may cache a yes; who is taken out of the file is out after this
+    check_s: float = 0.5  # how often the files are looked at; a changed one is read on the next look
+    tokens: TokenConfig = field(default_factory=TokenConfig)
+    folding: FoldingConfig = field(default_factory=FoldingConfig)
 
     def __post_init__(self) -> None:
         if self.check_s <= 0 or self.valid_s < 0:
             raise ValueError("check_s must be above 0 and valid_s not below 0")
 
 
-@asynccontextmanager
-async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncIterator[Doorkeeper]:
-    """Answers the servers about connections, before and while the authorizer has one itself.
-
-    `tell`: where lines about who was let in go, if not to the log.
-
-    Raises:
-        BadInput: the users' file or that of the keys is missing or wrong.
-        BusUnreachable, Refused: the servers are away, or have other keys.
-    """
-    assert config.keys_file is not None
-    file = UserFile(config.tokens_file)
-    doorkeeper = Doorkeeper(GuardKeys.read(config.keys_file), lambda: file.users, tell)
-    async with doorkeeper.at_door(config.servers, config.sid):
-        refreshing = asyncio.create_task(file.keep_fresh(config.check_s))
-        try:
-            yield doorkeeper
-        finally:
-            refreshing.cancel()
-            await asyncio.gather(refreshing, return_exceptions=True)
-
-
 class Authorizer:
-    """The authorizer's service."""
+    """The authorizer's service.
 
-    def __init__(self, bus: Bus, config: AuthorizerConfig) -> None:
-        """Raises `BadInput` with one line where the file is missing or wrong."""
+    `throw_out` ends the bus connections of a user, by name; it is called when their tokens are revoked.
+    """
+
+    def __init__(self, bus: Bus, config: AuthorizerConfig, throw_out: ThrowOut = nobody_to_throw_out) -> None:
+        """Raises `BadInput` with one line where a file is missing or wrong."""
         self.config = config
-        self.file = UserFile(config.tokens_file)
+        self.directory = UserDirectory(config.tokens_file, config.user_key)
+        self.rules = RulesFile(config.access_file)
+        self.audit = AuditTrail(bus, config.sid, config.folding)
         self.evictions: Evictions | None = None
         if config.keys_file is not None:
             self.evictions = Evictions(config.servers, GuardKeys.read(config.keys_file), name=config.sid)
+            throw_out = self.evictions.throw_out
+        self._desk = UserDesk(bus, self.directory, self.audit, throw_out, config.tokens)
         self._bus = bus
         self._jobs = bus.bucket(subjects.JOB_RECORD)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Serve until cancelled."""
-        subscription = await self._bus.serve(subjects.ACCESS, self._access, queue_group=QUEUE_GROUP)
-        try:
-            async with Presence(self._bus, self._record()):
-                log.info("authorizer ready", users=len(self.file.users))
-                if ready is not None:
-                    ready.set()
-                while True:
-                    await asyncio.sleep(self.config.check_s)
-                    self.file.refresh()
-        finally:
-            await subscription.stop()
+        subscriptions: list[Subscription] = []
+        await self.directory.start(self._bus)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.audit.run())
+            try:
+                for row, server in (
+                    (subjects.ACCESS, self._access),
+                    (subjects.USER_COMMAND, self._user_command),
+                    (subjects.EXPLAIN_ACCESS, self._explain),
+                ):
+                    subscriptions.append(await self._bus.serve(row, server, queue_group=QUEUE_GROUP))
+                async with Presence(self._bus, self._record()):
+                    log.info(
+                        "authorizer ready",
+                        users=len(self.directory.users.listed),
+                        rules=self.rules.policy.source,
+                    )
+                    if ready is not None:
+                        ready.set()
+                    while True:
+                        await asyncio.sleep(self.config.check_s)
+                        await self._look_at_files()
+            finally:
+                for subscription in subscriptions:
+                    await subscription.stop()
+                await self.directory.stop()
 
+    async def _look_at_files(self) -> None:
+        self.directory.refresh()
+        if self.rules.refresh():
+            try:
+                await self.audit.act("access-file", resource=self.rules.policy.source, reason="read again")
+            except DmscError as error:
+                log.error("new access rules are not on the audit stream", error=error.text)
+
+    # --- Type 3 ------------------------------------------------------------------------------------------
     async def _access(self, message: AccessRequest, envelope: Envelope) -> AccessDecision:
-        user = identify(self.file.users, message.token)
-        owner = None
-        if user is not None and needs_owner(user, message.action):
-            owner = await self._owner(message.resource)
-        decision = decide(user, message.action, message.resource, owner, self.config.valid_s)
+        found = await self.directory.recognise(message.token)
+        ruling = await self._rule(found, message.action, message.resource)
+        decision = ruling.decision
+        await self._record_ruling(ruling, found, message.action, message.resource, message.gateway)
         log.info("access", allow=decision.allow, user=decision.user, action=message.action,
                  resource=message.resource, gateway=message.gateway, reason=decision.reason)  # fmt: skip
         return decision
 
-    async def _owner(self, job: str) -> str | None:
-        """Who submitted the job, from the orchestrator's record; None where there is none."""
-        if not is_token(job):
+    async def _rule(self, found: User | Stranger, action: str, resource: str) -> Ruling:
+        if isinstance(found, Stranger):
+            return nobody(found.reason)
+        policy = self.rules.policy
+        owner = await self._owner(action, resource) if needs_owner(policy, found, action, resource) else None
+        ruling = decide(policy, found, action, resource, owner, self.config.valid_s)
+        decision = ruling.decision
+        if decision.allow:
+            left_s = float("inf") if found.expires_at is None else found.expires_at - time.time()
+            decision = decision.model_copy(
+                update={
+                    "valid_s": max(0.0, min(decision.valid_s, left_s)),
+                    "token_id": found.token_id,
+                    "issued_at": found.issued_at,
+                    "expires_at": found.expires_at,
+                }
+            )
+        return replace(ruling, decision=decision)
+
+    async def _record_ruling(
+        self, ruling: Ruling, found: User | Stranger, action: str, resource: str, gateway: str
+    ) -> None:
+        """Raises `Unavailable` where what was allowed can't be recorded, and so may not be done."""
+        what = about(ruling.decision, action, resource, gateway)
+        if not ruling.decision.allow:
+            self.audit.refused(**{**what, "user": found.name})
+        elif ruling.audited:
+            await self.audit.act("act", **what)
+
+    # --- commands ----------------------------------------------------------------------------------------
+    async def _user_command(self, message: UserCommand, envelope: Envelope) -> UserAnswer:
+        found = await self.directory.recognise(message.token)
+        action = f"user.{message.op}"
+        ruling = await self._rule(found, action, message.name)
+        if not ruling.decision.allow or isinstance(found, Stranger):
+            await self._record_ruling(ruling, found, action, message.name, message.gateway)
+            raise Refused(ruling.decision.reason, user=ruling.decision.user)
+        log.info("user command", op=message.op, user=message.name, by=found.name)
+        return await self._desk.carry_out(message, found)
+
+    async def _explain(self, message: ExplainAccess, envelope: Envelope) -> AccessExplanation:
+        found = await self.directory.recognise(message.token)
+        about_whom = message.user or found.name
+        ruling = await self._rule(found, "access.explain", about_whom)
+        if not ruling.decision.allow or isinstance(found, Stranger):
+            await self._record_ruling(ruling, found, "access.explain", about_whom, message.gateway)
+            raise Refused(ruling.decision.reason, user=ruling.decision.user)
+        user = found if about_whom == found.name else self._user(about_whom)
+        owner = await self._owner(message.action, message.resource)
+        return explain(self.rules.policy, user, message.action, message.resource, owner)
+
+    def _user(self, name: str) -> User:
+        users = self.directory.users
+        if name in users.records:
+            return User(name=name, role=users.records[name].role)
+        for user in users.listed:
+            if user.name == name:
+                return user
+        if name in {role.value for role in Role}:
+            return User(name=f"any-{name}", role=Role(name))
+        raise NotFound(f"there is no user {name!r}, and no role of that name; `dmsc user list` shows who is")
+
+    # --- whose it is -------------------------------------------------------------------------------------
+    async def _owner(self, action: str, resource: str) -> str | None:
+        """Whose the resource of an action is; None where it is nobody's, or there is none."""
+        kind = action.partition(".")[0]
+        if kind in ("user", "access"):
+            return resource
+        if not is_token(resource):
             return None
+        return await (self._module_owner(resource) if kind == "policy" else self._job_owner(resource))
+
+    async def _job_owner(self, job: str) -> str | None:
+        """Who submitted the job, from the orchestrator's record."""
         try:
             entry = await self._jobs.get(job=job)
         except DmscError as error:
             log.warning("job record not readable", job=job, code=error.code, error=error.text)
             raise
         return entry.message.user if entry is not None and isinstance(entry.message, JobRecord) else None
+
+    async def _module_owner(self, module: str) -> str | None:
+        """Who runs the module; nobody where not all of its versions are the same user's."""
+        found = await resolve(self._bus, Resolve(prefix=f"module/{module}"))
+        owners = {owner_of(record) for record in found.records if record.state is not InstanceState.GONE}
+        return owners.pop() if len(owners) == 1 else None
 
     def _record(self) -> ServiceRecord:
         return ServiceRecord(

@@ -94,14 +94,14 @@ class Desk:
         return JobLoad(job=job, entries=tuple(sorted(told, key=lambda entry: entry.sid)))
 
     async def scale(self, token: str, job: str, replicas: int, stage: int | None) -> Ack:
-        access = await self.guard.check(token, "job.cancel", job)
+        access = await self.guard.check(token, "job.change", job)
         message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user)
         answer = await self._bus.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Ack)
         return answer
 
     async def change_stage(self, token: str, job: str, sid: str, stage: int) -> Ack:
-        access = await self.guard.check(token, "job.cancel", job)
+        access = await self.guard.check(token, "job.change", job)
         message = ChangeStage(job=job, sid=sid, stage=stage, user=access.user)
         answer = await self._bus.command(subjects.CHANGE_STAGE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Ack)
@@ -122,14 +122,14 @@ class Desk:
 
     async def cordon(self, token: str, node: str, slot: int | None, reason: str, *, drain: bool) -> Cordons:
         """No new instances there; `drain`: and none of the old."""
-        access = await self.guard.check(token, "node.cordon", node)
+        access = await self.guard.check(token, "node.drain" if drain else "node.cordon", node)
         message = CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
         answer = await self._bus.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Cordons)
         return answer
 
     async def uncordon(self, token: str, node: str, slot: int | None) -> Cordons:
-        access = await self.guard.check(token, "node.cordon", node)
+        access = await self.guard.check(token, "node.uncordon", node)
         message = UncordonPlace(node=node, slot=slot, user=access.user)
         answer = await self._bus.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Cordons)

@@ -25,6 +25,7 @@ from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.checkpoint_store import CheckpointStore, checkpoints_url, read_manifest
+from entities.gateway.access_routes import AccessDesk, add_access
 from entities.gateway.desk import Desk
 from entities.gateway.events import EventsConfig, first_sequence, job_events
 from entities.gateway.metrics_door import DoorMetrics, add_metrics
@@ -74,6 +75,7 @@ def build_app(bus: Bus, desk: Desk, metrics: DoorMetrics, config: DoorConfig) ->
     add_operations(app, bus, desk, config.events)
     add_promotions(app, PromotionDesk(bus, desk.guard))
     add_tap(app, TapDesk(desk.guard))
+    add_access(app, AccessDesk(bus, desk.guard, metrics.gateway))
     add_policies(app, desk.modules, lambda request: _body(request, config.max_job_bytes))
     add_metrics(app, desk.guard, metrics)
     _weights(app, bus, desk)
@@ -164,7 +166,9 @@ def _events(app: FastAPI, bus: Bus, desk: Desk, config: DoorConfig) -> None:
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
         """Server-sent events: replayed, then followed until the job ended."""
-        await desk.read(bearer(authorization), job_id(job))
+        token = bearer(authorization)
+        await desk.read(token, job_id(job))
+        access = await desk.guard.check(token, "job.read", job)  # remembered from a moment ago
 
         async def has_ended() -> bool:
             try:
@@ -176,7 +180,7 @@ def _events(app: FastAPI, bus: Bus, desk: Desk, config: DoorConfig) -> None:
 
         first = first_sequence(start, last_event_id)
         return StreamingResponse(
-            job_events(bus, job, first, has_ended, config.events),
+            desk.guard.while_valid(access, job_events(bus, job, first, has_ended, config.events)),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )

@@ -1,14 +1,23 @@
-"""Type 3 at the gateway (draft §4.3): ask the authorizer, remember a yes for as long as it says."""
+"""Type 3 at the gateway (draft §4.3): ask the authorizer, remember a yes for as long as it says.
+
+A yes ends at once when its token is revoked: the gateway hears the revocation itself, and holds remembered
+and fresh answers against it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from bus import subjects
+from bus.buckets import Change
 from bus.connection import Bus
+from schemas.access import Revocation
 from schemas.errors import Refused
 from schemas.signals import AccessDecision, AccessRequest
 
@@ -29,7 +38,70 @@ class Guard:
         self._gateway = gateway
         self._config = config or GuardConfig()
         self._known: OrderedDict[tuple[str, str, str], tuple[float, AccessDecision]] = OrderedDict()
+        self._revoked: dict[str, Revocation] = {}  # by its key in the bucket
+        self._news = asyncio.Event()  # replaced at each revocation
         self.asked = 0
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Hear of revocations for the length of the block."""
+        watch = await self._bus.bucket(subjects.REVOCATION).watch(self._changed)
+        try:
+            yield
+        finally:
+            await watch.stop()
+
+    async def _changed(self, change: Change) -> None:
+        if isinstance(change.message, Revocation):
+            self._revoked[change.key] = change.message
+            news, self._news = self._news, asyncio.Event()
+            news.set()
+        elif change.key:
+            self._revoked.pop(change.key, None)
+
+    def void(self, decision: AccessDecision) -> str:
+        """Why a yes counts no more; empty while it does."""
+        if decision.expires_at is not None and time.time() >= decision.expires_at:
+            return f"this token of {decision.user} has expired; ask for a new one"
+        revocation = self._revoked.get(f"token.{decision.token_id}")
+        if revocation is None and decision.expires_at is not None:
+            revocation = self._revoked.get(f"user.{decision.user}")
+            if revocation is not None and decision.issued_at > revocation.at:
+                revocation = None
+        if revocation is None:
+            return ""
+        why = f" ({revocation.reason})" if revocation.reason else ""
+        return f"this token of {decision.user} was revoked by {revocation.by}{why}; ask for a new one"
+
+    async def while_valid(
+        self, decision: AccessDecision, chunks: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """What comes, until it ends or the decision is void: for streams that outlive a request."""
+        coming: asyncio.Task[bytes] | None = None
+        try:
+            while not self.void(decision):
+                if coming is None:
+                    coming = asyncio.ensure_future(anext(chunks))
+                left_s = None if decision.expires_at is None else max(0.0, decision.expires_at - time.time())
+                news = asyncio.create_task(self._news.wait())
+                try:
+                    await asyncio.wait({coming, news}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
+                if coming.done():
+                    finished, coming = coming, None
+                    try:
+                        chunk = finished.result()
+                    except StopAsyncIteration:
+                        return
+                    yield chunk
+        finally:
+            if coming is not None:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
 
     async def check(self, token: str, action: str, resource: str) -> AccessDecision:
         """The decision that allows it.
@@ -41,8 +113,10 @@ class Guard:
         key = (hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest(), action, resource)
         known = self._known.get(key)
         if known is not None and time.monotonic() < known[0]:
-            self._known.move_to_end(key)
-            return known[1]
+            why = self.void(known[1])
+            if not why:
+                self._known.move_to_end(key)
+                return known[1]
         self._known.pop(key, None)
         self.asked += 1
         decision = await self._bus.request(
@@ -54,6 +128,8 @@ class Guard:
         assert isinstance(decision, AccessDecision)
         if not decision.allow:
             raise Refused(decision.reason, user=decision.user)
+        if why := self.void(decision):  # the authorizer that answered had not heard of it yet
+            raise Refused(why, user="")
         if decision.valid_s > 0:
             self._known[key] = (time.monotonic() + decision.valid_s, decision)
             while len(self._known) > self._config.remembered:

@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -58,15 +60,20 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket, host: str, advertised_host: str = "") -> str:
+def url_of(sock: socket.socket, host: str, advertised_host: str = "", protocol: str = "http") -> str:
     """The URL to tell others: `advertised_host`, or `host` where that names one machine."""
     name = advertised_host or ("127.0.0.1" if host in _ANYWHERE else host)
-    return f"http://{f'[{name}]' if ':' in name else name}:{sock.getsockname()[1]}"
+    return f"{protocol}://{f'[{name}]' if ':' in name else name}:{sock.getsockname()[1]}"
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI, sock: socket.socket) -> AsyncIterator[None]:
-    """Serve `app` on the socket for the length of the block."""
+async def serving(
+    app: FastAPI, sock: socket.socket, tls: tuple[Path, Path] | None = None
+) -> AsyncIterator[None]:
+    """Serve `app` on the socket for the length of the block. `tls`: certificate and key; None: plain HTTP.
+
+    Raises `BadInput` with one line where these can't be used.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -76,7 +83,15 @@ async def serving(app: FastAPI, sock: socket.socket) -> AsyncIterator[None]:
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
+        ssl_certfile=None if tls is None else str(tls[0]),
+        ssl_keyfile=None if tls is None else str(tls[1]),
     )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        assert tls is not None
+        why = getattr(error, "strerror", None) or "not a certificate and its key"
+        raise BadInput(f"HTTPS: {tls[0]}, {tls[1]}: {why}; see `dmsc cert`") from None
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     listening = asyncio.create_task(server.listening.wait())

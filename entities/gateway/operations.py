@@ -39,9 +39,11 @@ def add_operations(app: FastAPI, bus: Bus, desk: Desk, events: EventsConfig) -> 
     ) -> Response:
         """Server-sent events: every record of the queue, replayed, then followed."""
         wanted = None if job is None else job_id(job)
-        await desk.guard.check(bearer(authorization), "fault.read", wanted or "faults")
+        access = await desk.guard.check(bearer(authorization), "fault.read", wanted or "faults")
         return StreamingResponse(
-            fault_records(bus, wanted, first_sequence(start, last_event_id), events),
+            desk.guard.while_valid(
+                access, fault_records(bus, wanted, first_sequence(start, last_event_id), events)
+            ),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )

@@ -28,14 +28,14 @@ class PromotionDesk:
         self._guard = guard
 
     async def promote(self, token: str, module: str, version: str, reason: str) -> PolicySwitch:
-        access = await self._guard.check(token, "policy.write", module)
+        access = await self._guard.check(token, "policy.promote", module)
         message = PromoteModule(module=module, version=version, reason=reason, user=access.user)
         answer = await self._bus.command(subjects.PROMOTE_MODULE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, PolicySwitch)
         return answer
 
     async def roll_back(self, token: str, module: str, reason: str) -> PolicySwitch:
-        access = await self._guard.check(token, "policy.write", module)
+        access = await self._guard.check(token, "policy.rollback", module)
         message = RollBackModule(module=module, reason=reason, user=access.user)
         answer = await self._bus.command(subjects.ROLL_BACK_MODULE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, PolicySwitch)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bus import subjects
@@ -59,6 +60,7 @@ class GatewayConfig:
     node: str = "mesh"
     http_port: int | None = None  # None: no HTTP door; 0: any free port
     http_host: str = "127.0.0.1"  # 0.0.0.0 opens it to other machines; tokens then need TLS in front
+    tls: tuple[Path, Path] | None = None  # the HTTP door's certificate and key; None: plain HTTP
     advertised_host: str = ""  # the name others reach it by, where http_host names none
     report_every_s: float = 1.0  # Type 5 while a job runs
     compute_valid_s: float = 15.0  # a Type 4 older than this counts for nothing: 3 × the routers' 5 s
@@ -107,7 +109,7 @@ class Gateway:
         """Serve until cancelled. Raises `BadInput` with one line where the HTTP port can't be had."""
         config = self.config
         subscriptions: list[Subscription] = []
-        async with self._http(), asyncio.TaskGroup() as tasks:
+        async with self.desk.guard.following(), self._http(), asyncio.TaskGroup() as tasks:
             try:
                 subscriptions += [
                     await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
@@ -150,8 +152,9 @@ class Gateway:
             self.config.sid, lambda: self.exposition, lambda: self.follower.view.records.values()
         )
         app = build_app(self._bus, self.desk, self._metrics, self.config.door or DoorConfig())
-        async with serving(app, sock):
-            self.url = url_of(sock, self.config.http_host, self.config.advertised_host)
+        protocol = "http" if self.config.tls is None else "https"
+        async with serving(app, sock, self.config.tls):
+            self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
             yield
 
     # --- Type 2 and Type 4: what we know ------------------------------------------------------------------

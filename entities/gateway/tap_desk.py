@@ -13,8 +13,18 @@ from entities.gateway.operations import Authorization, bearer
 from schemas.door import TapScope
 from schemas.errors import Refused
 
-PRIVATE = (subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY)
-"""Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own store."""
+PRIVATE = (
+    *(subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY),
+    *(
+        subjects.USER_COMMAND,
+        subjects.EXPLAIN_ACCESS,
+        subjects.USER_RECORD,
+        subjects.REVOCATION,
+        subjects.AUDIT,
+    ),
+)
+"""Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own store; who
+has which tokens, and the audit."""
 
 
 class TapDesk:

@@ -10,6 +10,7 @@ from typing import Any
 from bus.connection import Bus
 from bus.subject import Subject
 from bus.subjects import START_INSTANCE, STOP_INSTANCE
+from entities.orchestrator.link_secret import link_secret
 from entities.orchestrator.mesh_view import MeshView
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop
@@ -77,6 +78,7 @@ class Instances:
         self.members: dict[str, Member] = {}
         self.lost: set[Member] = set()
         self._lost_more = asyncio.Event()
+        self._link_secret = ""
 
     def mark_lost(self, member: Member) -> None:
         """This incarnation no longer counts: whoever waits for its answer stops waiting."""
@@ -130,6 +132,7 @@ class Instances:
             NodeLost: a node died before its instances were ready.
             Unavailable: not active in time.
         """
+        self._link_secret = self._link_secret or await link_secret(self._bus, self._job)
         orders = [asyncio.create_task(self._start(unit, joins)) for unit in units]
         await asyncio.gather(*orders, return_exceptions=True)  # what was begun is known before anything fails
         started = [order.result() for order in orders]
@@ -151,6 +154,7 @@ class Instances:
             layer_count=self.graph.layer_count,
             code_digest=self.graph.code_digest,
             joins=joins,
+            link_secret=self._link_secret,
         )
         agent = self._mesh.agent_of(place.cluster, place.node)
         if agent is None:

@@ -20,6 +20,7 @@ from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.instances import Instances, MemberLost, NodeLost, StartFailed
 from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.journal import Journal
+from entities.orchestrator.link_secret import forget_link_secret
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.placement import NoRoom
 from entities.orchestrator.planning import plan
@@ -445,6 +446,7 @@ class JobRun:
             ("checkpoints", self.checkpoints.close),
             ("registry", self._release),
             ("topology", self._forget),
+            ("link secret", lambda: forget_link_secret(self._bus, self.job)),
         )
         for name, step in steps:
             try:

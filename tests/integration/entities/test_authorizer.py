@@ -103,9 +103,9 @@ async def test_a_broken_edit_keeps_the_users_from_before(
     authorizer: Authorizer, dial: Dial, tokens: Path
 ) -> None:
     bus = await dial("gateway-east", EntityKind.GATEWAY)
-    before = authorizer.file._seen
+    before = authorizer.directory.file._seen
     break_file(tokens)
-    await eventually(lambda: authorizer.file._seen != before)
+    await eventually(lambda: authorizer.directory.file._seen != before)
     assert (await ask(bus, "r-token", "job.submit")).allow
     remove(tokens)
     assert (await ask(bus, "r-token", "job.submit")).allow

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bus import rendezvous
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.subjects import NOTICE, NOTICE_ANSWER
@@ -20,8 +21,9 @@ from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from tests.conftest import Connect
 from tests.integration.workers.exchanging import Instance, Make, numbered, own_connections
-from workers import gloo, links, reachability
+from workers import gloo, link_proof, links, reachability
 from workers.link_table import LinkConfig
+from workers.reduction import ReductionGroup
 
 
 class Interceptor:
@@ -352,3 +354,71 @@ async def test_an_address_that_is_not_ours_is_one_clear_line() -> None:
         await gloo.in_thread("test", lambda: gloo.open_device("192.0.2.1"))
     with pytest.raises(BadInput, match="no port between 1 and 2"):
         await gloo.in_thread("test", lambda: gloo.open_device("127.0.0.1", (1, 2)))
+
+
+# --- who is at the other end --------------------------------------------------------------------------------
+SECRET, OTHER = b"s" * 32, b"o" * 32
+
+
+async def test_members_of_a_job_know_each_other_and_a_stranger_is_refused_and_counted(make: Make) -> None:
+    one, two = await make("one", secret=SECRET), await make("two", secret=SECRET)
+    assert await one.send(two, 0, numbered(0)) == "delivered"
+    stranger = await make("stranger", config=LinkConfig(secret=OTHER, build_timeout_s=1.0))
+    with pytest.raises(PeerUnreachable, match="cannot be reached"):
+        await stranger.send(two, 1, numbered(1))
+    refused = sum(
+        sample.refused for each in (two, stranger) for sample in each.exchange.samples()
+    )  # whichever of them looked first
+    assert refused >= 1
+    assert two.inbox.qsize() == 1
+    assert await two.send(one, 2, numbered(2)) == "delivered", "the others go on"
+
+
+async def test_whoever_passes_the_rendezvous_has_to_prove_it_on_the_link_too(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As somebody does who connects to a listening port, knowing or guessing what gloo expects there."""
+    monkeypatch.setattr(rendezvous.Rendezvous, "_opened", lambda self, key, data: data[32:])
+    two, stranger = await make("two", secret=SECRET), await make("stranger", secret=OTHER)
+    with pytest.raises(PeerUnreachable, match="prove"):
+        await stranger.send(two, 1, numbered(1))
+    refused = {sample.peer: sample.refused for sample in two.exchange.samples()}
+    assert refused.get("stranger", 0) + sum(s.refused for s in stranger.exchange.samples()) >= 1
+    assert two.inbox.empty()
+
+
+async def test_a_reduction_group_takes_no_stranger(connect: Connect) -> None:
+    members = [Member(sid=f"r{rank}", incarnation="1") for rank in range(3)]
+
+    async def build(rank: int, secret: bytes) -> ReductionGroup:
+        bus = await connect(f"r{rank}", EntityKind.INSTANCE)
+        return await ReductionGroup.build(
+            bus, job="job", stage=0, generation=1, members=members, me=members[rank], secret=secret,
+            build_timeout_s=2.0,
+        )  # fmt: skip
+
+    groups = await asyncio.gather(*(build(rank, SECRET) for rank in range(3)))
+    sums = await asyncio.gather(*(group.all_reduce(torch.ones(2)) for group in groups))
+    assert all(torch.equal(found, torch.full((2,), 3.0)) for found in sums)
+    for group in groups:
+        group.release()
+        await group.released_fully()
+    members = [Member(sid=f"r{rank}", incarnation="2") for rank in range(3)]
+    failed = await asyncio.gather(
+        *(build(rank, SECRET if rank else OTHER) for rank in range(3)), return_exceptions=True
+    )
+    assert all(isinstance(error, PeerUnreachable) for error in failed), failed
+
+
+def test_a_proof_fits_one_challenge_one_group_and_one_rank() -> None:
+    good = link_proof.proof(SECRET, "g", 0, b"n" * 32, b"c" * 32)
+    assert good == link_proof.proof(SECRET, "g", 0, b"n" * 32, b"c" * 32)
+    others = [
+        link_proof.proof(OTHER, "g", 0, b"n" * 32, b"c" * 32),
+        link_proof.proof(SECRET, "h", 0, b"n" * 32, b"c" * 32),
+        link_proof.proof(SECRET, "g", 1, b"n" * 32, b"c" * 32),
+        link_proof.proof(SECRET, "g", 0, b"m" * 32, b"c" * 32),
+        link_proof.proof(SECRET, "g", 0, b"n" * 32, b"d" * 32),
+    ]
+    assert good not in others
+    assert len(set(others)) == 5

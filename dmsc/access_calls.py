@@ -1,0 +1,73 @@
+"""What the client asks about users, rules and the audit stream: a part of `AsyncClient`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from schemas.access import AccessExplanation, UserAnswer, UserInfo, WhoAmI
+from schemas.audit import AuditEntry, AuditPage
+
+
+class AccessCalls(ABC):
+    """Mixed into `AsyncClient`."""
+
+    @abstractmethod
+    async def _ask(self, method: str, path: str, body: Any = None) -> Any: ...
+
+    async def whoami(self) -> WhoAmI:
+        """Whose token this client has. Raises `Refused` where it is nobody's."""
+        return WhoAmI.model_validate(await self._ask("GET", "/v1/whoami"))
+
+    async def users(self) -> list[UserInfo]:
+        """All users, by name, with the ids and times of their tokens."""
+        return list(UserAnswer.model_validate(await self._ask("GET", "/v1/users")).users)
+
+    async def add_user(self, name: str, role: str, *, expires_s: float | None = None) -> UserAnswer:
+        """A new user; the answer has their first token, which is told this once."""
+        body = {"name": name, "role": role, "expires_s": expires_s}
+        return UserAnswer.model_validate(await self._ask("POST", "/v1/users", body))
+
+    async def issue_token(self, name: str, *, expires_s: float | None = None) -> UserAnswer:
+        """Another token of a user; the answer has it, which is told this once."""
+        path = f"/v1/users/{quote(name, safe='')}/tokens"
+        return UserAnswer.model_validate(await self._ask("POST", _with(path, expires_s=expires_s)))
+
+    async def revoke(self, name: str, *, token_id: str | None = None, reason: str = "") -> UserAnswer:
+        """One token of a user, or all of them, open nothing any more."""
+        path = f"/v1/users/{quote(name, safe='')}/revoke"
+        return UserAnswer.model_validate(
+            await self._ask("POST", _with(path, token_id=token_id, reason=reason))
+        )
+
+    async def remove_user(self, name: str, *, reason: str = "") -> UserAnswer:
+        """A user goes, and all their tokens with them."""
+        path = f"/v1/users/{quote(name, safe='')}"
+        return UserAnswer.model_validate(await self._ask("DELETE", _with(path, reason=reason)))
+
+    async def explain_access(self, user: str, action: str, resource: str = "") -> AccessExplanation:
+        """Which rule lets whom do what, or why none does. `user`: a name, a role, or "" for yourself."""
+        path = _with("/v1/access/explain", action=action, user=user, resource=resource)
+        return AccessExplanation.model_validate(await self._ask("GET", path))
+
+    async def latest_audit(self, limit: int = 100) -> list[AuditEntry]:
+        """The last entries of the audit stream, in order."""
+        page = AuditPage.model_validate(await self._ask("GET", _with("/v1/audit", limit=limit)))
+        return list(page.entries)
+
+    async def audit(self, *, start: int = 1) -> AsyncIterator[AuditEntry]:
+        """Every entry from sequence `start` to the present end, in order."""
+        following: int | None = start
+        while following is not None:
+            path = _with("/v1/audit", start=following, limit=1000)
+            page = AuditPage.model_validate(await self._ask("GET", path))
+            for entry in page.entries:
+                yield entry
+            following = page.next_start
+
+
+def _with(path: str, **query: Any) -> str:
+    given = urlencode({key: value for key, value in query.items() if value not in (None, "")})
+    return f"{path}?{given}" if given else path

@@ -1,0 +1,172 @@
+"""A local certificate authority, for meshes on machines of one's own: `dmsc cert` and `dmsc up --tls`.
+
+ca.pem          the CA's certificate: hand it to whoever connects (DMSC_CA_FILE); not secret
+ca-key.pem      signs certificates (mode 0600): keep it where certificates are made, nowhere else
+server.pem      the certificate of the bus's servers and the gateways, for the hosts that were named
+server-key.pem  its key (mode 0600)
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from schemas.errors import BadInput
+
+CA_DAYS, SERVER_DAYS = 3650, 397
+RENEW_DAYS = 30
+"""`dmsc up --tls` makes a new server certificate when this much is left of the old one."""
+_EARLIER = timedelta(hours=1)  # clocks differ
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Where the four files are."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.pem"
+
+    @property
+    def ca_key(self) -> Path:
+        return self.folder / "ca-key.pem"
+
+    @property
+    def server(self) -> Path:
+        return self.folder / "server.pem"
+
+    @property
+    def server_key(self) -> Path:
+        return self.folder / "server-key.pem"
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS) -> CertificateFiles:
+    """A server certificate for these hosts, signed by the folder's CA, which is made if there is none.
+
+    Raises:
+        BadInput: no host, or the folder can't be written or holds half a CA.
+    """
+    files = CertificateFiles(folder)
+    if not hosts:
+        raise BadInput("a certificate is for hosts: name each that clients connect to with --host")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        ca, ca_key = _authority(files)
+        key = ec.generate_private_key(ec.SECP256R1())
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]))
+            .issuer_name(ca.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _EARLIER)
+            .not_valid_after(min(now + timedelta(days=days), ca.not_valid_after_utc))
+            .add_extension(x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,  # servers of a bus's cluster are each other's clients
+            )
+            .add_extension(_key_usage(signs=False), critical=True)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+            )
+            .sign(ca_key, hashes.SHA256())
+        )
+        _write(files.server_key, _pem(key), mode=0o600)
+        _write(files.server, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    except OSError as error:
+        raise BadInput(f"{folder}: {error.strerror}; choose a folder that you may write to") from None
+    return files
+
+
+def still_good(files: CertificateFiles, hosts: Sequence[str]) -> bool:
+    """Whether the server certificate is there, is for these hosts, and lasts a while."""
+    try:
+        found = x509.load_pem_x509_certificate(files.server.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return False
+    if not all(path.exists() for path in (files.ca, files.server_key)):
+        return False
+    there = set(names.get_values_for_type(x509.DNSName))
+    there |= {str(address) for address in names.get_values_for_type(x509.IPAddress)}
+    lasts = found.not_valid_after_utc - datetime.now(UTC) > timedelta(days=RENEW_DAYS)
+    return lasts and set(hosts) <= there
+
+
+def _authority(files: CertificateFiles) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    if files.ca.exists() or files.ca_key.exists():
+        try:
+            ca = x509.load_pem_x509_certificate(files.ca.read_bytes())
+            key = serialization.load_pem_private_key(files.ca_key.read_bytes(), None)
+        except (OSError, ValueError):
+            raise BadInput(
+                f"{files.folder}: its CA is not whole; ca.pem and ca-key.pem belong together, or remove both"
+            ) from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
+            raise BadInput(f"{files.folder}: ca-key.pem is not the key of ca.pem")
+        return ca, key
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "DMSC mesh CA")])
+    now = datetime.now(UTC)
+    ca = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(now + timedelta(days=CA_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write(files.ca_key, _pem(key), mode=0o600)
+    _write(files.ca, ca.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    return ca, key
+
+
+def _key_usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
+        decipher_only=False,
+    )  # fmt: skip
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        try:
+            return x509.DNSName(host)
+        except ValueError:
+            raise BadInput(f"--host {host}: must be an address or a name in ASCII") from None
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, content: bytes, *, mode: int) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    partial.replace(path)

@@ -1,0 +1,71 @@
+"""The AAM's answers to the bus's servers, for as long as they are asked: the door, and who the users are.
+
+Nobody gets in before somebody answers here, so it begins without a connection to the mesh: with the users of
+the file, then those that the buckets tell of, revocations too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bus.connection import Bus
+from bus.guard_keys import GuardKeys
+from bus.logs import get_logger
+from entities.authorizer.callout import Doorkeeper, Tell
+from entities.authorizer.service import AuthorizerConfig
+from entities.authorizer.user_directory import UserDirectory
+from schemas.envelope import EntityKind
+from schemas.errors import DmscError
+
+log = get_logger("authorizer")
+
+
+@asynccontextmanager
+async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncIterator[Doorkeeper]:
+    """Answers the servers about connections, before and while the authorizer has one itself.
+
+    `tell`: where lines about who was let in go, if not to the log.
+
+    Raises:
+        BadInput: the users' file or that of the keys is missing or wrong.
+        BusUnreachable, Refused: the servers are away, or have other keys.
+    """
+    assert config.keys_file is not None
+    directory = UserDirectory(config.tokens_file, config.user_key)
+    doorkeeper = Doorkeeper(GuardKeys.read(config.keys_file), lambda: directory.users, tell)
+    async with doorkeeper.at_door(config.servers, config.sid):
+        tasks = (
+            asyncio.create_task(_refreshing(directory, config.check_s)),
+            asyncio.create_task(_following(directory, config)),
+        )
+        try:
+            yield doorkeeper
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _refreshing(directory: UserDirectory, every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        directory.refresh()
+
+
+async def _following(directory: UserDirectory, config: AuthorizerConfig) -> None:
+    """Reads users and revocations from the buckets; a new mesh has these only a moment later."""
+    while True:
+        try:
+            async with Bus.connect(
+                config.servers, name=config.sid, kind=EntityKind.AUTHORIZER, token=config.bus_token
+            ) as bus:
+                await directory.start(bus)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await directory.stop()
+        except DmscError as error:
+            log.debug("users on the bus not followed yet", reason=error.text)
+            await asyncio.sleep(config.check_s)

@@ -1,0 +1,74 @@
+"""A file that is read again when it changes; a broken edit keeps what was there before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from bus.logs import get_logger
+from schemas.errors import BadInput
+
+log = get_logger("authorizer")
+
+T = TypeVar("T")
+
+
+class ReloadedFile(Generic[T]):
+    """`value` is what `parse(text, path)` made of the file. Raises `BadInput` at first, never later.
+
+    Args of the constructor:
+        what: how the log calls it, e.g. "tokens file".
+        remedy: what to do where it can't be read.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[str, str], T], what: str, remedy: str) -> None:
+        self.path = path
+        self._parse = parse
+        self._what = what
+        self._remedy = remedy
+        self._seen = self._stamp()
+        self.value: T = self._read()
+        self.problem = ""  # why the present file is not the one in use; empty where it is
+
+    async def keep_fresh(self, every_s: float) -> None:
+        """Looks at the file every so often, until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.refresh()
+
+    def refresh(self) -> bool:
+        """Look at the file; True where the value is new. Never raises."""
+        try:
+            seen = self._stamp()
+            if seen == self._seen:
+                return False
+            self._seen = seen
+            self.value = self._read()
+        except BadInput as error:
+            if error.text != self.problem:
+                self.problem = error.text
+                log.error(f"{self._what} not usable; what was there before stays", error=error.text)
+            return False
+        self.problem = ""
+        log.info(f"{self._what} read", file=str(self.path))
+        return True
+
+    def _stamp(self) -> tuple[int, int, int]:
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise self._unreadable(error) from None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def _read(self) -> T:
+        try:
+            return self._parse(self.path.read_text(encoding="utf-8"), str(self.path))
+        except OSError as error:
+            raise self._unreadable(error) from None
+        except UnicodeDecodeError:
+            raise BadInput(f"{self.path}: is not UTF-8 text") from None
+
+    def _unreadable(self, error: OSError) -> BadInput:
+        return BadInput(f"{self.path}: {error.strerror or 'unreadable'}; {self._remedy}")

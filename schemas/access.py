@@ -1,0 +1,127 @@
+"""Users of the mesh and their tokens, as the AAM keeps them; the rules, explained (draft §3 AAM)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Token
+from schemas.marks import SECRET, Secret
+from schemas.signals import Role
+
+UserOp = Literal["add", "list", "token", "revoke", "remove"]
+
+
+class IssuedToken(Part):
+    """What is kept of a token: everything but the token. Times are seconds since the epoch."""
+
+    id: Token
+    issued_at: float
+    expires_at: float
+    by: str
+
+
+class UserRecord(Message, wire="access.user"):
+    """A user of the bucket `users`. The role that stands here counts, whenever a token was made."""
+
+    name: Token
+    role: Role
+    created_at: float
+    created_by: str
+    tokens: tuple[IssuedToken, ...] = ()
+
+
+class Revocation(Message, wire="access.revocation"):
+    """What opens nothing any more, from this moment on: one token, or all of a user's up to `at`.
+
+    Key in the bucket `revocations`: `token.<its id>` or `user.<its name>`. It goes by itself once all that it
+    concerns has expired.
+    """
+
+    kind: Literal["token", "user"]
+    id: Token
+    user: str
+    at: float
+    by: str
+    reason: str = ""
+
+
+class UserCommand(Message, wire="access.user.command"):
+    """MG → AAM: do something about users, for the bearer of `token`, if the rules allow it.
+
+    `token_id` with `revoke`: that token alone; without: all of the user's. `expires_s`: of a new token.
+    """
+
+    token: Secret
+    gateway: Token
+    op: UserOp
+    name: str = ""
+    role: Role | None = None
+    token_id: Token | None = None
+    expires_s: float | None = Field(None, gt=0)
+    reason: str = Field("", max_length=200)
+
+
+class UserInfo(Part):
+    """A user as `dmsc user list` shows it. `source`: `mesh` (tokens expire) or `file` (the users' file)."""
+
+    name: str
+    role: Role
+    source: Literal["mesh", "file"]
+    created_at: float | None = None
+    created_by: str = ""
+    tokens: tuple[IssuedToken, ...] = ()
+    revoked: bool = False
+
+
+class UserAnswer(Message, wire="access.user.answer"):
+    """Users after the command, and the new token where one was asked for: it is told this once."""
+
+    users: tuple[UserInfo, ...] = ()
+    token: Annotated[str | None, Field(repr=False), SECRET] = None
+    issued: IssuedToken | None = None
+    note: str = ""
+
+
+class ExplainAccess(Message, wire="access.explain"):
+    """MG → AAM: would this user be let do that, and by which rule? `user` empty: whoever asks."""
+
+    token: Secret
+    gateway: Token
+    user: str = ""
+    action: str = Field(max_length=200)
+    resource: str = Field("", max_length=512)
+
+
+class RuleView(Part):
+    """A rule and why it does, or does not, decide here."""
+
+    name: str
+    line: int
+    decides: bool
+    why: str
+
+
+class AccessExplanation(Message, wire="access.explanation"):
+    """The decision, the rules in their order up to the one that decides, and whose the resource is."""
+
+    user: str
+    role: Role | None = None
+    action: str
+    resource: str
+    allow: bool
+    reason: str
+    rule: str = ""
+    owner: str | None = None
+    audited: bool = False
+    rules: tuple[RuleView, ...] = ()
+    source: str = Field("", description="where the rules come from: a file, or the default")
+
+
+class WhoAmI(Message, wire="access.whoami"):
+    """Whose token it is. `expires_at` is None for tokens of the users' file."""
+
+    user: str
+    role: Role
+    expires_at: float | None = None

@@ -1,0 +1,129 @@
+"""A mesh over TLS that trains, is tapped and recorded: no secret of it is anywhere but where it belongs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from bus import subjects, trust
+from bus.connection import Bus
+from bus.embedded import find_binary
+from schemas.cluster import LinkSecret
+from schemas.envelope import EntityKind
+from schemas.job import JobState
+from tests.integration.dmsc.command_line import dmsc, running
+from tests.integration.mesh.conftest import Mesh, children_of, start_mesh, stop_mesh, tiny_job
+
+PLANTED = {
+    "token": "planted-user-token-7f3a",
+    "bus_token": "dmsc:planted-bus-token-91c2",
+    "user_key": "c0ffee" * 10 + "abcd",
+}
+"""Put into the state folder before the mesh starts, which keeps what is there."""
+
+BELONGS = ("token", "bus_token", "user_key", "nats/server.conf", "tls/server-key.pem", "tls/ca-key.pem")
+"""Files that hold a secret, on purpose: all of them with mode 0600."""
+
+BUCKET = "KV_link_secrets"
+"""The server's store of the orchestrators' bucket."""
+
+
+async def link_secret(mesh: Mesh, job: str) -> str:
+    """The job's, as its orchestrator keeps it."""
+    async with Bus.connect(
+        mesh.servers, name="looker", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token
+    ) as bus, asyncio.timeout(60):  # fmt: skip
+        while True:
+            entry = await bus.bucket(subjects.LINK_SECRET).get(job=job)
+            if entry is not None and isinstance(entry.message, LinkSecret):
+                return entry.message.secret
+            await asyncio.sleep(0.05)
+
+
+def command_lines(pid: int) -> dict[int, bytes]:
+    found = {}
+    for each in [pid, *children_of(pid)]:
+        try:
+            found[each] = Path(f"/proc/{each}/cmdline").read_bytes()
+        except OSError:
+            continue  # ended meanwhile
+    return found
+
+
+def holders(folder: Path, secrets: dict[str, bytes]) -> list[str]:
+    """Which secret is in which file that it does not belong into."""
+    found = []
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if not path.is_file() or name in BELONGS or BUCKET in name:
+            continue
+        content = path.read_bytes()
+        found += [f"{secret} in {name}" for secret, value in secrets.items() if value in content]
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_no_planted_secret_is_found_where_it_does_not_belong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(trust.VARIABLE, raising=False)
+    find_binary()
+    state, outside = tmp_path / "state", tmp_path / "outside"
+    state.mkdir()
+    outside.mkdir()
+    for name, value in PLANTED.items():
+        (state / name).touch(mode=0o600)
+        (state / name).write_text(value + "\n")
+    mesh = start_mesh(state, "--tls", "--cluster", "a", "--slots", "4")
+    try:
+        assert mesh.servers[0].startswith("tls://")
+        added = dmsc("user", "add", "ruth", "--json", "--state", str(state), cwd=outside)
+        assert added.returncode == 0, added.stderr
+        user_token = json.loads(added.stdout)["token"]
+        secrets = {
+            "administrator's token": PLANTED["token"],
+            "bus token": PLANTED["bus_token"].partition(":")[2],
+            "key of tokens": PLANTED["user_key"],
+            "user's token": user_token,
+        }
+        recording = outside / "tapped.rec"
+        with running("tap", ">", "--record", str(recording), "--state", str(state), cwd=outside) as tap:
+            tap.until(lambda text: bool(text.strip()))  # somebody's heartbeat: it listens
+            record = mesh.client.submit(tiny_job(parallel={"stages": 2, "replicas": 1}))
+            secrets["job's link secret"] = asyncio.run(link_secret(mesh, record.job))
+            wrong = dmsc("jobs", "--token", user_token + "x", "--state", str(state), cwd=outside)
+            assert wrong.returncode == 4, wrong.stderr
+            assert wrong.stderr.count("\n") == 1
+            (outside / "error.txt").write_text(wrong.stderr + wrong.stdout)
+            lines = command_lines(mesh.process.pid)
+            assert mesh.client.wait(record.job).state is JobState.DONE
+            lines |= command_lines(mesh.process.pid)
+            tap.interrupt()
+            tap.wait()
+        assert recording.stat().st_size > 10_000
+        mesh.client.download_weights(record.job, outside / "weights")
+        run = dmsc("runs", "export", record.job, str(outside / "run.rec"), "--state", str(state), cwd=outside)
+        assert run.returncode == 0, run.stderr
+        audit = dmsc("audit", "export", str(outside / "audit.ndjson"), "--state", str(state), cwd=outside)
+        assert audit.returncode == 0, audit.stderr
+        holding = dmsc("audit", "verify", str(outside / "audit.ndjson"), cwd=outside)
+        assert holding.returncode == 0, holding.stderr
+    finally:
+        stop_mesh(mesh)
+    sought = {name: value.encode() for name, value in secrets.items()}
+    assert len(lines) > 4
+    assert not [
+        f"{name} in the command line of {pid}"
+        for pid, line in lines.items()
+        for name, value in sought.items()
+        if value in line
+    ]
+    assert holders(state, sought) == []
+    assert holders(outside, sought) == []
+    said = state.with_name(f"{state.name}.stderr").read_bytes()
+    assert not [name for name, value in sought.items() if value in said]
+    for name in BELONGS:
+        assert (state / name).stat().st_mode & 0o077 == 0, name
