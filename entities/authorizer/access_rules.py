@@ -28,7 +28,10 @@ _RESEARCH = _READ | {
     *("job.submit", "job.cancel.own", "dataset.read", "dataset.write"),
     *("policy.ask", "observation.write.own"),
 }
-_OPERATE = _RESEARCH | {"job.cancel", "policy.write", "observation.write", "node.cordon", "tap.private"}
+_OPERATE = _RESEARCH | {
+    *("job.cancel", "policy.write", "observation.write", "node.cordon", "tap.private"),
+    *("chaos.strike", "dataset.delete"),
+}
 
 ROLE_ACTIONS: dict[Role, frozenset[str]] = {
     Role.VIEWER: _READ,  # looks at everything, changes nothing

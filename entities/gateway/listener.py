@@ -9,15 +9,15 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
 
 from schemas.errors import BadInput
 
-GRACE_S = 2  # whole seconds that open requests get at shutdown; event streams are ended after it
-BACKLOG = 128
+GRACE_S = 1  # whole seconds from the end of the drain until what is still open is cut off
+BACKLOG = 1024
 _ANYWHERE = {"0.0.0.0", "::", ""}
 
 
@@ -65,14 +65,16 @@ def url_of(sock: socket.socket, host: str, advertised_host: str = "") -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI, sock: socket.socket) -> AsyncIterator[None]:
-    """Serve `app` on the socket for the length of the block."""
+async def serving(
+    app: FastAPI, sock: socket.socket, drain: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Serve `app` on the socket for the length of the block; `drain` ends what is open before it stops."""
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="off",
-        http="h11",
+        http="auto",  # httptools, and h11 where that is not
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
@@ -88,6 +90,10 @@ async def serving(app: FastAPI, sock: socket.socket) -> AsyncIterator[None]:
         yield
     finally:
         listening.cancel()
-        server.should_exit = True
+        try:
+            if not task.done():
+                await drain()
+        finally:
+            server.should_exit = True
         await asyncio.wait({task})
         sock.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+from entities.gateway.event_feed import TooManyStreams
 from schemas.errors import (
     BadInput,
     BadMessage,
@@ -36,6 +37,7 @@ class NotSatisfiable(BadInput):
 _STATUS: tuple[tuple[type[DmscError], HTTPStatus], ...] = (  # the first that fits
     (TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (NotSatisfiable, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE),
+    (TooManyStreams, HTTPStatus.TOO_MANY_REQUESTS),
     (BadMessage, HTTPStatus.BAD_REQUEST),
     (BadInput, HTTPStatus.UNPROCESSABLE_ENTITY),
     (NotFound, HTTPStatus.NOT_FOUND),
