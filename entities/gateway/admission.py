@@ -29,6 +29,7 @@ from entities.gateway.metrics_door import DoorMetrics
 from entities.gateway.problems import MEDIA_TYPE, problem
 from entities.gateway.rate_limit import Buckets, Grant
 from entities.metrics import HTTP_OPEN, HTTP_REFUSED, Reading
+from schemas.errors import Overloaded, RateLimited
 
 log = get_logger("door")
 
@@ -190,7 +191,7 @@ class Admission:
             said = (
                 f"more requests than {grant.limit} at once; Retry-After and RateLimit-Reset say when to go on"
             )
-            return HTTPStatus.TOO_MANY_REQUESTS, "rate_limited", said, 0
+            return HTTPStatus.TOO_MANY_REQUESTS, RateLimited.code, said, 0
         elif load.open >= self._config.open_requests:
             reason, said = (
                 "open",
@@ -201,7 +202,7 @@ class Admission:
         else:
             return None
         load.refused[reason] += 1
-        return HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", said, 1
+        return HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, said, 1
 
 
 async def _refuse(send: Send, status: HTTPStatus, code: str, detail: str, retry_after_s: int) -> None:

@@ -15,7 +15,7 @@ from entities.gateway.breaker import Breaker, BreakerConfig, BreakerState, Retry
 from entities.metrics import BREAKER_OPENED, BREAKER_STATE, BUDGET_REFUSED, Reading
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import BusUnreachable, Unavailable
+from schemas.errors import BusUnreachable, Overloaded, Unavailable
 
 log = get_logger("gateway")
 
@@ -26,12 +26,6 @@ _LEVEL = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 
 
 request_cause: ContextVar[str | None] = ContextVar("request_cause", default=None)
 """Id of the HTTP request at hand: the cause of the messages that it leads to, unless they have another."""
-
-
-class Overloaded(Unavailable):
-    """Refused before it was tried; `retry_after_s` says when to come back."""
-
-    code = "overloaded"
 
 
 class Asks(Protocol):

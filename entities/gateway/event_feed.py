@@ -18,10 +18,9 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.streams import Recorded
 from bus.subject import Subject
-from entities.gateway.backends import Overloaded
 from entities.gateway.events import EventsConfig, Line, closing, lagged
 from entities.metrics import EVENT_FEEDS, EVENT_STREAMS, STREAMS_LAGGED, Reading
-from schemas.errors import Unavailable
+from schemas.errors import Overloaded, RateLimited
 
 log = get_logger("gateway")
 
@@ -29,12 +28,6 @@ Render = Callable[[Recorded], Line | None]
 KEEPALIVE = b": waiting\n\n"
 PIECE_BYTES = 64 << 10
 """What is handed to a client's connection at once; the next piece waits until it took this one."""
-
-
-class TooManyStreams(Unavailable):
-    """This identity has as many event streams open as it may."""
-
-    code = "too_many_streams"
 
 
 class Feed:
@@ -135,14 +128,14 @@ class EventHub:
         """Room for one more stream of this identity.
 
         Raises:
-            TooManyStreams: it has as many as it may.
+            RateLimited: it has as many as it may.
             Overloaded: the gateway has.
         """
         if self.open >= self.config.streams:
             raise Overloaded("this gateway has too many event streams open; try another, or again in 5 s",
                              retry_after_s=5.0)  # fmt: skip
         if self._open[identity] >= self.config.streams_each:
-            raise TooManyStreams(
+            raise RateLimited(
                 f"you have {self.config.streams_each} event streams open, which is the most; close one",
                 retry_after_s=1.0,
             )

@@ -32,7 +32,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
 class EventStream(Response):
     """Sends pieces as they come; each waits until the connection has taken the one before.
 
-    Raises `TooManyStreams` or `Overloaded` when it is made, while an error can still be answered.
+    Raises `RateLimited` or `Overloaded` when it is made, while an error can still be answered.
     """
 
     media_type = "text/event-stream"

@@ -19,7 +19,7 @@ from bus import subjects
 from bus.buckets import Entry
 from bus.connection import Bus
 from schemas.door import KeptAnswer
-from schemas.errors import BadInput, Conflict, DmscError
+from schemas.errors import BadInput, Conflict, DmscError, InProgress
 from schemas.registry import InstanceState, ServiceRecord
 
 KEPT_S = 86_400.0
@@ -28,12 +28,6 @@ CLAIM_S = 60.0
 """How long a claim holds whose gateway neither answered nor went: longer than any command's deadline."""
 MOST_BYTES = 512 << 10
 """An answer above this is not kept (messages end at 1 MiB); the repetition is then refused."""
-
-
-class InProgress(Conflict):
-    """The first request with this key is still being answered."""
-
-    code = "in_progress"
 
 
 class KeyReused(BadInput):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from entities.gateway.event_feed import TooManyStreams
 from schemas.errors import (
     BadInput,
     BadMessage,
@@ -15,6 +14,7 @@ from schemas.errors import (
     Fenced,
     IllegalTransition,
     NotFound,
+    RateLimited,
     Refused,
     Unavailable,
 )
@@ -37,7 +37,7 @@ class NotSatisfiable(BadInput):
 _STATUS: tuple[tuple[type[DmscError], HTTPStatus], ...] = (  # the first that fits
     (TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (NotSatisfiable, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE),
-    (TooManyStreams, HTTPStatus.TOO_MANY_REQUESTS),
+    (RateLimited, HTTPStatus.TOO_MANY_REQUESTS),
     (BadMessage, HTTPStatus.BAD_REQUEST),
     (BadInput, HTTPStatus.UNPROCESSABLE_ENTITY),
     (NotFound, HTTPStatus.NOT_FOUND),

@@ -16,10 +16,12 @@ from entities.gateway.requests import (
     PageAsked,
     Reason,
     Token,
+    answer,
     body_of,
     made,
     paged,
     parse,
+    read_body,
 )
 from schemas.errors import Ack
 from schemas.module_status import ModuleAnswer, OrderBody, QuestionBody
@@ -60,15 +62,10 @@ def policies(door: Door) -> APIRouter:
     @router.post(
         "/policies/{module}/questions", response_model=ModuleAnswer, openapi_extra=body_of(QuestionBody)
     )
-    async def question(module: ModuleName, token: Token, keyed: IdempotencyKey) -> Response:
+    async def question(module: ModuleName, request: Request, token: Token) -> Response:
         """What it suggests for a job at this moment. Nothing of it is adopted."""
-        text = await door.body(keyed)
-        body = parse(QuestionBody, text)
-
-        async def act() -> Answer:
-            return made(await desk.ask(token, module, body))
-
-        return await door.once(keyed, token, "policy.ask", module, act, text)
+        body = parse(QuestionBody, await read_body(request, door.config.max_job_bytes))
+        return answer(await desk.ask(token, module, body))
 
     @router.post(
         "/observations", status_code=202, response_model=Ack, openapi_extra=body_of(ObservationBatch)
