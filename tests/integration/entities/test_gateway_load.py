@@ -22,6 +22,7 @@ from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.breaker import BreakerConfig, BreakerState
 from entities.gateway.door_config import DoorConfig
 from entities.gateway.events import EventsConfig
+from entities.gateway.idempotency import key_token, request_digest
 from entities.gateway.rate_limit import Rate
 from entities.service_registry import ServiceRegistry
 from schemas.cluster import Strike, Struck
