@@ -25,6 +25,9 @@ BusOption = Annotated[str | None, typer.Option("--bus", metavar="URL", help="The
 BusTokenOption = Annotated[
     str | None, typer.Option("--bus-token", help="The bus's token ($DMSC_BUS_TOKEN).", show_default=False)
 ]
+ModuleArgument = Annotated[
+    str, typer.Argument(metavar="MODULE", help="A module's name; see `dmsc policy list`.", show_default=False)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
