@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from fastapi import Response
+from fastapi import Request, Response
 
 from bus.connection import Bus
-from entities.gateway.admission import Load
+from entities.gateway.admission import Facts, Load
 from entities.gateway.backends import Backends
 from entities.gateway.desk import Desk
 from entities.gateway.door_config import DoorConfig
 from entities.gateway.event_feed import EventHub
+from entities.gateway.event_stream import EventStream
 from entities.gateway.guard import Guard
 from entities.gateway.idempotency import KeptAnswers, key_token, request_digest
 from entities.gateway.metrics_door import DoorMetrics
@@ -51,6 +52,15 @@ class Door:
     async def body(self, keyed: Keyed) -> bytes:
         """A JSON body, up to the door's limit."""
         return await read_body(keyed.request, self.config.max_job_bytes)
+
+    def stream(self, request: Request, token: str, pieces: AsyncIterator[bytes]) -> EventStream:
+        """An event stream for a bearer who was let in: whoever it was until now, it counts for the user.
+
+        Raises `RateLimited` or `Overloaded`.
+        """
+        facts: Facts = request.scope["dmsc"]
+        facts.identity = f"user {self.guard.user_of(token)}"
+        return EventStream(facts, self.hub, pieces)
 
     async def once(
         self, keyed: Keyed, token: str, action: str, resource: str, act: Act, body: bytes = b""

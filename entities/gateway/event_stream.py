@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from entities.gateway.admission import Facts
@@ -38,10 +38,9 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, request: Request, hub: EventHub, pieces: AsyncIterator[bytes], status_code: int = 200
+        self, facts: Facts, hub: EventHub, pieces: AsyncIterator[bytes], status_code: int = 200
     ) -> None:
         super().__init__(status_code=status_code)
-        facts: Facts = request.scope["dmsc"]
         self._facts = facts
         self._pieces = pieces
         self._room = hub.admitted(facts.identity)

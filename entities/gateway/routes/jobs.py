@@ -134,6 +134,6 @@ def jobs(door: Door) -> APIRouter:
             first_sequence(start, last_event_id),
             lambda: desk.has_ended(job),
         )
-        return EventStream(request, door.hub, records)
+        return door.stream(request, token, records)
 
     return router
