@@ -57,9 +57,8 @@ def faults(door: Door) -> APIRouter:
         await door.guard.check(token, "fault.read", job or "faults")
         tokens: dict[str, Any] = {} if job is None else {"job": job}
         first = first_sequence(start, last_event_id)
-        return EventStream(
-            request, door.hub, door.hub.follow(subjects.FAULT_RECORD, tokens, fault_line, first)
-        )
+        records = door.hub.follow(subjects.FAULT_RECORD, tokens, fault_line, first)
+        return door.stream(request, token, records)
 
     @router.get("/{fault}", response_model=FaultRecord)
     async def read(fault: FaultId, token: Token) -> Response:
