@@ -100,6 +100,10 @@ bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside th
 bench-registry: setup ## the registry with 10,000 instances, beside raw nats-py
 	@$(VENV)/python benchmarks/registry.py $(ARGS)
 
+.PHONY: bench-gateway
+bench-gateway: setup ## a gateway on one core: event streams and requests at once, overload, clients that do not read
+	@$(VENV)/python benchmarks/gateway.py $(ARGS)
+
 .PHONY: bench-routing
 bench-routing: setup ## routing by load on unequal and changing devices, beside its bound and the static split
 	@$(VENV)/python benchmarks/routing.py $(ARGS)

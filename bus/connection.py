@@ -203,12 +203,14 @@ class Bus:
         *,
         deadline_s: float = 30.0,
         cause: Envelope | str | None = None,
+        may_repeat: Callable[[], bool] | None = None,
         **tokens: Any,
     ) -> Any:
         """Asks again and again, under one envelope id, until answered: survives lost messages and restarts.
 
         The service runs the handler once per id (`serve` remembers), unless it was itself restarted in
-        between; handlers of commands are idempotent for that reason.
+        between; handlers of commands are idempotent for that reason. `may_repeat` is asked before each
+        repetition (a budget); without its leave the first question is waited for.
 
         Raises:
             DmscError: whatever the service raised.
@@ -219,9 +221,11 @@ class Bus:
         data = codec.encode(message, self.sender_map, self.next_id(), self.cause_id(cause))
         deadline = time.monotonic() + deadline_s
         pause = REPEAT_FIRST_S
+        first = True
         with self.link.question(subject, patient=True) as (inbox, asked):
             while True:
-                if self.connected:
+                if self.connected and (first or may_repeat is None or may_repeat()):
+                    first = False
                     with suppress(BusUnreachable):  # lost this very moment: wait for its return
                         await self.link.send(subject, data, reply=inbox)
                 left = deadline - time.monotonic()

@@ -170,7 +170,7 @@ TERMINATION = _row(
     CORE, "§4.4(6): a job's communication has ended here", stream="SIGNALS",
 )  # fmt: skip
 ROUTE_TABLE = _row(
-    "route table", "{job}.{cluster}.{stage}", data_plane.RouteTable, SR, MI, KV,
+    "route table", "{job}.{cluster}.{stage}", data_plane.RouteTable, SR, MI + MG, KV,
     "weighted next hops of one stage for the senders of one cluster", bucket="routes", names=Names.BOTH,
 )  # fmt: skip
 
@@ -204,6 +204,10 @@ JUDGE = _row(
 ANALYSE = _row(
     "analyse", "cluster.{agent}.analyse", cluster.Analyse, SMO, MIC,
     REQUEST, "§5.3: analyse a job's model in a short-lived worker", reply=Ack,
+)  # fmt: skip
+STRIKE = _row(
+    "strike", "cluster.{agent}.strike", cluster.Strike, MG, MIC,
+    REQUEST, "an operator's fault: kill, freeze or resume an instance", reply=cluster.Struck,
 )  # fmt: skip
 CORDON = _row(
     "cordon", "{agent}.{slot}", cluster.Cordon, SMO, SMO, KV,
@@ -427,6 +431,10 @@ DEAD_LETTER = _row(
 DOOR = _row(
     "door", "door.{action}", door.DoorRequest, CLIENT, MG,
     REQUEST, "a client's request at any gateway (queue group)", reply=door.JobList,
+)  # fmt: skip
+KEPT_ANSWER = _row(
+    "kept answer", "{key}", door.KeptAnswer, MG, MG, KV,
+    "what was answered to a request with an idempotency key", bucket="answers",
 )  # fmt: skip
 SUBMIT = _row(
     "submit", "job.command.submit", door.SubmitJob, MG, SMO, REQUEST, "queue a job", reply=job.JobRecord,

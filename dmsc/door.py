@@ -15,14 +15,34 @@ import httpx
 from bus import trust
 from dmsc.sse import EventParser
 from schemas.base import Message
-from schemas.errors import BadInput, BadMessage, DmscError, ErrorReply, NotFound, Refused, Unavailable
-from schemas.job import JobRecord, JobSpec, WeightsManifest
+from schemas.errors import (
+    BadInput,
+    BadMessage,
+    DmscError,
+    ErrorReply,
+    InProgress,
+    NotFound,
+    Overloaded,
+    RateLimited,
+    Refused,
+    Unavailable,
+)
+from schemas.job import JobSpec, WeightsManifest
 from schemas.weights_digest import INDEX_NAME, weights_index
 
 M = TypeVar("M", bound=Message)
 
 STREAM_TIMEOUT = httpx.Timeout(10.0, read=40.0)
 """Streams: a gateway sends a comment at least every 15 s, so 40 s of silence is a dead connection."""
+
+
+ENDINGS = ("lagged", "closing")
+"""Events by which a gateway ends a stream that can be taken up again, there or elsewhere."""
+
+ENDING_LINES = tuple(f"event: {name}" for name in ENDINGS)
+
+FILE_PATIENCE_S = 10.0
+"""How long a broken download is taken up again before it is given up, each time it breaks."""
 
 
 class Position(TypedDict):
@@ -68,11 +88,6 @@ def as_spec(job: str | Path | Mapping[str, Any] | JobSpec) -> dict[str, Any]:
     return job.model_dump(mode="json")
 
 
-def as_records(body: Any) -> list[JobRecord]:
-    jobs = body["jobs"] if isinstance(body, dict) else body
-    return sorted((JobRecord.model_validate(each) for each in jobs), key=lambda record: record.submitted_at)
-
-
 def raise_for(response: httpx.Response) -> None:
     """Turn an error answer into the exception that it stands for; the body must have been read."""
     if not response.is_error:
@@ -85,9 +100,18 @@ def raise_for(response: httpx.Response) -> None:
         code = problem.get("code")
     except (ValueError, AttributeError):
         text, code = f"{response.url} answered {status} {response.reason_phrase}", None
-    if isinstance(code, str):
-        raise ErrorReply(code=code, text=text).to_exception()
-    raise _by_status(status)(text)
+    fields = {"retry_after_s": wait_s(response)} if "retry-after" in response.headers else {}
+    known = ErrorReply(code=code, text=text).to_exception() if isinstance(code, str) else None
+    if known is not None and (type(known) is not DmscError or code == DmscError.code):
+        known.fields.update(fields)
+        raise known
+    raise _by_status(status)(text, **fields)
+
+
+def wait_s(response: httpx.Response) -> float:
+    """`Retry-After` in seconds, as gateways give it."""
+    stated = response.headers.get("retry-after", "")
+    return float(stated) if stated.isdigit() else 1.0
 
 
 def _by_status(status: int) -> type[DmscError]:
@@ -95,7 +119,9 @@ def _by_status(status: int) -> type[DmscError]:
         return Refused
     if status == 404:
         return NotFound
-    if status in (429, 502, 503, 504):
+    if status == 429:
+        return RateLimited
+    if status in (502, 503, 504):
         return Unavailable
     return BadInput if status < 500 else DmscError
 
@@ -115,9 +141,15 @@ def unreachable(urls: list[str], error: Exception) -> DmscError:
     )
 
 
-def may_repeat(method: str, error: httpx.TransportError) -> bool:
-    """Whether another gateway may be asked: always for reads, else only if nothing was sent."""
-    return method == "GET" or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+def may_repeat(method: str, keyed: bool, error: Exception) -> bool:
+    """Whether a request may be made again that failed like this: what can't happen twice by it.
+
+    Reads, and what carries an idempotency key, always; anything that was refused before it was begun, or
+    whose connection was never made; else nothing.
+    """
+    unbegun = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | Overloaded)
+    again = isinstance(error, httpx.TransportError | Unavailable | InProgress)
+    return unbegun or ((method == "GET" or keyed) and again)
 
 
 def position(last: int) -> Position:
@@ -128,7 +160,7 @@ def position(last: int) -> Position:
 def next_record(parser: EventParser, line: str, last: int, kind: type[M]) -> tuple[int, M] | None:
     """One line further: (sequence, record) when one is complete and newer than `last`."""
     found = parser.feed(line)
-    if found is None:
+    if found is None or found.event in ENDINGS:
         return None
     if found.event == "error":
         problem = json.loads(found.data)

@@ -34,6 +34,9 @@ AccessFileOption = Annotated[
         help="Who may do what; see `dmsc access default`. Read again whenever it changes.",
     ),
 ]
+ModuleArgument = Annotated[
+    str, typer.Argument(metavar="MODULE", help="A module's name; see `dmsc policy list`.", show_default=False)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

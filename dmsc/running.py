@@ -6,10 +6,14 @@ import asyncio
 import os
 import sys
 import traceback
-from collections.abc import Coroutine
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dmsc.exit_codes import ExitCode, exit_code_of
+
+if TYPE_CHECKING:
+    from dmsc.async_client import AsyncClient
 
 T = TypeVar("T")
 
@@ -27,6 +31,24 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     except (asyncio.CancelledError, KeyboardInterrupt):
         leave(ExitCode.INTERRUPTED)
+
+
+def ask_gateway(
+    gateway: str | None,
+    token: str | None,
+    state: Path | None,
+    ask: Callable[[AsyncClient], Awaitable[T]],
+    *,
+    timeout_s: float = 10.0,
+) -> T:
+    """Run a command that is one conversation with a gateway, as the command's options name it."""
+    from dmsc.async_client import AsyncClient
+
+    async def talk() -> T:
+        async with AsyncClient(gateway, token=token, state=state, timeout_s=timeout_s) as client:
+            return await ask(client)
+
+    return run_async(talk())
 
 
 def leave(code: ExitCode) -> NoReturn:

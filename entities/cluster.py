@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -42,10 +43,12 @@ from schemas.cluster import (
     Judge,
     Judgement,
     NodeStatus,
+    Strike,
+    Struck,
     WriteSample,
 )
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, BadInput, DmscError, Unavailable
+from schemas.errors import Ack, BadInput, DmscError, NotFound, Unavailable
 from schemas.leadership import Leadership
 from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
 from schemas.task_graph import TopologyReleased
@@ -55,6 +58,7 @@ log = get_logger("cluster")
 
 _LOG_LINES = 12  # of an instance that is judged
 _FAREWELL_S = 2.0  # at the end, for telling the registry which instances went with the node
+_STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "resume": signal.SIGCONT}
 _TELL_ATTEMPTS, _TELL_DEADLINE_S = 3, 30.0
 
 
@@ -249,6 +253,26 @@ class ClusterAgent:
         tail = await asyncio.to_thread(last_lines, self._config.logs / f"{question.sid}.log", _LOG_LINES)
         return judgement.model_copy(update={"log": tail})
 
+    async def _strike(self, order: Strike, envelope: Envelope) -> Struck:
+        """A fault on purpose; what it looks like from here, and what is told, is as with any other.
+
+        Raises:
+            NotFound: that incarnation does not run here.
+        """
+        held = self._instances.ledger.find(order.sid, order.incarnation)
+        if held is None or held.pid is None:
+            raise NotFound(f"{order.sid} {order.incarnation} does not run on {self._config.sid}")
+        with suppress(ProcessLookupError):  # it was faster
+            os.kill(held.pid, _STRIKES[order.fault])
+        log.warning("struck", sid=order.sid, fault=order.fault, pid=held.pid, user=order.user)
+        return Struck(
+            agent=self._config.sid,
+            sid=order.sid,
+            incarnation=order.incarnation,
+            fault=order.fault,
+            pid=held.pid,
+        )
+
     async def _analyse(self, order: Analyse, envelope: Envelope) -> Ack:
         return self._workers.analyse(order, self._device())
 
@@ -344,7 +368,7 @@ class ClusterAgent:
         yield metrics.NODE_SLOTS(len(self._instances.ledger.slots), **place)
         yield metrics.NODE_INSTANCES(len(self._instances.ledger.held), **place)
 
-    async def _tell(self, row: Subject, message: Message, **tokens: str) -> None:
+    async def _tell(self, row: Subject, message: Message, **tokens: Any) -> None:
         """A command that should arrive even if its receiver is being restarted; given up in the end.
 
         Raises:
@@ -365,6 +389,7 @@ class ClusterAgent:
             await self._bus.serve(subjects.START_INSTANCE, self._start, agent=agent),
             await self._bus.serve(subjects.STOP_INSTANCE, self._stop, agent=agent),
             await self._bus.serve(subjects.JUDGE, self._judge, agent=agent),
+            await self._bus.serve(subjects.STRIKE, self._strike, agent=agent),
             await self._bus.serve(subjects.ANALYSE, self._analyse, agent=agent),
             await self._bus.serve(subjects.WRITE_SAMPLE, self._write_sample, agent=agent),
             await self._bus.serve(subjects.FORGET_TOPOLOGY, self._forget, agent=agent),

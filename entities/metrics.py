@@ -189,6 +189,24 @@ NODE_INSTANCES = _metric("node_instances", "gauge", "instances that it runs", _M
 HTTP_REQUESTS = _metric(
     "http_requests_total", "counter", "answered at the HTTP door", _MG, "gateway", "status"
 )
+HTTP_REFUSED = _metric(
+    "http_refused_total", "counter", "refused before they were looked at, by reason", _MG, "gateway", "reason"
+)
+HTTP_OPEN = _metric("http_requests_open", "gauge", "being answered, event streams left out", _MG, "gateway")
+EVENT_STREAMS = _metric("event_streams_open", "gauge", "event streams of HTTP clients", _MG, "gateway")
+EVENT_FEEDS = _metric("event_feeds_open", "gauge", "consumers that feed them", _MG, "gateway")
+STREAMS_LAGGED = _metric(
+    "event_streams_lagged_total", "counter", "ended because the client read too slowly", _MG, "gateway"
+)
+BREAKER_STATE = _metric(
+    "gateway_breaker_state", "gauge", "0 closed, 1 half open, 2 open", _MG, "gateway", "entity"
+)
+BREAKER_OPENED = _metric(
+    "gateway_breaker_opened_total", "counter", "times that it opened", _MG, "gateway", "entity"
+)
+BUDGET_REFUSED = _metric(
+    "gateway_repeats_refused_total", "counter", "repetitions beyond the budget", _MG, "gateway"
+)
 
 # --- each connection to the bus, and each process -------------------------------------------------------
 BUS_ROUND_TRIP_S = _metric(

@@ -104,6 +104,28 @@ class Judgement(Message, wire="cluster.judgement", version=(1, 1)):
     log: tuple[str, ...] = Field((), description="the last lines that it wrote to its log")
 
 
+class Strike(Message, wire="cluster.strike"):
+    """MG → node agent, for an operator: bring a fault upon this incarnation, as from outside.
+
+    Nothing is told to the mesh: that is to find out by itself.
+    """
+
+    sid: Token
+    incarnation: Token
+    fault: Literal["kill", "freeze", "resume"]
+    user: str
+
+
+class Struck(Message, wire="cluster.struck"):
+    """The signal was sent."""
+
+    agent: Token
+    sid: Token
+    incarnation: Token
+    fault: Literal["kill", "freeze", "resume"]
+    pid: int
+
+
 class Cordon(Message, wire="cluster.cordon"):
     """A place that gets no new instances: a slot, or (`slot` None) a whole node. In the bucket `cordons`.
 

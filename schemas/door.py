@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 from pydantic import Field
 
 from schemas.alert import Alert
@@ -9,7 +11,7 @@ from schemas.base import Message, Part, Token
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
-from schemas.marks import Secret
+from schemas.marks import HOLDS_USER_VALUES, Secret
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation
 from schemas.registry import ServiceRecord
@@ -147,6 +149,20 @@ class TapScope(Part):
     role: Role | None
     everything: bool
     hidden: tuple[str, ...] = ()
+
+
+class KeptAnswer(Message, wire="door.answer"):
+    """What was answered to a request with an `Idempotency-Key`, or who is at it (`status` 0).
+
+    `request` is a digest of method, path, query and body: the same key with another one is a mistake.
+    """
+
+    request: str
+    gateway: Token
+    incarnation: Token
+    status: int = 0
+    location: str = ""
+    body: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
 
 
 class FaultList(Message, wire="fault.list"):

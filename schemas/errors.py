@@ -11,11 +11,14 @@
     ├── Refused               asked properly, not permitted
     ├── NotFound              no such job, instance, artifact
     ├── Conflict              a compare-and-set lost; the record moved on
+    │   └── InProgress        the same request is being answered at this moment
     ├── Fenced                an older epoch or incarnation spoke
     ├── Unavailable           nobody answers: retry later
     │   ├── BusUnreachable
     │   ├── NoResponders
-    │   └── DeadlineExceeded
+    │   ├── DeadlineExceeded
+    │   └── Overloaded        refused before it was begun: too much at once, here or behind
+    │       └── RateLimited   … by this very identity
     ├── GradientRefused       a microbatch's gradient is not finite, or too large to be summed
     ├── MicrobatchFailed      user code raised while it computed a microbatch
     ├── PeerUnreachable       a tensor link could not be built or broke
@@ -89,6 +92,10 @@ class Conflict(DmscError):
     retryable = True
 
 
+class InProgress(Conflict):
+    code = "in_progress"
+
+
 class Fenced(DmscError):
     code = "fenced"
 
@@ -108,6 +115,16 @@ class NoResponders(Unavailable):
 
 class DeadlineExceeded(Unavailable):
     code = "deadline_exceeded"
+
+
+class Overloaded(Unavailable):
+    """`retry_after_s`, a field, says when to come back."""
+
+    code = "overloaded"
+
+
+class RateLimited(Overloaded):
+    code = "rate_limited"
 
 
 class GradientRefused(DmscError):

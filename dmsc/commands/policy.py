@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,15 +14,17 @@ from dmsc.options import (
     BusTokenOption,
     GatewayOption,
     JsonOption,
+    ModuleArgument,
     StateOption,
     TokenOption,
     print_json,
     print_table,
 )
-from dmsc.running import run_async
+from dmsc.running import ask_gateway, run_async
 
 if TYPE_CHECKING:
-    from schemas.module_status import ModuleAnswer, ModuleStatus
+    from dmsc.async_client import AsyncClient
+    from schemas.module_status import ModuleStatus
     from schemas.observation import Observation
     from schemas.policy import ModuleLifecycle
 
@@ -30,9 +32,6 @@ app = typer.Typer(
     help="Write a policy, add it to a running mesh, ask it, order it about.", no_args_is_help=True
 )
 
-ModuleArgument = Annotated[
-    str, typer.Argument(metavar="MODULE", help="A module's name; see `dmsc policy list`.", show_default=False)
-]
 VersionOption = Annotated[
     str | None, typer.Option("--version", metavar="TEXT", help="Which of several versions that run.")
 ]
@@ -143,7 +142,7 @@ def list_(
     """
     from dmsc.policy_loading import BUILT_IN
 
-    modules = run_async(_policies(gateway, token, state))
+    modules = ask_gateway(gateway, token, state, lambda client: client.policies())
     if json:
         rows = [{"name": one.module, **one.model_dump(mode="json"), "state": _state(one)} for one in modules]
         running = {one.module for one in modules}
@@ -171,7 +170,7 @@ def enable(
 
     Example: dmsc policy enable stage-rebalancing --job j3f2a1c
     """
-    _show(run_async(_order(gateway, token, state, module, "enable", version, job, "")), json)
+    _show(_order(gateway, token, state, module, "enable", version, job), json)
 
 
 @app.command()
@@ -188,7 +187,7 @@ def disable(
 
     Example: dmsc policy disable stage-rebalancing --job j3f2a1c
     """
-    _show(run_async(_order(gateway, token, state, module, "disable", version, job, "")), json)
+    _show(_order(gateway, token, state, module, "disable", version, job), json)
 
 
 @app.command()
@@ -210,7 +209,7 @@ def order(
         from schemas.errors import BadInput
 
         raise BadInput(f"{op}: activate, shadow or drain")
-    _show(run_async(_order(gateway, token, state, module, op, version, [], reason)), json)
+    _show(_order(gateway, token, state, module, op, version, [], reason), json)
 
 
 @app.command()
@@ -235,7 +234,14 @@ def ask(
 
     Example: dmsc policy ask service-time-weights j3f2a1c
     """
-    answer = run_async(_ask(gateway, token, state, module, job, version, inputs))
+    given = _observations(inputs) if inputs is not None else ()
+    answer = ask_gateway(
+        gateway,
+        token,
+        state,
+        lambda client: client.ask_policy(module, job, version=version, inputs=given),
+        timeout_s=20.0,
+    )
     if json:
         print_json(answer)
     elif not answer.suggestions:
@@ -248,14 +254,7 @@ def ask(
         print_table(("scope", "action", "confidence", "valid", "reason"), rows)
 
 
-async def _policies(gateway: str | None, token: str | None, state: Path | None) -> list[ModuleStatus]:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state) as client:
-        return await client.policies()
-
-
-async def _order(
+def _order(
     gateway: str | None,
     token: str | None,
     state: Path | None,
@@ -263,28 +262,12 @@ async def _order(
     op: str,
     version: str | None,
     jobs: list[str],
-    reason: str,
+    reason: str = "",
 ) -> ModuleLifecycle:
-    from dmsc.async_client import AsyncClient
+    def ask(client: AsyncClient) -> Awaitable[ModuleLifecycle]:
+        return client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
 
-    async with AsyncClient(gateway, token=token, state=state, timeout_s=15.0) as client:
-        return await client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
-
-
-async def _ask(
-    gateway: str | None,
-    token: str | None,
-    state: Path | None,
-    module: str,
-    job: str,
-    version: str | None,
-    inputs: Path | None,
-) -> ModuleAnswer:
-    from dmsc.async_client import AsyncClient
-
-    given = _observations(inputs) if inputs is not None else ()
-    async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
-        return await client.ask_policy(module, job, version=version, inputs=given)
+    return ask_gateway(gateway, token, state, ask, timeout_s=15.0)
 
 
 def _observations(path: Path) -> tuple[Observation, ...]:

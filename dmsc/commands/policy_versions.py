@@ -13,12 +13,13 @@ from dmsc.options import (
     BusTokenOption,
     GatewayOption,
     JsonOption,
+    ModuleArgument,
     StateOption,
     TokenOption,
     print_json,
     print_table,
 )
-from dmsc.running import run_async
+from dmsc.running import ask_gateway, run_async
 
 if TYPE_CHECKING:
     from dmsc.replaying.scores import Scores
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 plot = typer.Typer(help="Draw pictures as PNG.", no_args_is_help=True)
 
-ModuleArgument = Annotated[str, typer.Argument(metavar="MODULE", show_default=False)]
 RunOption = Annotated[
     str | None,
     typer.Option("--run", metavar="RUN", help="Of a recorded run: an exported file, or a job's id."),
@@ -84,7 +84,14 @@ def promote(
 
     Example: dmsc policy promote service-time-weights 2
     """
-    _show(run_async(_switch(gateway, token, state, module, version, reason)), json)
+    switch = ask_gateway(
+        gateway,
+        token,
+        state,
+        lambda client: client.promote_policy(module, version, reason=reason),
+        timeout_s=20.0,
+    )
+    _show(switch, json)
 
 
 def rollback(
@@ -99,7 +106,10 @@ def rollback(
 
     Example: dmsc policy rollback service-time-weights
     """
-    _show(run_async(_switch(gateway, token, state, module, None, reason)), json)
+    switch = ask_gateway(
+        gateway, token, state, lambda client: client.roll_back_policy(module, reason=reason), timeout_s=20.0
+    )
+    _show(switch, json)
 
 
 @plot.command("score")
@@ -210,17 +220,6 @@ def _scores(
     address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
     found = run_async(find_scores(run, address, archive, jobs or ()))
     return found if module is None else found.of(module)
-
-
-async def _switch(
-    gateway: str | None, token: str | None, state: Path | None, module: str, version: str | None, reason: str
-) -> PolicySwitch:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
-        if version is None:
-            return await client.roll_back_policy(module, reason=reason)
-        return await client.promote_policy(module, version, reason=reason)
 
 
 def _show(switch: PolicySwitch, json: bool) -> None:

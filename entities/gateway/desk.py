@@ -10,7 +10,9 @@ from bus import subjects
 from bus.connection import Bus
 from bus.correlation import caller_span, correlate, current, current_cause, new_correlation
 from bus.logs import get_logger
+from entities.gateway.backends import Backends
 from entities.gateway.guard import Guard
+from entities.gateway.job_view import JobView
 from entities.gateway.module_desk import ModuleDesk
 from schemas.base import Message
 from schemas.door import (
@@ -41,38 +43,44 @@ Body = TypeVar("Body", OrderBody, QuestionBody)
 log = get_logger("gateway")
 
 TIMEOUT_S = 3.0  # one question to the orchestrator, repeated while nobody leads: longer than a failover
-FAULTS_SHOWN = 1000  # the latest; all of them are on the stream
 DEADLINE_S = 15.0  # one command to it, repeated until answered
 
 
 class Desk:
-    """Submits, lists, reads and cancels for whoever may. `compute` gives each cluster's last Type 4."""
+    """Submits, lists, reads and cancels for whoever may. `compute` gives each cluster's last Type 4.
+
+    `view`, where there is one, answers what it can: then reading needs nobody.
+    """
 
     def __init__(
         self,
         bus: Bus,
+        backends: Backends,
         gateway: str,
         guard: Guard,
         compute: Callable[[], Mapping[str, tuple[ComputeEntry, ...]]],
     ) -> None:
         self.guard = guard
-        self.modules = ModuleDesk(bus, guard)
+        self.modules = ModuleDesk(bus, backends, guard)
+        self.view: JobView | None = None
         self._compute = compute
         self._bus = bus
+        self._backends = backends
         self._gateway = gateway
 
-    async def submit(self, token: str, spec: JobSpec, cause: Envelope | None = None) -> JobRecord:
+    async def submit(self, token: str, spec: JobSpec, cause: Envelope | str | None = None) -> JobRecord:
         """`cause` is the client's own command: repeated through another gateway it is still the same."""
         if current() is None:  # a client on the bus that gave none
             correlate(new_correlation(), cause=current_cause())
         access = await self.guard.check(token, "job.submit", spec.name)
         message = SubmitJob(spec=spec, user=access.user, gateway=self._gateway, caller_span=caller_span())
-        record = await self._bus.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
-        assert isinstance(record, JobRecord)
-        return record
+        record = await self._backends.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
+        return self._learn(record)
 
     async def list(self, token: str) -> JobList:
         await self.guard.check(token, "job.list", "jobs")
+        if self.view is not None and self.view.current.is_set():
+            return JobList(jobs=self.view.all())
         return await self._query(None)
 
     async def read(self, token: str, job: str) -> JobRecord:
@@ -81,6 +89,9 @@ class Desk:
 
     async def look(self, job: str) -> JobRecord:
         """The job's record, for a request that was let in. Raises `NotFound`."""
+        known = self.view.get(job) if self.view is not None else None
+        if known is not None:
+            return known
         answer = await self._query(job)
         for record in answer.jobs:
             if record.job == job:
@@ -96,27 +107,25 @@ class Desk:
     async def scale(self, token: str, job: str, replicas: int, stage: int | None) -> Ack:
         access = await self.guard.check(token, "job.change", job)
         message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user)
-        answer = await self._bus.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
+        answer = await self._backends.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Ack)
         return answer
 
     async def change_stage(self, token: str, job: str, sid: str, stage: int) -> Ack:
         access = await self.guard.check(token, "job.change", job)
         message = ChangeStage(job=job, sid=sid, stage=stage, user=access.user)
-        answer = await self._bus.command(subjects.CHANGE_STAGE, message, deadline_s=DEADLINE_S)
+        answer = await self._backends.command(subjects.CHANGE_STAGE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Ack)
         return answer
 
     async def cancel(self, token: str, job: str, reason: str) -> JobRecord:
         access = await self.guard.check(token, "job.cancel", job)
         message = CancelJob(job=job, user=access.user, reason=reason)
-        record = await self._bus.command(subjects.CANCEL, message, deadline_s=DEADLINE_S)
-        assert isinstance(record, JobRecord)
-        return record
+        return self._learn(await self._backends.command(subjects.CANCEL, message, deadline_s=DEADLINE_S))
 
     async def mesh(self, token: str) -> MeshStatus:
         await self.guard.check(token, "mesh.read", "mesh")
-        status = await self._bus.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
+        status = await self._backends.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
         assert isinstance(status, MeshStatus)
         return status
 
@@ -124,14 +133,14 @@ class Desk:
         """No new instances there; `drain`: and none of the old."""
         access = await self.guard.check(token, "node.drain" if drain else "node.cordon", node)
         message = CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
-        answer = await self._bus.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
+        answer = await self._backends.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Cordons)
         return answer
 
     async def uncordon(self, token: str, node: str, slot: int | None) -> Cordons:
         access = await self.guard.check(token, "node.uncordon", node)
         message = UncordonPlace(node=node, slot=slot, user=access.user)
-        answer = await self._bus.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
+        answer = await self._backends.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Cordons)
         return answer
 
@@ -144,10 +153,20 @@ class Desk:
             if isinstance(recorded.message, FaultRecord):
                 last[recorded.message.id] = recorded.message
         found = sorted(last.values(), key=lambda fault: fault.opened_at)
-        return FaultList(faults=tuple(found[-FAULTS_SHOWN:]))
+        return FaultList(faults=tuple(found))
+
+    def has_ended(self, job: str) -> bool:
+        """As far as is known here."""
+        return self.view is not None and self.view.has_ended(job)
+
+    def _learn(self, record: object) -> JobRecord:
+        assert isinstance(record, JobRecord)
+        if self.view is not None:
+            self.view.take(record)
+        return record
 
     async def _query(self, job: str | None) -> JobList:
-        answer = await self._bus.command(subjects.QUERY, JobQuery(job=job), deadline_s=TIMEOUT_S)
+        answer = await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=TIMEOUT_S)
         assert isinstance(answer, JobList)
         return answer
 

@@ -1,15 +1,10 @@
-"""A job's events, and faults, as server-sent events: replayed from the stream, then followed."""
+"""Server-sent events: what a record of a stream looks like to a client, and where a client begins. Pure."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
 from dataclasses import dataclass
-from typing import Any
 
-from bus import subjects
-from bus.connection import Bus
 from bus.streams import Recorded
 from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent
@@ -21,91 +16,66 @@ class EventsConfig:
 
     keepalive_s: float = 15.0  # a comment line while nothing happens, below the usual proxies' 60 s
     tail_s: float = 1.0  # how long to wait for the last event of a job whose record says it ended
-    buffered: int = 256  # events a slow client may lag behind what is read; then reading waits
+    kept_lines: int = 1024  # of a feed, for all that follow it; who is behind these has lagged
+    kept_bytes: int = 2 << 20  # … and so many bytes at most
+    read_lines: int = 256  # of the past, read at once for one client
+    read_bytes: int = 256 << 10  # … and so many bytes at most
+    readers: int = 8  # clients whose past is read at the same time
+    woken: int = 16  # clients served in a row before others get their turn
+    streams: int = 4_000  # open at one gateway; beyond it 503
+    streams_each: int = 200  # of one identity; beyond it 429
+
+    def __post_init__(self) -> None:
+        if self.read_lines > self.kept_lines or self.read_bytes > self.kept_bytes:
+            raise ValueError("a feed must keep at least what is read at once")
 
 
-async def job_events(
-    bus: Bus, job: str, start: int, has_ended: Callable[[], Awaitable[bool]], config: EventsConfig
-) -> AsyncIterator[bytes]:
-    """Events from stream sequence `start` on, as SSE records. Ends with the job's last state."""
-    queue: asyncio.Queue[Recorded | None] = asyncio.Queue(config.buffered)
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One record as it goes to clients. `last`: nothing follows it."""
 
-    async def read() -> None:
-        try:
-            async for recorded in bus.history(subjects.JOB_EVENT, start=start, follow=True, job=job):
-                await queue.put(recorded)
-        finally:
-            with contextlib.suppress(asyncio.QueueFull):
-                queue.put_nowait(None)
-
-    reader = asyncio.create_task(read())
-    try:
-        ended = await has_ended()
-        yield b": events of " + job.encode() + b"\n\n"
-        while True:
-            try:
-                async with asyncio.timeout(config.tail_s if ended else config.keepalive_s):
-                    recorded = await queue.get()
-            except TimeoutError:
-                if ended:
-                    return  # nothing more came, and nothing more will
-                ended = await has_ended()
-                yield b": waiting\n\n"
-                continue
-            if recorded is None:
-                return  # the bus went away: the client comes back with Last-Event-ID
-            event = recorded.message
-            if not isinstance(event, JobEvent):
-                continue
-            yield sse_record(recorded.sequence, event)
-            if event.state in ENDED:
-                return
-    finally:
-        reader.cancel()
-        await asyncio.gather(reader, return_exceptions=True)
+    sequence: int
+    data: bytes
+    last: bool = False
 
 
-async def fault_records(bus: Bus, job: str | None, start: int, config: EventsConfig) -> AsyncIterator[bytes]:
-    """Records of the fault queue from stream sequence `start` on, as SSE records; without an end."""
-    queue: asyncio.Queue[Recorded | None] = asyncio.Queue(config.buffered)
-
-    async def read() -> None:
-        tokens: dict[str, Any] = {} if job is None else {"job": job}
-        try:
-            async for recorded in bus.history(subjects.FAULT_RECORD, start=start, follow=True, **tokens):
-                await queue.put(recorded)
-        finally:
-            with contextlib.suppress(asyncio.QueueFull):
-                queue.put_nowait(None)
-
-    reader = asyncio.create_task(read())
-    try:
-        yield b": faults\n\n"
-        while True:
-            try:
-                async with asyncio.timeout(config.keepalive_s):
-                    recorded = await queue.get()
-            except TimeoutError:
-                yield b": waiting\n\n"
-                continue
-            if recorded is None:
-                return  # the bus went away: the client comes back with Last-Event-ID
-            if isinstance(recorded.message, FaultRecord):
-                data = recorded.message.model_dump_json(exclude_none=True)
-                yield f"id: {recorded.sequence}\nevent: fault\ndata: {data}\n\n".encode()
-    finally:
-        reader.cancel()
-        await asyncio.gather(reader, return_exceptions=True)
+def job_line(recorded: Recorded) -> Line | None:
+    event = recorded.message
+    if not isinstance(event, JobEvent):
+        return None
+    data = sse_record(recorded.sequence, event.kind, event.model_dump_json(exclude_none=True))
+    return Line(recorded.sequence, data, event.state in ENDED)
 
 
-def sse_record(sequence: int, event: JobEvent) -> bytes:
-    """One record: `id` is the stream sequence, `event` the kind, `data` the event as JSON in one line."""
-    data = event.model_dump_json(exclude_none=True)
-    return f"id: {sequence}\nevent: {event.kind}\ndata: {data}\n\n".encode()
+def fault_line(recorded: Recorded) -> Line | None:
+    fault = recorded.message
+    if not isinstance(fault, FaultRecord):
+        return None
+    return Line(
+        recorded.sequence,
+        sse_record(recorded.sequence, "fault", fault.model_dump_json(exclude_none=True)),
+    )
+
+
+def sse_record(sequence: int, event: str, data: str) -> bytes:
+    """One record: `id` is the stream sequence, `data` JSON in one line."""
+    return f"id: {sequence}\nevent: {event}\ndata: {data}\n\n".encode()
+
+
+def lagged(position: int) -> bytes:
+    """The last thing that a client hears which read too slowly: everything up to `position` it has."""
+    said = json.dumps({"last": position, "detail": "read too slowly; come back with Last-Event-ID"})
+    return f"event: lagged\ndata: {said}\n\n".encode()
+
+
+def closing() -> bytes:
+    """The last thing that clients hear of a gateway that stops; `retry` sends browsers back soon."""
+    said = json.dumps({"detail": "this gateway stops; come back with Last-Event-ID, also at another"})
+    return f"retry: 200\nevent: closing\ndata: {said}\n\n".encode()
 
 
 def first_sequence(start: int | None, last_event_id: str | None) -> int:
     """Where to begin: after `Last-Event-ID` if the client came back with one, else at `start`, else at 1."""
-    if last_event_id is not None and last_event_id.isdigit():
-        return int(last_event_id) + 1
+    if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
+        return int(last_event_id[:18]) + 1
     return max(1, start or 1)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from bus import subjects
 from bus.buckets import Change
 from bus.connection import Bus
+from entities.gateway.backends import Asks
 from schemas.access import Revocation
 from schemas.errors import Refused
 from schemas.signals import AccessDecision, AccessRequest
@@ -33,19 +34,21 @@ class GuardConfig:
 class Guard:
     """Lets a request pass or raises `Refused`. Fails closed: no authorizer, no access (`Unavailable`)."""
 
-    def __init__(self, bus: Bus, gateway: str, config: GuardConfig | None = None) -> None:
+    def __init__(self, bus: Asks, gateway: str, config: GuardConfig | None = None) -> None:
         self._bus = bus
         self._gateway = gateway
         self._config = config or GuardConfig()
         self._known: OrderedDict[tuple[str, str, str], tuple[float, AccessDecision]] = OrderedDict()
+        self._yeses: OrderedDict[str, AccessDecision] = OrderedDict()
+        self._asking: dict[tuple[str, str, str], asyncio.Future[AccessDecision]] = {}
         self._revoked: dict[str, Revocation] = {}  # by its key in the bucket
         self._news = asyncio.Event()  # replaced at each revocation
         self.asked = 0
 
     @contextlib.asynccontextmanager
-    async def following(self) -> AsyncIterator[None]:
+    async def following(self, bus: Bus) -> AsyncIterator[None]:
         """Hear of revocations for the length of the block."""
-        watch = await self._bus.bucket(subjects.REVOCATION).watch(self._changed)
+        watch = await bus.bucket(subjects.REVOCATION).watch(self._changed)
         try:
             yield
         finally:
@@ -58,6 +61,15 @@ class Guard:
             news.set()
         elif change.key:
             self._revoked.pop(change.key, None)
+
+    def user_of(self, token: str) -> str | None:
+        """Whose token it was when it was last let in, for limits; says nothing of what it may do now."""
+        decision = self.last_yes(token)
+        return None if decision is None else decision.user
+
+    def last_yes(self, token: str) -> AccessDecision | None:
+        """The last decision that let this token in, whatever for; `void` says whether it still counts."""
+        return self._yeses.get(token_digest(token))
 
     def void(self, decision: AccessDecision) -> str:
         """Why a yes counts no more; empty while it does."""
@@ -110,7 +122,7 @@ class Guard:
             Refused: the token is unknown (field `user` empty) or its role may not do that.
             Unavailable: the authorizer does not answer.
         """
-        key = (hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest(), action, resource)
+        key = (token_digest(token), action, resource)
         known = self._known.get(key)
         if known is not None and time.monotonic() < known[0]:
             why = self.void(known[1])
@@ -118,20 +130,45 @@ class Guard:
                 self._known.move_to_end(key)
                 return known[1]
         self._known.pop(key, None)
-        self.asked += 1
-        decision = await self._bus.request(
-            subjects.ACCESS,
-            AccessRequest(token=token, action=action, resource=resource, gateway=self._gateway),
-            timeout_s=self._config.timeout_s,
-            gateway=self._gateway,
-        )
-        assert isinstance(decision, AccessDecision)
+        decision = await self._ask(key, token)
         if not decision.allow:
             raise Refused(decision.reason, user=decision.user)
         if why := self.void(decision):  # the authorizer that answered had not heard of it yet
             raise Refused(why, user="")
+        self._yeses[key[0]] = decision
+        self._yeses.move_to_end(key[0])
+        while len(self._yeses) > self._config.remembered:
+            self._yeses.popitem(last=False)
         if decision.valid_s > 0:
             self._known[key] = (time.monotonic() + decision.valid_s, decision)
             while len(self._known) > self._config.remembered:
                 self._known.popitem(last=False)
         return decision
+
+    async def _ask(self, key: tuple[str, str, str], token: str) -> AccessDecision:
+        """The authorizer's answer; who asks the same meanwhile gets it too: no flood at each expiry."""
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = self._asking[key] = asyncio.ensure_future(self._question(key, token))
+            asking.add_done_callback(lambda done: self._asked(key, done))
+        return await asyncio.shield(asking)
+
+    def _asked(self, key: tuple[str, str, str], done: asyncio.Future[AccessDecision]) -> None:
+        del self._asking[key]
+        if not done.cancelled():
+            done.exception()  # whoever waited has it; nobody may be left
+
+    async def _question(self, key: tuple[str, str, str], token: str) -> AccessDecision:
+        self.asked += 1
+        decision = await self._bus.request(
+            subjects.ACCESS,
+            AccessRequest(token=token, action=key[1], resource=key[2], gateway=self._gateway),
+            timeout_s=self._config.timeout_s,
+            gateway=self._gateway,
+        )
+        assert isinstance(decision, AccessDecision)
+        return decision
+
+
+def token_digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -18,8 +18,8 @@ from fastapi import FastAPI
 
 from schemas.errors import BadInput
 
-GRACE_S = 2  # whole seconds that open requests get at shutdown; event streams are ended after it
-BACKLOG = 128
+GRACE_S = 1  # whole seconds from the end of the drain until what is still open is cut off
+BACKLOG = 1024
 _ANYWHERE = {"0.0.0.0", "::", ""}
 
 
@@ -68,18 +68,21 @@ def url_of(sock: socket.socket, host: str, advertised_host: str = "", protocol: 
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: FastAPI, sock: socket.socket, tls: tuple[Path, Path] | None = None
+    app: FastAPI,
+    sock: socket.socket,
+    drain: Callable[[], Awaitable[None]],
+    tls: tuple[Path, Path] | None = None,
 ) -> AsyncIterator[None]:
-    """Serve `app` on the socket for the length of the block. `tls`: certificate and key; None: plain HTTP.
+    """Serve `app` on the socket for the length of the block; `drain` ends what is open before it stops.
 
-    Raises `BadInput` with one line where these can't be used.
+    `tls`: certificate and key; None: plain HTTP. Raises `BadInput` with one line where these can't be used.
     """
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="off",
-        http="h11",
+        http="auto",  # httptools, and h11 where that is not
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
@@ -103,6 +106,10 @@ async def serving(
         yield
     finally:
         listening.cancel()
-        server.should_exit = True
+        try:
+            if not task.done():
+                await drain()
+        finally:
+            server.should_exit = True
         await asyncio.wait({task})
         sock.close()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from bus import subjects
 from bus.connection import Bus
+from entities.gateway.backends import Backends, request_cause
 from entities.gateway.guard import Guard
 from schemas.errors import Ack, NoResponders, NotFound
 from schemas.module_status import (
@@ -38,14 +39,15 @@ ALL_JOBS = "jobs"
 class ModuleDesk:
     """For whoever may."""
 
-    def __init__(self, bus: Bus, guard: Guard) -> None:
+    def __init__(self, bus: Bus, backends: Backends, guard: Guard) -> None:
         self._bus = bus
+        self._backends = backends
         self._guard = guard
 
     async def modules(self, token: str) -> ModuleList:
         """Which run, and how they fare."""
         await self._guard.check(token, "mesh.read", "policies")
-        answer = await self._bus.command(subjects.MODULE_QUERY, ModuleQuery(), deadline_s=DEADLINE_S)
+        answer = await self._backends.command(subjects.MODULE_QUERY, ModuleQuery(), deadline_s=DEADLINE_S)
         assert isinstance(answer, ModuleList)
         return answer
 
@@ -59,7 +61,7 @@ class ModuleDesk:
             reason=body.reason,
             user=access.user,
         )
-        answer = await self._bus.command(subjects.DIRECT_MODULE, message, deadline_s=DEADLINE_S)
+        answer = await self._backends.command(subjects.DIRECT_MODULE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, ModuleLifecycle)
         return answer
 
@@ -69,7 +71,7 @@ class ModuleDesk:
         version = ACTIVE if body.version is None else version_token(body.version)
         question = ModuleQuestion(job=body.job, inputs=body.inputs)
         try:
-            answer = await self._bus.request(
+            answer = await self._backends.request(
                 subjects.MODULE_QUESTION, question, timeout_s=ANSWER_S, module=module, version=version
             )
         except NoResponders:
@@ -84,5 +86,7 @@ class ModuleDesk:
         users = {job: (await self._guard.check(token, "observation.write", job)).user for job in about}
         for one in observations:
             let_in = one.model_copy(update={"user": users[one.job or ALL_JOBS]})
-            await self._bus.publish(subjects.OBSERVATION, let_in, source=one.source)
+            await self._bus.publish(
+                subjects.OBSERVATION, let_in, cause=request_cause.get(), source=one.source
+            )
         return Ack(note=f"{len(observations)} taken")

@@ -14,6 +14,7 @@ from schemas.errors import (
     Fenced,
     IllegalTransition,
     NotFound,
+    RateLimited,
     Refused,
     Unavailable,
 )
@@ -36,6 +37,7 @@ class NotSatisfiable(BadInput):
 _STATUS: tuple[tuple[type[DmscError], HTTPStatus], ...] = (  # the first that fits
     (TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (NotSatisfiable, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE),
+    (RateLimited, HTTPStatus.TOO_MANY_REQUESTS),
     (BadMessage, HTTPStatus.BAD_REQUEST),
     (BadInput, HTTPStatus.UNPROCESSABLE_ENTITY),
     (NotFound, HTTPStatus.NOT_FOUND),

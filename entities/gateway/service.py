@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,12 @@ from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
 from entities.fault_reporter import FaultReporter, FaultReporterConfig, death_of
+from entities.gateway.backends import Backends
 from entities.gateway.desk import Desk
 from entities.gateway.dispatcher import DATA_STAGE, Dispatcher, DispatcherConfig
+from entities.gateway.door_config import DoorConfig
 from entities.gateway.guard import Guard, GuardConfig
+from entities.gateway.job_view import JobView
 from entities.instance_feed import InstanceFeed
 from entities.mesh_registration import keep_registered
 from entities.metrics import Reading, Render
@@ -43,7 +47,8 @@ from schemas.step import MicrobatchClaim
 from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
-    from entities.gateway.door import DoorConfig
+    from entities.gateway.admission import Load
+    from entities.gateway.event_feed import EventHub
     from entities.gateway.metrics_door import DoorMetrics
 
 log = get_logger("gateway")
@@ -68,7 +73,7 @@ class GatewayConfig:
     dispatch: DispatcherConfig = field(default_factory=DispatcherConfig)
     follow: FollowConfig = field(default_factory=FollowConfig)
     faults: FaultReporterConfig = field(default_factory=FaultReporterConfig)
-    door: DoorConfig | None = None  # None: the defaults
+    door: DoorConfig = field(default_factory=DoorConfig)
 
     def __post_init__(self) -> None:
         if not self.sid:
@@ -90,8 +95,12 @@ class Gateway:
         self._metrics: DoorMetrics | None = None
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
-        self.desk = Desk(bus, config.sid, Guard(bus, config.sid, config.guard), self._last_compute)
+        self.backends = Backends(bus, config.sid)
+        guard = Guard(self.backends, config.sid, config.guard)
+        self.desk = Desk(bus, self.backends, config.sid, guard, self._last_compute)
         self._bus = bus
+        self._hub: EventHub | None = None
+        self._load: Load | None = None
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
         self._faults = FaultReporter(bus, config.faults)
         self._qos = QosWindow()
@@ -109,7 +118,7 @@ class Gateway:
         """Serve until cancelled. Raises `BadInput` with one line where the HTTP port can't be had."""
         config = self.config
         subscriptions: list[Subscription] = []
-        async with self.desk.guard.following(), self._http(), asyncio.TaskGroup() as tasks:
+        async with self.desk.guard.following(self._bus), self._http(), asyncio.TaskGroup() as tasks:
             try:
                 subscriptions += [
                     await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
@@ -143,19 +152,55 @@ class Gateway:
             yield
             return
         # Only here: FastAPI costs memory that a gateway without an outer door need not have.
-        from entities.gateway.door import DoorConfig, build_app
+        from entities.gateway.admission import Load
+        from entities.gateway.context import Door
+        from entities.gateway.door import build_app
+        from entities.gateway.event_feed import EventHub
+        from entities.gateway.idempotency import KeptAnswers
         from entities.gateway.listener import bind, serving, url_of
         from entities.gateway.metrics_door import DoorMetrics
+        from entities.gateway.promotions import PromotionDesk
+        from entities.gateway.readiness import ReadinessProbe
 
         sock = bind(self.config.http_host, self.config.http_port)
+        config, registry = self.config.door, self.follower
         self._metrics = DoorMetrics(
-            self.config.sid, lambda: self.exposition, lambda: self.follower.view.records.values()
+            self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
         )
-        app = build_app(self._bus, self.desk, self._metrics, self.config.door or DoorConfig())
+        hub = self._hub = EventHub(self._bus, self.config.sid, config.events)
+        load = self._load = Load()
+        view = self.desk.view = JobView(self._bus)
+        probe = ReadinessProbe(self._bus, self.follower)
+        door = Door(
+            bus=self._bus,
+            desk=self.desk,
+            promotions=PromotionDesk(self.backends, self.desk.guard),
+            backends=self.backends,
+            follower=self.follower,
+            hub=hub,
+            kept=KeptAnswers(self._bus, lambda: registry.view.records if registry.informed else None),
+            load=load,
+            probe=probe,
+            metrics=self._metrics,
+            config=config,
+        )
+
+        async def drain() -> None:
+            """Nothing new, streams told that they end here, and what is open answered: up to `drain_s`."""
+            load.draining = probe.draining = True
+            hub.drain()
+            await load.drained(config.drain_s)
+
         protocol = "http" if self.config.tls is None else "https"
-        async with serving(app, sock, self.config.tls):
-            self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
-            yield
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [tasks.create_task(view.run()), tasks.create_task(load.measure())]
+            try:
+                async with serving(build_app(door), sock, drain, self.config.tls):
+                    self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
+                    yield
+            finally:
+                for helper in helpers:
+                    helper.cancel()
 
     # --- Type 2 and Type 4: what we know ------------------------------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
@@ -202,7 +247,14 @@ class Gateway:
 
     def readings(self) -> Iterable[Reading]:
         """For whoever scrapes this process."""
-        return () if self._metrics is None else self._metrics.readings()
+        if self._metrics is None or self._hub is None or self._load is None:
+            return self.backends.readings()
+        return chain(
+            self._metrics.readings(),
+            self._load.readings(self.config.sid),
+            self._hub.readings(),
+            self.backends.readings(),
+        )
 
     # --- who we are -----------------------------------------------------------------------------------
     def _record(self) -> ServiceRecord:

@@ -5,11 +5,8 @@ The bus itself knows one token, and whoever holds it can listen to everything: d
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Response
-
 from bus import subjects
 from entities.gateway.guard import Guard
-from entities.gateway.operations import Authorization, bearer
 from schemas.door import TapScope
 from schemas.errors import Refused
 
@@ -45,13 +42,3 @@ class TapDesk:
             hidden = tuple(row.name for row in PRIVATE)
             return TapScope(user=access.user, role=access.role, everything=False, hidden=hidden)
         return TapScope(user=access.user, role=access.role, everything=True)
-
-
-def add_tap(app: FastAPI, desk: TapDesk) -> None:
-    """Adds the route."""
-
-    @app.get("/v1/tap/scope", response_model=TapScope, tags=["mesh"])
-    async def scope(authorization: Authorization = None) -> Response:
-        """Which messages of the bus the bearer may tap."""
-        found = await desk.scope(bearer(authorization))
-        return Response(found.model_dump_json(), media_type="application/json")

@@ -19,7 +19,7 @@ from bus import subjects
 from bus.connection import Bus
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.door import DoorConfig
+from entities.gateway.door_config import DoorConfig
 from entities.gateway.events import EventsConfig
 from entities.service_registry import ServiceRegistry
 from schemas.door import DoorRequest, JobList, MeshStatus
@@ -224,10 +224,17 @@ async def test_without_an_orchestrator_it_says_so_and_goes_on(
     )
     await start(service)
     async with httpx.AsyncClient(base_url=service.url or "", trust_env=False) as http:
-        response = await http.get("/v1/jobs", headers=bearer("ruth"))
+        response = await http.get("/v1/mesh", headers=bearer("ruth"))
         check_problem(response, 503, "no_responders")
         assert response.headers["retry-after"] == "1"
         assert (await http.get("/healthz")).status_code == 200
+        ready = await http.get("/readyz")
+        assert (ready.status_code, ready.json()["waiting"]) == (
+            503,
+            {"orchestrator": "none leads (no_responders)"},
+        )
+        jobs = await http.get("/v1/jobs", headers=bearer("ruth"))
+        assert (jobs.status_code, jobs.json()["jobs"]) == (200, []), "what the bucket has, nobody need tell"
 
 
 # --- events -----------------------------------------------------------------------------------------------

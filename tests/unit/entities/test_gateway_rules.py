@@ -87,7 +87,7 @@ def test_where_an_event_stream_begins(start: int | None, last: str | None, first
 
 def test_an_event_is_one_record_even_with_line_breaks_in_it() -> None:
     event = JobEvent(job="j", kind="sample", at=1.0, sample="def f():\n\n    pass", state=JobState.DONE)
-    lines = sse_record(7, event).decode().split("\n")
+    lines = sse_record(7, event.kind, event.model_dump_json()).decode().split("\n")
     assert lines[:2] == ["id: 7", "event: sample"]
     assert json.loads(lines[2].removeprefix("data: "))["sample"] == "def f():\n\n    pass"
     assert lines[3:] == ["", ""]

@@ -1,0 +1,76 @@
+"""What the doors do about users, rules and audit. The AAM decides and carries out; this hands on."""
+
+from __future__ import annotations
+
+from bus import subjects
+from bus.connection import Bus
+from entities.gateway.guard import Guard
+from schemas.access import AccessExplanation, ExplainAccess, UserAnswer, UserCommand, UserOp, WhoAmI
+from schemas.audit import AuditEntry, AuditPage, AuditRecord
+from schemas.signals import Role
+
+TIMEOUT_S = 12.0
+"""One command to the AAM: longer than what it may wait for the audit stream."""
+
+
+class AccessDesk:
+    """For whoever may."""
+
+    def __init__(self, bus: Bus, guard: Guard, gateway: str) -> None:
+        self._bus = bus
+        self._guard = guard
+        self._gateway = gateway
+
+    async def command(
+        self,
+        token: str,
+        op: UserOp,
+        name: str = "",
+        *,
+        role: Role | None = None,
+        token_id: str | None = None,
+        expires_s: float | None = None,
+        reason: str = "",
+    ) -> UserAnswer:
+        """Not repeated: whether it was done is unknown where nobody answered in time; list the users then."""
+        message = UserCommand(
+            token=token, gateway=self._gateway, op=op, name=name, role=role, token_id=token_id,
+            expires_s=expires_s, reason=reason,
+        )  # fmt: skip
+        answer = await self._bus.request(
+            subjects.USER_COMMAND, message, timeout_s=TIMEOUT_S, gateway=self._gateway
+        )
+        assert isinstance(answer, UserAnswer)
+        return answer
+
+    async def who(self, token: str) -> WhoAmI:
+        access = await self._guard.check(token, "self.read", "self")
+        assert access.role is not None
+        return WhoAmI(user=access.user, role=access.role, expires_at=access.expires_at)
+
+    async def explain(self, token: str, user: str, action: str, resource: str) -> AccessExplanation:
+        message = ExplainAccess(
+            token=token, gateway=self._gateway, user=user, action=action, resource=resource
+        )
+        answer = await self._bus.request(
+            subjects.EXPLAIN_ACCESS, message, timeout_s=TIMEOUT_S, gateway=self._gateway
+        )
+        assert isinstance(answer, AccessExplanation)
+        return answer
+
+    async def audit(self, token: str, start: int, limit: int) -> AuditPage:
+        """Entries from sequence `start` on."""
+        await self._guard.check(token, "audit.read", "audit")
+        entries: list[AuditEntry] = []
+        async for recorded in self._bus.history(subjects.AUDIT, start=start):
+            if isinstance(recorded.message, AuditRecord):
+                if len(entries) == limit:
+                    return AuditPage(entries=tuple(entries), next_start=recorded.sequence)
+                entries.append(AuditEntry(sequence=recorded.sequence, record=recorded.message))
+        return AuditPage(entries=tuple(entries))
+
+    async def latest(self, token: str, limit: int) -> AuditPage:
+        """The last entries."""
+        await self._guard.check(token, "audit.read", "audit")
+        last, _ = await self._bus.tail(subjects.AUDIT)
+        return await self.audit(token, max(1, last - limit + 1), limit)

@@ -1,0 +1,111 @@
+"""When to stop asking an entity that does not answer, how often to ask again (Nygard, *Release It!*). Pure.
+
+A breaker is closed while answers come; it opens when most of the last calls failed, refuses at once while
+open, and lets one call through to see whether the entity is back. A budget bounds repetitions to a part of
+the calls, so that an entity in trouble is not asked more the worse it fares.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class BreakerState(StrEnum):
+    """Of one breaker."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakerConfig:
+    """When a breaker opens and for how long."""
+
+    window_s: float = 10.0  # calls older than this count for nothing
+    failures: int = 5  # so many, and at least
+    ratio: float = 0.5  # this part of the calls in the window
+    open_s: float = 1.0  # the first time; doubles while the probes fail
+    longest_open_s: float = 8.0  # a service that comes back is asked again within this
+
+    def __post_init__(self) -> None:
+        if not (0 < self.ratio <= 1 and self.failures >= 1 and 0 < self.open_s <= self.longest_open_s):
+            raise ValueError("a breaker needs failures ≥ 1, 0 < ratio ≤ 1 and 0 < open_s ≤ longest_open_s")
+
+
+class Breaker:
+    """One entity's. Times are monotonic seconds."""
+
+    def __init__(self, config: BreakerConfig | None = None) -> None:
+        self._config = config or BreakerConfig()
+        self._calls: deque[tuple[float, bool]] = deque()
+        self._open_s = self._config.open_s
+        self._until = 0.0
+        self._probing = False
+        self.state = BreakerState.CLOSED
+        self.opened = 0
+
+    def admit(self, now: float) -> float | None:
+        """None: go ahead, and tell `record` what came of it. Else the seconds after which to try again."""
+        if self.state is BreakerState.OPEN and now >= self._until:
+            self.state = BreakerState.HALF_OPEN
+            self._probing = False
+        if self.state is BreakerState.OPEN:
+            return self._until - now
+        if self.state is BreakerState.HALF_OPEN:
+            if self._probing:
+                return self._open_s
+            self._probing = True
+        return None
+
+    def record(self, ok: bool | None, now: float) -> None:
+        """What came of an admitted call; None: nothing that says how the entity is (it was cut short)."""
+        if self.state is BreakerState.HALF_OPEN:
+            self._probing = False
+            if ok:
+                self.state, self._open_s = BreakerState.CLOSED, self._config.open_s
+                self._calls.clear()
+            elif ok is not None:
+                self._open_s = min(2 * self._open_s, self._config.longest_open_s)
+                self._open(now)
+            return
+        if ok is None or self.state is BreakerState.OPEN:
+            return  # a call from before it opened
+        self._calls.append((now, ok))
+        while self._calls and self._calls[0][0] < now - self._config.window_s:
+            self._calls.popleft()
+        failed = sum(not each for _, each in self._calls)
+        if failed >= self._config.failures and failed >= self._config.ratio * len(self._calls):
+            self._open(now)
+
+    def _open(self, now: float) -> None:
+        self.state = BreakerState.OPEN
+        self._until = now + self._open_s
+        self._calls.clear()
+        self.opened += 1
+
+
+class RetryBudget:
+    """Repetitions, at most `ratio` of the calls in the long run, and `reserve` at once."""
+
+    def __init__(self, ratio: float = 0.2, reserve: float = 20.0) -> None:
+        self._ratio = ratio
+        self._reserve = reserve
+        self._level = reserve
+        self.repeated = 0
+        self.refused = 0
+
+    def earn(self) -> None:
+        """A call was made."""
+        self._level = min(self._reserve, self._level + self._ratio)
+
+    def spend(self) -> bool:
+        """Whether a call may be repeated once more."""
+        if self._level < 1.0:
+            self.refused += 1
+            return False
+        self._level -= 1.0
+        self.repeated += 1
+        return True

@@ -1,0 +1,89 @@
+"""What the routes of a gateway's HTTP door work with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+
+from bus.connection import Bus
+from entities.gateway.admission import Facts, Load
+from entities.gateway.backends import Backends
+from entities.gateway.desk import Desk
+from entities.gateway.door_config import DoorConfig
+from entities.gateway.event_feed import EventHub
+from entities.gateway.event_stream import EventStream
+from entities.gateway.guard import Guard
+from entities.gateway.idempotency import KeptAnswers, key_token, request_digest
+from entities.gateway.metrics_door import DoorMetrics
+from entities.gateway.promotions import PromotionDesk
+from entities.gateway.readiness import ReadinessProbe
+from entities.gateway.requests import Act, Keyed, read_body, sent
+from entities.registry_view import RegistryFollower
+from schemas.registry import ServiceRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """All state of the door is in here; the routes keep none."""
+
+    bus: Bus
+    desk: Desk
+    promotions: PromotionDesk
+    backends: Backends
+    follower: RegistryFollower
+    hub: EventHub
+    kept: KeptAnswers
+    load: Load
+    probe: ReadinessProbe
+    metrics: DoorMetrics
+    config: DoorConfig
+
+    @property
+    def guard(self) -> Guard:
+        return self.desk.guard
+
+    @property
+    def records(self) -> Mapping[str, ServiceRecord]:
+        """The registry's, as this gateway follows them."""
+        return self.follower.view.records
+
+    async def body(self, keyed: Keyed) -> bytes:
+        """A JSON body, up to the door's limit."""
+        return await read_body(keyed.request, self.config.max_job_bytes)
+
+    def stream(self, request: Request, token: str, pieces: AsyncIterator[bytes]) -> EventStream:
+        """An event stream for a bearer who was let in: whoever it was until now, it counts for the user. It
+        ends when the token does.
+
+        Raises `RateLimited` or `Overloaded`.
+        """
+        facts: Facts = request.scope["dmsc"]
+        facts.identity = f"user {self.guard.user_of(token)}"
+        access = self.guard.last_yes(token)
+        if access is not None:
+            pieces = self.guard.while_valid(access, pieces)
+        return EventStream(facts, self.hub, pieces)
+
+    async def once(
+        self, keyed: Keyed, token: str, action: str, resource: str, act: Act, body: bytes = b""
+    ) -> Response:
+        """What `act` answers; with an `Idempotency-Key`, what it answered the first time.
+
+        `action` on `resource` is what `act` itself asks the AAM for: nobody gets a kept answer who may
+        not, or not any more, do what it answers.
+        """
+        if keyed.key is None:
+            return sent(await act())
+        user = (await self.guard.check(token, action, resource)).user
+        request = keyed.request
+        digest = request_digest(request.method, request.url.path, request.url.query, body)
+        return sent(await self.kept.once(user, keyed.key, digest, act))
+
+    async def cause(self, keyed: Keyed, token: str, action: str, resource: str) -> str | None:
+        """By which a command with this key is recognised, whichever gateway sends it; None: no key."""
+        if keyed.key is None:
+            return None
+        user = (await self.guard.check(token, action, resource)).user
+        return f"key-{key_token(user, keyed.key)}"

@@ -1,0 +1,29 @@
+"""The HTTP door's bounds. Apart from the door, so that whoever only configures it loads no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from entities.gateway.events import EventsConfig
+from entities.gateway.rate_limit import Rate
+
+USUAL_RATE = Rate(per_s=200.0, burst=400)
+UNKNOWN_RATE = Rate(per_s=20.0, burst=60)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorConfig:
+    """Bounds of the HTTP door."""
+
+    max_job_bytes: int = 1 << 20  # a job specification; the bus takes no larger message either
+    max_dataset_bytes: int = 4 << 30  # one dataset, streamed into the bus's object store
+    rate: Rate = USUAL_RATE  # of one identity: a user, else an address
+    unknown_rate: Rate = UNKNOWN_RATE  # of an address, without a token that was let in before
+    open_requests: int = 256  # being answered, streams and files left out; beyond it 503
+    lag_s: float = 0.2  # a lag of the loop that stays above this refuses requests until it is less
+    drain_s: float = 5.0  # at the end, for requests that are being answered
+    events: EventsConfig = field(default_factory=EventsConfig)
+
+    def __post_init__(self) -> None:
+        if self.open_requests < 1 or self.lag_s <= 0 or self.drain_s < 0:
+            raise ValueError("open_requests must be at least 1, lag_s above 0 and drain_s not below 0")

@@ -1,0 +1,74 @@
+"""How many requests an identity may make: a token bucket each (Turner 1986). Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """`per_s` requests a second in the long run, `burst` at once."""
+
+    per_s: float
+    burst: int
+
+    def __post_init__(self) -> None:
+        if self.per_s <= 0 or self.burst < 1:
+            raise ValueError("a rate needs per_s above 0 and a burst of at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One request's lot. `reset_s`: until the bucket is full; `retry_s`: until one more is allowed."""
+
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_s: float
+    retry_s: float = 0.0
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """`RateLimit-*`, and `Retry-After` for one refused, in whole seconds as HTTP has them."""
+        found = [
+            (b"ratelimit-limit", b"%d" % self.limit),
+            (b"ratelimit-remaining", b"%d" % self.remaining),
+            (b"ratelimit-reset", b"%d" % math.ceil(self.reset_s)),
+        ]
+        if not self.allowed:
+            found.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_s))))
+        return found
+
+
+class Buckets:
+    """One bucket per identity; at most `kept` of them, of which the ones unused for longest go.
+
+    A forgotten one is full again: with many identities the limit gets laxer, never stricter.
+    """
+
+    def __init__(self, rate: Rate, kept: int = 10_000) -> None:
+        self._rate = rate
+        self._kept = kept
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, identity: str, now: float) -> Grant:
+        """One request of `identity` at `now` (monotonic seconds)."""
+        rate = self._rate
+        level, at = self._levels.pop(identity, (float(rate.burst), now))
+        level = min(float(rate.burst), level + max(0.0, now - at) * rate.per_s)
+        allowed = level >= 1.0
+        level -= allowed
+        self._levels[identity] = (level, now)
+        while len(self._levels) > self._kept:
+            self._levels.popitem(last=False)
+        return Grant(
+            allowed=allowed,
+            limit=rate.burst,
+            remaining=int(level),
+            reset_s=(rate.burst - level) / rate.per_s,
+            retry_s=0.0 if allowed else (1.0 - level) / rate.per_s,
+        )
+
+    def __len__(self) -> int:
+        return len(self._levels)

@@ -1,0 +1,56 @@
+"""Whether requests can be answered here: is there a bus, a registry, an orchestrator that leads?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bus import subjects
+from bus.connection import Bus
+from entities.registry_view import RegistryFollower
+from schemas.door import JobQuery
+from schemas.errors import DmscError, NotFound
+from schemas.pages import Readiness
+
+TIMEOUT_S = 1.0
+"""For the orchestrator's answer: a probe that hangs is one that fails."""
+VALID_S = 1.0
+"""How long a finding counts: however often somebody asks, without a token, the bus is asked once a second."""
+NO_JOB = "readiness-probe"
+"""A job that does not exist: only a leader answers, and the answer is small."""
+
+
+class ReadinessProbe:
+    """Finds out, and tells everyone who asks meanwhile the same."""
+
+    def __init__(self, bus: Bus, follower: RegistryFollower) -> None:
+        self.draining = False
+        self._bus = bus
+        self._follower = follower
+        self._found: dict[str, str] = {}
+        self._valid_until = 0.0
+        self._lock = asyncio.Lock()
+
+    async def look(self) -> Readiness:
+        async with self._lock:
+            if time.monotonic() >= self._valid_until:
+                self._found = await self._missing()
+                self._valid_until = time.monotonic() + VALID_S
+        waiting = dict(self._found)
+        if self.draining:
+            waiting["gateway"] = "it stops"
+        return Readiness(ready=not waiting, waiting=waiting)
+
+    async def _missing(self) -> dict[str, str]:
+        if not self._bus.connected:
+            return {"bus": "not connected"}
+        missing = {}
+        if not self._follower.informed:
+            missing["registry"] = "no service registry has been heard of yet"
+        try:
+            await self._bus.request(subjects.QUERY, JobQuery(job=NO_JOB), timeout_s=TIMEOUT_S)
+        except NotFound:
+            pass
+        except DmscError as error:
+            missing["orchestrator"] = f"none leads ({error.code})"
+        return missing

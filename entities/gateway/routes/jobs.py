@@ -1,0 +1,139 @@
+"""Jobs: submitted, listed, read, scaled, moved, ended, followed."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from bus import subjects
+from entities.gateway.context import Door
+from entities.gateway.event_stream import STREAM, EventStream
+from entities.gateway.events import first_sequence, job_line
+from entities.gateway.idempotency import Answer
+from entities.gateway.paging import cut
+from entities.gateway.requests import (
+    FirstEvent,
+    IdempotencyKey,
+    JobId,
+    LastEventId,
+    PageAsked,
+    Reason,
+    Token,
+    answer,
+    body_of,
+    made,
+    paged,
+    parse,
+)
+from schemas.door import JobLoad
+from schemas.errors import Ack, BadJob
+from schemas.job import JobRecord, JobSpec, JobState
+from schemas.pages import JobPage
+
+
+def jobs(door: Door) -> APIRouter:
+    """The routes below `/v1/jobs` that are about the job itself."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    desk = door.desk
+
+    @router.post("", status_code=201, response_model=JobRecord, openapi_extra=body_of(JobSpec))
+    async def submit(token: Token, keyed: IdempotencyKey) -> Response:
+        """Submit a job: a JobSpec as JSON."""
+        text = await door.body(keyed)
+        spec = parse(JobSpec, text, BadJob)
+        cause = await door.cause(keyed, token, "job.submit", spec.name)
+
+        async def act() -> Answer:
+            record = await desk.submit(token, spec, cause)
+            return made(record, f"/v1/jobs/{record.job}", HTTPStatus.CREATED)
+
+        return await door.once(keyed, token, "job.submit", spec.name, act, text)
+
+    @router.get("", response_model=JobPage)
+    async def list_jobs(
+        request: Request,
+        token: Token,
+        page: PageAsked,
+        state: Annotated[JobState | None, Query(description="only jobs in this state")] = None,
+        user: Annotated[str | None, Query(max_length=200, description="only this user's")] = None,
+    ) -> Response:
+        """The mesh's jobs in the order of their submission."""
+        found = [
+            record
+            for record in (await desk.list(token)).jobs
+            if state in (None, record.state) and user in (None, record.user)
+        ]
+        part, after = cut(found, lambda record: (record.submitted_at, record.job), page.limit, page.cursor)
+        return paged(request, JobPage(jobs=part, next=after))
+
+    @router.get("/{job}", response_model=JobRecord)
+    async def read(job: JobId, token: Token) -> Response:
+        """The job's record."""
+        return answer(await desk.read(token, job))
+
+    @router.get("/{job}/load", response_model=JobLoad)
+    async def load(job: JobId, token: Token) -> Response:
+        """Queue, service time and latency of each of its instances at this moment."""
+        return answer(await desk.load(token, job))
+
+    @router.post("/{job}/scale", response_model=Ack)
+    async def scale(
+        job: JobId,
+        token: Token,
+        keyed: IdempotencyKey,
+        replicas: Annotated[int, Query(ge=1, le=100_000)],
+        stage: Annotated[int | None, Query(ge=0, le=100_000, description="default: each stage")] = None,
+    ) -> Response:
+        """More or fewer working replicas of one stage, or of all: joined and left between steps."""
+
+        async def act() -> Answer:
+            return made(await desk.scale(token, job, replicas, stage))
+
+        return await door.once(keyed, token, "job.change", job, act)
+
+    @router.post("/{job}/move", response_model=Ack)
+    async def move(
+        job: JobId,
+        token: Token,
+        keyed: IdempotencyKey,
+        sid: Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,120}$")],
+        stage: Annotated[int, Query(ge=0, le=100_000)],
+    ) -> Response:
+        """Have an instance leave its stage at the end of the step; its slot hosts one of `stage` instead."""
+
+        async def act() -> Answer:
+            return made(await desk.change_stage(token, job, sid, stage))
+
+        return await door.once(keyed, token, "job.change", job, act)
+
+    @router.post("/{job}/cancel", response_model=JobRecord)
+    async def cancel(job: JobId, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
+        """End a job: one's own, or any for operators."""
+
+        async def act() -> Answer:
+            return made(await desk.cancel(token, job, reason or "asked for over HTTP"))
+
+        return await door.once(keyed, token, "job.cancel", job, act)
+
+    @router.get("/{job}/events", response_class=EventStream, responses=STREAM)
+    async def events(
+        job: JobId,
+        request: Request,
+        token: Token,
+        start: FirstEvent = None,
+        last_event_id: LastEventId = None,
+    ) -> EventStream:
+        """Server-sent events: replayed, then followed until the job ended. Its ends: docs/gateway.md."""
+        await desk.read(token, job)
+        records = door.hub.follow(
+            subjects.JOB_EVENT,
+            {"job": job},
+            job_line,
+            first_sequence(start, last_event_id),
+            lambda: desk.has_ended(job),
+        )
+        return door.stream(request, token, records)
+
+    return router

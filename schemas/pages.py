@@ -1,0 +1,144 @@
+"""What the HTTP door answers and the bus does not carry: pages of lists, views of the registry, readiness."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Part, Token
+from schemas.checkpoint import PublishedCheckpoint
+from schemas.cluster import Cordon, NodeStatus
+from schemas.data_plane import RouteTable
+from schemas.fault import FaultRecord
+from schemas.job import JobRecord
+from schemas.marks import Url
+from schemas.module_status import ModuleStatus
+from schemas.registry import ServiceRecord
+
+
+class Page(Part):
+    """A part of a list. `next`: what to give as `cursor` for what follows; none: nothing follows."""
+
+    next: str | None = None
+
+
+class JobPage(Page):
+    """In the order of submission."""
+
+    jobs: tuple[JobRecord, ...]
+
+
+class FaultPage(Page):
+    """Each fault's last record, in the order in which they were opened."""
+
+    faults: tuple[FaultRecord, ...]
+
+
+class CheckpointPage(Page):
+    """A job's checkpoints that exist, the newest first."""
+
+    checkpoints: tuple[PublishedCheckpoint, ...]
+
+
+class Dataset(Part):
+    """A dataset in the bus's object store. `source` is what a job names as `data.source`."""
+
+    name: str
+    bytes: int
+    source: Url
+    sha256: str = ""
+    modified: str = Field("", description="ISO 8601, UTC")
+
+
+class DatasetPage(Page):
+    """By name."""
+
+    datasets: tuple[Dataset, ...]
+
+
+class InstancePage(Page):
+    """By SID."""
+
+    instances: tuple[ServiceRecord, ...]
+
+
+class ClusterView(Part):
+    """A cluster as the registry knows it: who serves it, which nodes offer slots, how its instances are."""
+
+    cluster: Token
+    nodes: tuple[Token, ...] = Field((), description="SIDs of its node agents")
+    services: tuple[Token, ...] = Field((), description="SIDs of its gateways and routers")
+    instances: dict[str, int] = Field({}, description="how many, by state")
+    jobs: tuple[Token, ...] = ()
+
+
+class ClusterPage(Page):
+    """By name."""
+
+    clusters: tuple[ClusterView, ...]
+
+
+class NodeView(Part):
+    """A node agent with its slots, and what is cordoned there."""
+
+    status: NodeStatus
+    cordons: tuple[Cordon, ...] = ()
+
+
+class NodePage(Page):
+    """By the SID of the agent."""
+
+    nodes: tuple[NodeView, ...]
+
+
+class RoutePage(Page):
+    """By job, cluster and stage."""
+
+    routes: tuple[RouteTable, ...]
+
+
+class PolicyPage(Page):
+    """By module and version."""
+
+    modules: tuple[ModuleStatus, ...]
+
+
+class Health(Part):
+    """The process lives."""
+
+    status: str = "ok"
+
+
+class Readiness(Part):
+    """Whether requests can be answered. `waiting`: what is missing, by name, and why."""
+
+    ready: bool
+    waiting: dict[str, str] = {}
+
+
+class Problem(Part):
+    """An error (RFC 9457). `code` is stable; `detail` is one line that names the place and the remedy."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    retryable: bool = False
+    problems: tuple[str, ...] = Field((), description="each wrong key of a body, in a line of its own")
+
+
+class ScrapeTarget(Part):
+    """As Prometheus' `http_sd_configs` reads it."""
+
+    targets: tuple[str, ...]
+    labels: dict[str, str]
+
+
+class StrikeBody(Part):
+    """The body of `POST /v1/chaos/faults`: `kill` (SIGKILL), `freeze` (SIGSTOP), `resume` (SIGCONT)."""
+
+    sid: Token
+    fault: Literal["kill", "freeze", "resume"]
+    incarnation: Token | None = Field(None, description="only this one; none: whichever runs now")

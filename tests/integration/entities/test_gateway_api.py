@@ -1,0 +1,119 @@
+"""The OpenAPI document against the gateway that gives it: requests made up by schemathesis, valid and not.
+
+Behind the gateway stand a real registry, authorizer and orchestrator on a real server; no node, so that
+whatever is submitted waits in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from entities.authorizer import Authorizer
+from entities.gateway import Gateway, GatewayConfig
+from entities.gateway.door_config import DoorConfig
+from entities.gateway.rate_limit import Rate
+from entities.orchestrator import Orchestrator, OrchestratorConfig
+from schemas.envelope import EntityKind
+from tests.integration.entities.conftest import Dial, Start, eventually
+
+EXAMPLES = int(os.environ.get("DMSC_API_EXAMPLES", "2"))
+"""Of each operation, of valid and of invalid requests each; more of them find more, and take longer."""
+ENDLESS = "/v1/faults/events"
+"""Its answer has no end; its parameters are those of the events of a job."""
+NO_LIMIT = Rate(per_s=1e6, burst=10**6)
+
+
+@pytest.fixture
+async def gateway(dial: Dial, start: Start, authorizer: Authorizer) -> Gateway:
+    await start(Orchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR), OrchestratorConfig()))
+    config = GatewayConfig(
+        cluster="east", http_port=0, door=DoorConfig(rate=NO_LIMIT, unknown_rate=NO_LIMIT, lag_s=60.0)
+    )
+    service = Gateway(await dial("gateway-east", EntityKind.GATEWAY), config)
+    await start(service)
+    return service
+
+
+async def test_every_answer_is_as_documented(gateway: Gateway) -> None:
+    assert gateway.url is not None
+    url, chosen = gateway.url, random.SystemRandom().randrange(1 << 32)
+    print(f"seed {chosen}")
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        document = (await http.get("/v1/openapi.json")).json()
+
+        async def ready() -> bool:
+            return (await http.get("/readyz")).status_code == 200
+
+        await eventually(ready)
+    assert await asyncio.to_thread(attack, document, url, chosen) > 30
+
+
+def attack(document: dict[str, Any], url: str, chosen: int) -> int:
+    """How many operations were tried."""
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=url)
+    tried = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        if operation.path == ENDLESS:
+            continue
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            if mode is GenerationMode.NEGATIVE and "security" not in operation.definition.raw:
+                continue  # the probes have no parameters to get wrong
+
+            @seed(chosen)
+            @settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def try_it(case: Case) -> None:
+                # An operator: whatever is asked for in the right way is done.
+                case.call_and_validate(
+                    headers={"Authorization": "Bearer olga"}, timeout=20, excluded_checks=beyond_schemas(case)
+                )
+
+            try_it()
+        tried += 1
+    return tried
+
+
+def beyond_schemas(case: Case) -> list[Any]:
+    """A job's keys must fit each other, a cursor is one that a list gave, a key goes with one body:
+    JSON Schema can't say that."""
+    of_a_job = (case.method, case.path) == ("POST", "/v1/jobs")
+    known = "cursor" in (case.query or {}) or "idempotency-key" in (case.headers or {})
+    return [positive_data_acceptance] if of_a_job or known else []
+
+
+async def test_all_operations_tell_of_their_problems_in_one_form(gateway: Gateway) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url or "", trust_env=False) as http:
+        document = (await http.get("/v1/openapi.json")).json()
+    seen = set()
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert operation.get("summary") or operation.get("description"), f"{method} {path} says nothing"
+            assert operation["operationId"] not in seen
+            seen.add(operation["operationId"])
+            if path in ("/healthz", "/readyz"):
+                continue
+            assert operation["security"], f"{method} {path} asks for no token"
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:
+                    assert response == {"$ref": f"#/components/responses/Problem{status}"}
+            assert {"401", "403", "422", "429", "503"} <= operation["responses"].keys()
+    for response in document["components"]["responses"].values():
+        assert list(response["content"]) == ["application/problem+json"]
