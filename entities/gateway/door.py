@@ -25,6 +25,7 @@ from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.checkpoint_store import CheckpointStore, checkpoints_url, read_manifest
+from entities.gateway.dashboard import Dashboard, add_dashboard
 from entities.gateway.desk import Desk
 from entities.gateway.events import EventsConfig, first_sequence, job_events
 from entities.gateway.metrics_door import DoorMetrics, add_metrics
@@ -74,6 +75,7 @@ def build_app(bus: Bus, desk: Desk, metrics: DoorMetrics, config: DoorConfig) ->
     add_tap(app, TapDesk(desk.guard))
     add_policies(app, desk.modules, lambda request: _body(request, config.max_job_bytes))
     add_metrics(app, desk.guard, metrics)
+    add_dashboard(app, Dashboard(bus, desk.guard, metrics.gateway, metrics.records))
     _weights(app, bus, desk)
     _checkpoints(app, bus, desk)
     _datasets(app, bus, desk, config)

@@ -152,7 +152,10 @@ class Gateway:
         app = build_app(self._bus, self.desk, self._metrics, self.config.door or DoorConfig())
         async with serving(app, sock):
             self.url = url_of(sock, self.config.http_host, self.config.advertised_host)
-            yield
+            try:
+                yield
+            finally:
+                await app.state.dashboard.close()
 
     # --- Type 2 and Type 4: what we know ------------------------------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
