@@ -42,6 +42,7 @@ from schemas.step import MicrobatchClaim
 from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
+    from entities.gateway.dashboard import Dashboard
     from entities.gateway.door import DoorConfig
     from entities.gateway.metrics_door import DoorMetrics
 
@@ -86,6 +87,7 @@ class Gateway:
         self.url: str | None = None
         self.exposition: Render | None = None
         self._metrics: DoorMetrics | None = None
+        self.dashboard: Dashboard | None = None
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self.desk = Desk(bus, config.sid, Guard(bus, config.sid, config.guard), self._last_compute)
@@ -152,6 +154,7 @@ class Gateway:
         app = build_app(self._bus, self.desk, self._metrics, self.config.door or DoorConfig())
         async with serving(app, sock):
             self.url = url_of(sock, self.config.http_host, self.config.advertised_host)
+            self.dashboard = app.state.dashboard
             try:
                 yield
             finally:

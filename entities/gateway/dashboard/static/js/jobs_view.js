@@ -23,7 +23,7 @@ export class JobsView {
     this.dialog = h("dialog", { "aria-labelledby": "cancel-title" },
       h("h2", { id: "cancel-title" }, "Cancel this job?"), this.question,
       h("div.actions", {},
-        h("button", { type: "button", autofocus: true, click: () => this.dialog.close() }, "Keep it running"),
+        h("button", { type: "button", click: () => this.dialog.close() }, "Keep it running"),
         h("button.danger", { type: "button", id: "confirm-cancel", click: () => this.cancel() }, "Cancel the job")));
     return this.dialog;
   }
@@ -80,6 +80,7 @@ export class JobsView {
     this.asked = job;
     text(this.question, `${job} ends now, and its instances with it. Its checkpoints stay; a new job can go on from them.`);
     this.dialog.showModal();
+    this.dialog.querySelector("button").focus();
   }
 
   async cancel() {

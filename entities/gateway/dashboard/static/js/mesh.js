@@ -182,8 +182,8 @@ export class MeshPicture {
       context.font = `600 12px ${colours.sans}`;
       context.fillStyle = stageColour(column.stage);
       context.textBaseline = "middle";
-      context.textAlign = vertical ? "center" : "left";
-      context.fillText(stageName(column.stage), vertical ? column.x + column.width / 2 : column.x, vertical ? column.y + 4 : 14);
+      context.textAlign = "left";
+      context.fillText(stageName(column.stage), column.x + (vertical ? 9 : 0), vertical ? column.y + 5 : 14);
     }
   }
 

@@ -1,7 +1,6 @@
 /** The first view: figures, the picture, shares and why, the curves, and what happened. */
 
 import { Chart } from "./charts.js";
-import { stageColour } from "./colours.js";
 import { code, empty, h, text } from "./dom.js";
 import { quantity, seconds } from "./format.js";
 import { MeshPicture } from "./mesh.js";
@@ -28,7 +27,7 @@ export class MeshView {
     const rate = h("div.chart", { "aria-hidden": "true" });
     this.charts = [
       new Chart(loss, { colour: (p) => p.accent, format: (value) => value.toFixed(2) }, shared),
-      new Chart(rate, { colour: () => stageColour(1), format: (value) => quantity(value) }, shared),
+      new Chart(rate, { colour: (p) => p.ink2, format: (value) => quantity(value) }, shared),
     ];
     this.lossNow = h("span.now", {});
     this.rateNow = h("span.now", {});

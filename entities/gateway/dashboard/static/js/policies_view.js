@@ -50,14 +50,14 @@ function table(label, names, numbers, body) {
 
 function makeModule(row) {
   const state = h("span.state", {});
-  const cells = ["suggested", "adopted", "declined", "strikes"].map((name) => h("td.num", { "data-name": name }));
+  const counts = ["suggested", "adopted", "declined", "strikes"].map((name) => h("td.num", { "data-name": name }));
   const says = h("td.full", {});
-  return Object.assign(h("tr", {}, h("td", {}, row.module, h("span.sub", {}, row.version)), h("td", {}, state), cells, says), { state, cells, says });
+  return Object.assign(h("tr", {}, h("td", {}, row.module, h("span.sub", {}, row.version)), h("td", {}, state), counts, says), { state, counts, says });
 }
 
 function showModule(line, row) {
   setState(line.state, row.alive ? row.state : "gone");
-  [row.suggestions, row.adopted, row.declined, row.strikes].forEach((value, index) => text(line.cells[index], String(value)));
+  [row.suggestions, row.adopted, row.declined, row.strikes].forEach((value, index) => text(line.counts[index], String(value)));
   text(line.says, row.alive ? row.reason : "its process is gone");
 }
 

@@ -5,7 +5,7 @@ import { clock } from "./format.js";
 
 const LANES = [
   ["faults", ["fault"]],
-  ["recovered", ["recovery"]],
+  ["mended", ["recovery"]],
   ["alerts", ["alert", "skipped"]],
   ["policies", ["policy", "rebalancing"]],
   ["saved", ["checkpoint", "validation"]],
