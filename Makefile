@@ -113,6 +113,10 @@ bench-replay: setup ## how much faster than real time a recorded run is replayed
 bench-shadow: setup ## what modules in shadow cost training
 	@$(VENV)/python benchmarks/shadow_cost.py $(ARGS)
 
+.PHONY: bench-dashboard
+bench-dashboard: setup-dev ## frame times of the dashboard with 1,000 instances, in a headless Chromium
+	@$(VENV)/python benchmarks/dashboard.py $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: setup ## the built-in policies' models on recorded data (DATA=folder), beside their baselines and bars
 	@$(VENV)/python -m benchmarks.built_in_policies --data "$(DATA)" $(ARGS)

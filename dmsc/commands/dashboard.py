@@ -9,6 +9,9 @@ import typer
 from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
 from dmsc.running import run_async
 
+_read_s = 5.0
+"""A browser has read the page that leads on by then."""
+
 
 def dashboard(
     show: Annotated[
@@ -27,7 +30,6 @@ def dashboard(
     Example: dmsc dashboard --print
     """
     import sys
-    import webbrowser
 
     from dmsc.settings import find_gateway
 
@@ -38,7 +40,7 @@ def dashboard(
         print_json({"url": whole})
     elif show:
         print(whole)
-    elif webbrowser.open(whole):
+    elif _opened(whole):
         print(f"opened {plain}")
     else:
         print(plain)
@@ -46,6 +48,26 @@ def dashboard(
             "no browser here: open it on your machine; `dmsc dashboard --print` adds your token",
             file=sys.stderr,
         )
+
+
+def _opened(address: str) -> bool:
+    """By way of a page that only we can read and that leads there: whoever lists processes sees its path."""
+    import html
+    import os
+    import tempfile
+    import time
+    import webbrowser
+
+    descriptor, path = tempfile.mkstemp(suffix=".html", prefix="dmsc-")  # with mode 0600
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">')
+    try:
+        if not webbrowser.open(f"file://{path}"):
+            return False
+        time.sleep(_read_s)
+        return True
+    finally:
+        os.unlink(path)
 
 
 def dashboard_url(gateway: str, token: str | None) -> str:
