@@ -1,10 +1,10 @@
-"""The dashboard with 1,000 instances: frame times in a headless Chromium, and what its viewers cost the gateway.
+"""The dashboard with 1,000 instances: frame times in a headless Chromium, and what viewers cost the gateway.
 
-    python benchmarks/dashboard.py [--instances 1000] [--seconds 20] [--viewers 1] [--width 1440] [--shot FILE] [--json]
+    python benchmarks/dashboard.py [--instances 1000] [--seconds 20] [--viewers 1] [--shot FILE] [--json]
 
-A process of its own generates the traffic of a mesh: each instance's sample once a second with six links, hops of
-microbatches, committed steps, now and then an instance that is faulted and replaced. It goes over a real server
-through the real gateway, which a stand-in for registry, orchestrator and authorizer lets begin.
+A process of its own generates the traffic of a mesh: each instance's sample once a second with six links,
+hops of microbatches, committed steps, now and then an instance that is faulted and replaced. It goes over a
+real server through the real gateway, which a stand-in for registry, orchestrator and authorizer lets begin.
 
 * frames: times between two animation frames of the page while it draws all of that. A headless Chromium
   without a GPU draws by software, on the cores that everything else here uses, too: with a GPU it is less.
@@ -193,8 +193,8 @@ class Traffic:
         while True:
             shares = {one.sid: 1 + self.random.randrange(8) for one in self.records if one.stage != -1}
             result = StepResult(
-                step=step, loss=1.5 + 3 / (1 + step / 20), gradient_norm=1.0, learning_rate=1e-3, tokens=100_000,
-                step_s=0.5, tokens_per_s=190_000 + 20_000 * self.random.random(), shares=shares,
+                step=step, loss=1.5 + 3 / (1 + step / 20), gradient_norm=1.0, learning_rate=1e-3,
+                tokens=100_000, step_s=0.5, tokens_per_s=190_000 + 20_000 * self.random.random(), shares=shares,
             )  # fmt: skip
             event = JobEvent(job=JOB, kind="step", at=time.time(), result=result)
             await self.bus.append(subjects.JOB_EVENT, event, job=JOB)
@@ -336,12 +336,12 @@ def main() -> None:
         print(json.dumps(found))
         return
     print(
-        f"{found['instances']} instances, {found['frames']} frames drawn by software: p50 {found['p50_ms']} ms, "
-        f"p95 {found['p95_ms']} ms, p99 {found['p99_ms']} ms, worst {found['worst_ms']} ms"
+        f"{found['instances']} instances, {found['frames']} frames drawn by software: "
+        f"p50 {found['p50_ms']} ms, p95 {found['p95_ms']} ms, p99 {found['p99_ms']} ms, worst {found['worst_ms']} ms"
     )
     print(
-        f"gateway: {found['gateway_cpu_alone']} cores without a viewer, {found['gateway_cpu_watched']} cores with "
-        f"{options.viewers}; load average {found['load_average']}"
+        f"gateway: {found['gateway_cpu_alone']} cores without a viewer, "
+        f"{found['gateway_cpu_watched']} cores with {options.viewers}; load average {found['load_average']}"
     )
 
 
