@@ -194,7 +194,8 @@ class Traffic:
             shares = {one.sid: 1 + self.random.randrange(8) for one in self.records if one.stage != -1}
             result = StepResult(
                 step=step, loss=1.5 + 3 / (1 + step / 20), gradient_norm=1.0, learning_rate=1e-3,
-                tokens=100_000, step_s=0.5, tokens_per_s=190_000 + 20_000 * self.random.random(), shares=shares,
+                tokens=100_000, step_s=0.5, tokens_per_s=190_000 + 20_000 * self.random.random(),
+                shares=shares,
             )  # fmt: skip
             event = JobEvent(job=JOB, kind="step", at=time.time(), result=result)
             await self.bus.append(subjects.JOB_EVENT, event, job=JOB)
@@ -337,7 +338,8 @@ def main() -> None:
         return
     print(
         f"{found['instances']} instances, {found['frames']} frames drawn by software: "
-        f"p50 {found['p50_ms']} ms, p95 {found['p95_ms']} ms, p99 {found['p99_ms']} ms, worst {found['worst_ms']} ms"
+        f"p50 {found['p50_ms']} ms, p95 {found['p95_ms']} ms, p99 {found['p99_ms']} ms, "
+        f"worst {found['worst_ms']} ms"
     )
     print(
         f"gateway: {found['gateway_cpu_alone']} cores without a viewer, "

@@ -1,4 +1,4 @@
-"""Makes docs/dashboard.png: a mesh of its own trains, an instance is killed and replaced, and the page is taken.
+"""Makes docs/dashboard.png: a mesh of its own trains, an instance is killed and replaced, a browser looks.
 
     python scripts/screenshot_dashboard.py [--out docs/dashboard.png] [--light] [--width 1440] [--height 940]
 
@@ -30,7 +30,8 @@ JOB = {
     },
     "data": {"source": "stdlib:", "sample_tokens": 64},
     "training": {
-        "steps": 5000, "microbatches": 12, "microbatch_samples": 2, "validate_every": 40, "checkpoint_every": 30,
+        "steps": 5000, "microbatches": 12, "microbatch_samples": 2,
+        "validate_every": 40, "checkpoint_every": 30,
     },
     "parallel": {"stages": 3, "replicas": [2, 3, 2]},
 }  # fmt: skip

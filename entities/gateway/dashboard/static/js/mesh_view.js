@@ -31,11 +31,11 @@ export class MeshView {
     ];
     this.lossNow = h("span.now", {});
     this.rateNow = h("span.now", {});
-    this.noCurve = h("div", { hidden: true });
+    this.noCurve = h("div.fill", { hidden: true });
     this.curves = h("div", {},
       h("div.chart-title", {}, h("h3", {}, "Loss"), this.lossNow), loss,
       h("div.chart-title", {}, h("h3", {}, "Throughput"), this.rateNow), rate, this.timeline.element);
-    this.noMesh = h("div", { hidden: true });
+    this.noMesh = h("div.fill", { hidden: true });
     this.element = h("div.view-mesh", {},
       this.makeFigures(),
       h("section.panel", { "aria-labelledby": "mesh-title" },

@@ -1,7 +1,7 @@
 /** Who gets what share, and why: a line for each instance, by stage; and all about the one that is chosen. */
 
 import { stageColour } from "./colours.js";
-import { h, keyed, setState, stateOf, text } from "./dom.js";
+import { empty, h, keyed, setState, stateOf, text } from "./dom.js";
 import { bytesPerS, ms, percent, shortName, stageName } from "./format.js";
 import { compare } from "./layout.js";
 
@@ -14,12 +14,14 @@ export class Shares {
     this.all = new Set();
     this.list = h("div", {});
     this.one = h("div", { hidden: true });
-    this.element = h("div", {}, this.one, this.list);
+    this.none = h("div", { hidden: true }, empty("No shares yet", "Who gets how many microbatches, and why, stands here while a job runs."));
+    this.element = h("div", {}, this.one, this.list, this.none);
   }
 
   show(rows, selected) {
     const chosen = rows.find((row) => row.sid === selected);
     this.one.hidden = !chosen;
+    this.none.hidden = rows.length > 0;
     this.one.replaceChildren(...(chosen ? [this.details(chosen)] : []));
     const stages = new Map();
     for (const row of rows) {
