@@ -111,7 +111,10 @@ class Picture:
         """The table of (job, senders' cluster, stage), or its end."""
         before = self._tables.pop(key, None)
         for entry in before.entries if before is not None else ():
-            self._entries[entry.sid].pop(key[1], None)
+            held = self._entries[entry.sid]
+            held.pop(key[1], None)
+            if not held:
+                del self._entries[entry.sid]
             self._changes.instances.add(entry.sid)
         if table is not None:
             self._tables[key] = table
@@ -298,14 +301,18 @@ class Picture:
         self._stale.clear()
 
     def _age(self, now: float) -> None:
-        """Those that fell silent get a line without figures."""
+        """Those that fell silent get a line without figures; what nobody asks for is forgotten."""
         if now - self._aged_at < FRESH_S / 3:
             return
         self._aged_at = now
         known = self._told["instances"]
-        for sid, heard in self._heard.items():
-            if now - heard.at > FRESH_S and "busy" in known.get(sid, ()):
+        silent = [sid for sid, heard in self._heard.items() if now - heard.at > FRESH_S]
+        for sid in silent:
+            if "busy" in known.get(sid, ()):
                 self._changes.instances.add(sid)
+            if sid not in self._records:
+                del self._heard[sid]
+        self._nodes = {place: held for place, held in self._nodes.items() if now - held[0] <= FRESH_S}
 
     def _entity_rows(self) -> dict[str, Row]:
         return {

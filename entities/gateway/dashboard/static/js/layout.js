@@ -111,9 +111,7 @@ function place(cell, boxes, dense, tile, perRow, column) {
 }
 
 /** `r10` after `r9`. */
-export function compare(one, other) {
-  return one.localeCompare(other, "en", { numeric: true });
-}
+export const { compare } = new Intl.Collator("en", { numeric: true });
 
 /** The curve from one box to another: its ends and the two points that bend it. */
 export function curve(from, to, vertical, lane = 0) {

@@ -8,6 +8,7 @@ import { Shares } from "./shares.js";
 import { ENDED } from "./store.js";
 import { Timeline } from "./timeline.js";
 
+const SHARES_MS = 450; // between two rounds through the table, which nobody reads faster
 const WINDOWS = [["5 min", 300], ["30 min", 1800], ["all", null]];
 
 export class MeshView {
@@ -51,6 +52,7 @@ export class MeshView {
   }
 
   destroy() {
+    clearTimeout(this.later);
     this.picture.destroy();
     for (const chart of this.charts) chart.destroy();
   }
@@ -108,7 +110,8 @@ export class MeshView {
     const every = topics.has("all") || topics.has("job");
     if (every || topics.has("instances") || topics.has("jobs") || topics.has("nodes")) {
       this.picture.update();
-      this.showShares();
+      if (every || performance.now() - this.sharedAt > SHARES_MS) this.showShares();
+      else this.later ??= setTimeout(() => this.showShares(), SHARES_MS);
       this.showEmptiness();
     }
     if (every || topics.has("steps") || topics.has("events") || topics.has("faults") || topics.has("jobs")) this.showCurves();
@@ -126,6 +129,9 @@ export class MeshView {
   }
 
   showShares() {
+    this.sharedAt = performance.now();
+    clearTimeout(this.later);
+    this.later = null;
     this.shares.show(this.picture.rows(), this.picture.selected);
   }
 
@@ -195,7 +201,7 @@ export class MeshView {
     const points = this.store.curves.get(this.store.shown())?.points ?? [];
     const point = points[index ?? -1] ?? points.at(-1);
     this.timeline.cursor(at, this.range());
-    text(this.lossNow, point ? `step ${point[0] + 1}: ${point[2]?.toFixed(4)}` : "");
+    text(this.lossNow, point ? `step ${point[0] + 1}: ${point[2]?.toFixed(4) ?? "not finite"}` : "");
     text(this.rateNow, point ? `${quantity(point[3])} tokens/s, ${seconds(point[4])}` : "");
   }
 }
