@@ -38,6 +38,9 @@ STEPS = 10
 """Committed steps over which shares are measured."""
 MOVES = 160
 """Different hops that one delta tells; what moved beyond that is only counted."""
+LARGE = 250
+"""From so many instances on, one's figures are told every fourth delta, in turns; its state at once."""
+TURNS = 4
 NOTICES = 8192
 """Notices remembered, because each is repeated until it is answered."""
 
@@ -49,6 +52,7 @@ class _Changes:
     """What the next delta tells."""
 
     instances: set[str] = field(default_factory=set)
+    figures: set[str] = field(default_factory=set)
     steps: list[list[Any]] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     faults: dict[str, Row] = field(default_factory=dict)
@@ -74,6 +78,7 @@ class Picture:
         self._shares: dict[str, float] = {}
         self._stale: set[str] = set()
         self._aged_at = 0.0
+        self._turn = 0
         self._curves: dict[str, Curve] = {}
         self._jobs: dict[str, Row] = {}
         self._modules: dict[str, Row] = {}
@@ -102,7 +107,7 @@ class Picture:
         if heard is None:
             heard = self._heard[sample.sid] = Heard(at, sample)
         heard.take(sample, at)
-        self._changes.instances.add(sample.sid)
+        self._changes.figures.add(sample.sid)
 
     def take_node(self, sample: NodeSample, at: float) -> None:
         self._nodes[sample.cluster, sample.node] = (at, sample)
@@ -139,7 +144,7 @@ class Picture:
         self._steps.setdefault(job, deque(maxlen=STEPS)).append(result)
         self._stale.add(job)
         self._changes.steps.append([job, *point])
-        self._changes.instances |= {sid for step in self._steps[job] for sid in step.shares}
+        self._changes.figures |= {sid for step in self._steps[job] for sid in step.shares}
 
     def take_fault(self, fault: FaultRecord) -> None:
         row = self.incidents.take_fault(fault)
@@ -230,6 +235,12 @@ class Picture:
         self._settle_shares()
         self._age(now)
         changes, self._changes = self._changes, _Changes()
+        due = changes.figures
+        if len(self._records) >= LARGE:
+            due = {sid for sid in due if hash(sid) % TURNS == self._turn}
+            self._changes.figures = changes.figures - due
+            self._turn = (self._turn + 1) % TURNS
+        changes.instances |= due
         instances = {}
         for sid in changes.instances:
             record = self._records.get(sid)

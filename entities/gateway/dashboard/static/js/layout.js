@@ -9,6 +9,7 @@ const PAD = 12;
 const HEAD = 26; // stage names
 const LABEL = 20; // a cluster's name
 const CARD = 46;
+const DENSE_TALL = 380; // of all tiles of a stage together, about
 const CARD_GAP = 6;
 
 /**
@@ -42,7 +43,8 @@ function across(stages, clusters, cells, most, width) {
   const gap = Math.min(150, Math.max(26, pitch * 0.36));
   const column = pitch - gap;
   const dense = most > 5 || column < 92 || stages.length > 9;
-  const tile = dense ? Math.max(5, Math.min(16, Math.floor(Math.sqrt((column * 190) / Math.max(1, most))))) : 0;
+  const tall = Math.max(48, DENSE_TALL / Math.max(1, clusters.length));
+  const tile = dense ? Math.max(5, Math.min(16, Math.floor(Math.sqrt((column * tall) / Math.max(1, most))))) : 0;
   const perRow = dense ? Math.max(1, Math.floor(column / tile)) : 1;
   const columns = stages.map((stage, index) => ({ stage, x: PAD + gap / 2 + index * pitch, width: column }));
   const bands = [];

@@ -9,8 +9,10 @@ import { bytesPerS, ms, percent, shortName, stageName } from "./format.js";
 import { along, arrange, curve } from "./layout.js";
 
 const MOVE_MS = 620;
-const DOTS = 400;
+const DOTS = 300;
+const DENSE_MS = 30; // between two drawings of what moves where there are many: software draws some canvases
 const LINKS_DRAWN = 320; // above it, links are drawn by bundles of stage and cluster
+const BUNDLED_MS = 1000; // between two sums over them
 const BASE_MS = 240; // between two drawings of what stands
 
 export class MeshPicture {
@@ -108,15 +110,18 @@ export class MeshPicture {
     if (this.gone || !this.width) return;
     let again = false;
     if (this.stale) {
-      if (!this.drawnAt || at - this.drawnAt >= BASE_MS || !this.shape) {
+      if (!this.drawnAt || at - this.drawnAt >= (this.shape?.dense ? 2 : 1) * BASE_MS || !this.shape) {
         this.drawnAt = at;
         this.stale = false;
         this.drawBase();
       } else again = true;
     }
     if (this.dots.length || this.dirty) {
-      this.drawDots(at);
-      again ||= this.dots.length > 0;
+      if (!this.shape.dense || at - (this.movedAt ?? 0) >= DENSE_MS) {
+        this.movedAt = at;
+        this.drawDots(at);
+      }
+      again ||= this.dots.length > 0 || Boolean(this.dirty);
     }
     if (again) this.wake();
   }
@@ -134,6 +139,7 @@ export class MeshPicture {
       this.key_ = key;
       this.shape = arrange(rows, this.width);
       this.curves.clear();
+      this.bundles = null;
       this.dots.length = 0;
       this.fit();
     }
@@ -188,7 +194,30 @@ export class MeshPicture {
   }
 
   drawLinks(context, rows) {
-    const { boxes, vertical } = this.shape;
+    const { vertical } = this.shape;
+    if (!this.bundles || !this.shape.dense || this.drawnAt - this.bundledAt > BUNDLED_MS) {
+      this.bundledAt = this.drawnAt;
+      this.bundles = this.bundle(rows);
+    }
+    const { groups, bundled, most } = this.bundles;
+    context.lineCap = "butt";
+    for (const group of groups) {
+      const load = Math.sqrt(group.rate / most);
+      const [x1, y1, x2, y2, x3, y3, x4, y4] = curve(group.from, group.to, vertical);
+      context.beginPath();
+      context.moveTo(x1, y1);
+      context.bezierCurveTo(x2, y2, x3, y3, x4, y4);
+      context.strokeStyle = stageColour(group.stage, (bundled ? 0.1 : 0.16) + 0.3 * load);
+      context.lineWidth = 1 + (bundled ? 8 : 5) * load;
+      if (group.lossy) context.setLineDash([5, 4]);
+      context.stroke();
+      context.setLineDash([]);
+    }
+  }
+
+  /** Links one by one, or, where there are too many to be told apart, summed by stage and cluster. */
+  bundle(rows) {
+    const { boxes } = this.shape;
     const links = [];
     for (const row of rows) {
       for (const link of row.links ?? []) {
@@ -199,7 +228,6 @@ export class MeshPicture {
     }
     const bundled = links.length > LINKS_DRAWN;
     const groups = new Map();
-    let most = 1;
     if (bundled) {
       for (const [, , rate, from, to] of links) {
         const key = `${from.stage} ${from.cluster} ${to.stage} ${to.cluster}`;
@@ -212,20 +240,8 @@ export class MeshPicture {
         groups.set(`${from} ${to}`, { from: start, to: end, stage: end.stage, rate, lossy: link[3] > 0.005 });
       }
     }
-    for (const group of groups.values()) most = Math.max(most, group.rate);
-    context.lineCap = "round";
-    for (const group of groups.values()) {
-      const load = Math.sqrt(group.rate / most);
-      const [x1, y1, x2, y2, x3, y3, x4, y4] = curve(group.from, group.to, vertical);
-      context.beginPath();
-      context.moveTo(x1, y1);
-      context.bezierCurveTo(x2, y2, x3, y3, x4, y4);
-      context.strokeStyle = stageColour(group.stage, (bundled ? 0.1 : 0.16) + 0.3 * load);
-      context.lineWidth = 1 + (bundled ? 13 : 5) * load;
-      if (group.lossy) context.setLineDash([5, 4]);
-      context.stroke();
-      context.setLineDash([]);
-    }
+    const all = [...groups.values()];
+    return { groups: all, bundled, most: all.reduce((most, group) => Math.max(most, group.rate), 1) };
   }
 
   drawCard(context, row) {
