@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from schemas.job import JobState
+from tests.integration.dashboard.cable import Cable
 from tests.integration.dashboard.conftest import PATIENCE_MS, VIEWER, Open, Site
 
 if TYPE_CHECKING:
@@ -34,10 +35,12 @@ def changes(page: Page, selector: str) -> None:
 def test_it_shows_the_instances_and_the_loss_moves(open_page: Open, site: Site) -> None:
     page = open_page()
     assert site.token not in page.url
-    page.wait_for_function("document.querySelectorAll('.share-row').length >= 5")
+    page.wait_for_function("() => document.querySelectorAll('.share-row').length >= 5")
     assert re.fullmatch(r"\d\.\d{4}", page.inner_text(LOSS).strip())
     changes(page, LOSS)
-    page.wait_for_function("document.querySelector('.stagebox').ariaLabel.startsWith('5 instances in 3')")
+    page.wait_for_function(
+        "() => document.querySelector('.stagebox').ariaLabel?.startsWith('5 instances in 3')"
+    )
     page.wait_for_selector(".chart canvas")
     page.reload()  # the token stays with the tab
     page.wait_for_selector("#link-state .s-live")
@@ -61,7 +64,7 @@ def test_the_tap_filters_and_pauses(open_page: Open) -> None:
     page.fill("input[name=subject]", "job.event.>")
     page.fill("input[name=where]", "kind=step")
     page.press("input[name=where]", "Enter")
-    page.wait_for_function("document.querySelectorAll('.tapped li').length >= 3")
+    page.wait_for_function("() => document.querySelectorAll('.tapped li').length >= 3")
     assert "door" in page.inner_text(".panel header .end")  # what a viewer's tap leaves out
     assert all("kind=step" in line for line in page.locator(".tapped .sum").all_inner_texts())
     page.click("text=Pause")
@@ -81,7 +84,7 @@ def test_logs_are_searched(open_page: Open) -> None:
     page.fill("input[name=text]", "gateway ready")
     page.press("input[name=text]", "Enter")
     page.wait_for_function(
-        "[...document.querySelectorAll('.lines .text')].every((it) => it.innerText.includes('gateway ready'))"
+        "() => [...document.querySelectorAll('.lines .text')].every((it) => it.innerText.includes('gateway ready'))"
     )
     assert page.locator(".lines li").count() >= 1
 
@@ -137,6 +140,7 @@ def test_dark_and_light(open_page: Open) -> None:
     page = open_page(dark=True)
     dark = ground()
     page.emulate_media(color_scheme="light")
+    page.wait_for_selector("html[data-theme=light]")
     light = ground()
     assert sum(map(int, re.findall(r"\d+", light))) > 600 > sum(map(int, re.findall(r"\d+", dark)))
     page.click("#theme")
@@ -147,17 +151,17 @@ def test_dark_and_light(open_page: Open) -> None:
 
 
 def test_it_comes_back_by_itself(open_page: Open, site: Site) -> None:
-    page = open_page()
-    page.wait_for_selector(".share-row")
-    page.evaluate("window.stay = true")
-    with page.expect_request("**/v1/live"):  # the stream is opened anew …
-        page.evaluate("Object.defineProperty(document, 'hidden', {value: false, configurable: true})")
-        page.context.set_offline(True)
+    with Cable(site.url) as cable:
+        page = open_page(door=cable.url)
+        page.wait_for_selector(".share-row")
+        page.evaluate("window.stay = true")
+        cable.cut()
         page.wait_for_selector("#link-state .s-lost, #link-state .s-connecting")
-        page.context.set_offline(False)
-    page.wait_for_selector("#link-state .s-live")
-    changes(page, LOSS)
-    assert page.evaluate("window.stay")  # … and the page is the same
+        page.wait_for_selector("#banner:has-text('Trying again')")
+        cable.mend()
+        page.wait_for_selector("#link-state .s-live")
+        changes(page, LOSS)
+        assert page.evaluate("window.stay")  # it is the same page
 
 
 @pytest.mark.skipif("DMSC_AXE" not in os.environ, reason="DMSC_AXE names no axe.min.js (npm pack axe-core)")

@@ -43,12 +43,12 @@ export class MeshView {
         h("header", {}, h("h2", { id: "mesh-title" }, "Mesh"), this.legend()), this.picture.element, this.noMesh),
       h("section.panel.side", { "aria-labelledby": "shares-title" },
         h("header", {}, h("h2", { id: "shares-title" }, "Shares, and why"), h("span.end", {}, "last 10 steps")),
-        h("div.body", { tabIndex: 0, role: "region", "aria-labelledby": "shares-title" }, this.shares.element)),
+        h("div.body", { tabIndex: 0, role: "group", "aria-label": "Shares of each instance" }, this.shares.element)),
       h("section.panel", { "aria-labelledby": "curves-title" },
         h("header", {}, h("h2", { id: "curves-title" }, "Loss, throughput, and what happened"), this.makeWindows()), this.curves, this.noCurve),
       h("section.panel.side", { "aria-labelledby": "happened-title" },
         h("header", {}, h("h2", { id: "happened-title" }, "Time line"), h("span.end", {}, "latest first")),
-        h("div.body", { tabIndex: 0, role: "region", "aria-labelledby": "happened-title" }, this.timeline.list, (this.nothing = h("div", {})))));
+        h("div.body", { tabIndex: 0, role: "group", "aria-label": "What happened" }, this.timeline.list, (this.nothing = h("div", {})))));
   }
 
   destroy() {
