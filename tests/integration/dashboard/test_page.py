@@ -84,7 +84,8 @@ def test_logs_are_searched(open_page: Open) -> None:
     page.fill("input[name=text]", "gateway ready")
     page.press("input[name=text]", "Enter")
     page.wait_for_function(
-        "() => [...document.querySelectorAll('.lines .text')].every((it) => it.innerText.includes('gateway ready'))"
+        """() => [...document.querySelectorAll('.lines .text')]
+            .every((line) => line.innerText.includes('gateway ready'))"""
     )
     assert page.locator(".lines li").count() >= 1
 
