@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 
 from entities.gateway.dashboard.rows import Row, describe, fault_row
-from schemas.fault import FaultRecord
+from schemas.fault import FAULT_OVER, FaultRecord
 from schemas.job import JobEvent
 from schemas.policy import PolicyDecision, PolicySuggestion, PolicySwitch, scope_of
 
@@ -14,6 +14,7 @@ FAULTS = 300
 DECISIONS = 200
 SUGGESTIONS = 1000
 """Suggestions that wait to be decided; a decision that comes later is shown without them."""
+_OVER = frozenset(state.value for state in FAULT_OVER)
 _SILENT = frozenset({"step", "instances", "weights", "sample"})
 
 
@@ -51,8 +52,11 @@ class Incidents:
         """The fault as it now stands; None where a later word of it is known."""
         known = self.faults.get(fault.id)
         row = fault_row(fault)
-        if known is not None and known["changed_at"] >= row["changed_at"]:
-            return None
+        if known is not None:
+            # Two words within a millisecond are usual: it is tried again, and that was its end.
+            over = known["state"] in _OVER and known["changed_at"] == row["changed_at"]
+            if known == row or over or known["changed_at"] > row["changed_at"]:
+                return None
         self.faults[fault.id] = row
         self.faults.move_to_end(fault.id)
         while len(self.faults) > FAULTS:

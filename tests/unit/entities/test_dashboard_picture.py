@@ -140,12 +140,14 @@ def test_everything_may_be_told_twice_from_the_stream_and_as_it_happens() -> Non
         id="f1", state=FaultState.OPEN, kind="instance", task=FaultTask(job="j", sid="j-s0-r0"),
         reporter="router-east", limit=3, opened_at=5.0, changed_at=5.0,
     )  # fmt: skip
-    handled = fault.model_copy(update={"state": FaultState.HANDLED, "changed_at": 6.0})
+    retrying = fault.model_copy(update={"state": FaultState.RETRYING, "changed_at": 6.0001})
+    handled = fault.model_copy(update={"state": FaultState.HANDLED, "changed_at": 6.0002})
     for _ in range(2):
         picture.take_event(step(0, at=4.0), "e1")
         picture.take_event(JobEvent(job="j", kind="fault", at=5.0, text="killed"), "e2")
         picture.take_event(JobEvent(job="j", kind="state", at=5.0, state=JobState.RUNNING), "e3")
         picture.take_fault(fault)
+        picture.take_fault(retrying)
         picture.take_fault(handled)
         picture.take_fault(fault)  # an old word of it
     whole = picture.whole(7.0)
