@@ -11,7 +11,7 @@ export class JobsView {
     this.body = h("tbody", {});
     this.note = h("p.line-note", { role: "status", hidden: true });
     this.none = h("div", { hidden: true }, empty("No job has been submitted", h("span", {}, "Start one: ", code("dmsc train examples/stdlib-gpt.yaml"), ", or ", code("POST /v1/jobs"))));
-    this.table = h("div.scroll", { tabIndex: 0, role: "region", "aria-label": "Jobs" }, h("table.stack", {},
+    this.table = h("div.scroll", { tabIndex: 0, role: "group", "aria-label": "Jobs" }, h("table.stack", {},
       h("thead", {}, h("tr", {}, ["Job", "State", "Progress", "Loss", "Tokens/s", "What it says", "Actions"].map((name, index) =>
         h(index === 3 || index === 4 ? "th.num" : "th", { scope: "col" }, name)))), this.body));
     this.element = h("section.panel", { "aria-labelledby": "jobs-title" },

@@ -36,7 +36,7 @@ function head(names) {
 }
 
 function scrolled(label, table) {
-  return h("div.scroll", { tabIndex: 0, role: "region", "aria-label": label }, table);
+  return h("div.scroll", { tabIndex: 0, role: "group", "aria-label": label }, table);
 }
 
 function meter() {

@@ -44,7 +44,7 @@ export class PoliciesView {
 }
 
 function table(label, names, numbers, body) {
-  return h("div.scroll", { tabIndex: 0, role: "region", "aria-label": label }, h("table.stack", {},
+  return h("div.scroll", { tabIndex: 0, role: "group", "aria-label": label }, h("table.stack", {},
     h("thead", {}, h("tr", {}, names.map((name, index) => h(numbers.includes(index) ? "th.num" : "th", { scope: "col" }, name)))), body));
 }
 
