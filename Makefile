@@ -127,9 +127,15 @@ bench-shadow: setup ## what modules in shadow cost training
 .PHONY: bench-observation-cost
 bench-observation-cost: setup ## what telemetry, metrics, scrapes and logs cost training
 	@$(VENV)/python benchmarks/observation_cost.py $(ARGS)
+
 .PHONY: fuzz
 fuzz: setup ## a hundred thousand messages that nobody should send, over every subject of a mesh
 	@$(VENV)/python -m benchmarks.fuzz_bus $(ARGS)
+
+.PHONY: bench-dashboard
+bench-dashboard: setup-dev ## frame times of the dashboard with 1,000 instances, in a headless Chromium
+	@$(VENV)/python benchmarks/dashboard.py $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: setup ## the built-in policies' models on recorded data (DATA=folder), beside their baselines and bars
 	@$(VENV)/python -m benchmarks.built_in_policies --data "$(DATA)" $(ARGS)

@@ -19,6 +19,7 @@ from dmsc.commands import (
     cert,
     chaos,
     credential,
+    dashboard,
     demo,
     doctor,
     faults,
@@ -84,6 +85,7 @@ app.command(rich_help_panel=_jobs)(jobs.move)
 app.command(rich_help_panel=_jobs)(chaos.chaos)
 app.command(rich_help_panel=_jobs)(simulate.simulate)
 app.command(rich_help_panel=_watch)(jobs.status)
+app.command(rich_help_panel=_watch)(dashboard.dashboard)
 app.command(rich_help_panel=_watch)(board.top)
 app.command(rich_help_panel=_watch)(board.routes)
 app.command(rich_help_panel=_watch)(nodes.nodes)

@@ -1,14 +1,12 @@
-"""A tap of somebody with a role: what the door lets them see, and what is then left out here."""
+"""A tap of somebody with a role: whose token counts, and what a gateway says that it lets them see."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bus import subjects, tap_pattern
 from schemas.door import TapScope
-from schemas.errors import Refused, Unavailable
+from schemas.errors import Unavailable
 
 PATIENCE_S = 3.0
 """How long a gateway is looked for; a tap is wanted most when something is down."""
@@ -35,34 +33,3 @@ async def ask(gateway: str | None, token: str, state: Path | None) -> TapScope:
         raise Unavailable(
             f"{error.text} (asked what your token may tap; without --token and DMSC_TOKEN the bus's decides)"
         ) from error
-
-
-def may(scope: TapScope) -> Callable[[str], bool] | None:
-    """Whether a subject may be shown; None where all may."""
-    if scope.everything:
-        return None
-    hidden = frozenset(scope.hidden)
-
-    def allowed(subject: str) -> bool:
-        found = subjects.lookup(subject)
-        return found is not None and found[0].name not in hidden
-
-    return allowed
-
-
-def left_out(scope: TapScope, patterns: Sequence[str]) -> list[str]:
-    """Names of the rows among `patterns` that this role does not see.
-
-    Raises:
-        Refused: a pattern has nothing else.
-    """
-    hidden = frozenset(scope.hidden)
-    found: list[str] = []
-    for typed in [] if scope.everything else patterns:
-        rows = tap_pattern.rows(tap_pattern.complete(typed))
-        names = [row.name for row in rows if row.name in hidden]
-        if len(names) == len(rows):
-            what = ", ".join(names) or "subjects that are not in the table"
-            raise Refused(f"{scope.role} {scope.user} may not tap {typed!r} ({what}): ask an operator")
-        found += names
-    return list(dict.fromkeys(found))

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontex
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus import tap_scope
 from bus.connection import Bus
 from bus.tap import Tap
 from bus.tap_file import CLOSED_OFF_S, TapRecorder, read_tap
@@ -144,10 +145,10 @@ async def _role(wanted: Wanted, door: Door) -> May | None:
     if token is None:
         return None
     scope = await tap_role.ask(door.gateway, token, door.state)
-    missing = tap_role.left_out(scope, wanted.typed())
+    missing = tap_scope.left_out(scope, wanted.typed())
     if missing:
         note(f"left out for {scope.role} {scope.user}: {', '.join(missing)}")
-    return tap_role.may(scope)
+    return tap_scope.may(scope)
 
 
 def _tap(bus: Bus, wanted: Wanted, may: May | None) -> Tap:

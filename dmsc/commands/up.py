@@ -267,6 +267,10 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     console.print(table)
     here = "" if folder.path == Path(".dmsc").absolute() else f" --state '{folder.path}'"
     console.print(f"train   dmsc train FILE.yaml{here}", highlight=False, markup=False)
+    for url in list(mesh.gateways.values())[:1]:
+        console.print(
+            f"look    {url}/dashboard/   with your token: dmsc dashboard{here}", highlight=False, markup=False
+        )
     console.print(f"watch   dmsc status{here}   dmsc tap 'signal.>'{here}", highlight=False, markup=False)
     console.print(
         f"join    dmsc join {','.join(mesh.servers)} --credential FILE; FILE by: dmsc credential agent{here}"

@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from bus.connection import Bus
 from entities.gateway.admission import Facts, Load
 from entities.gateway.backends import Backends
+from entities.gateway.dashboard import Dashboard
 from entities.gateway.desk import Desk
 from entities.gateway.door_config import DoorConfig
 from entities.gateway.event_feed import EventHub
@@ -38,6 +39,7 @@ class Door:
     load: Load
     probe: ReadinessProbe
     metrics: DoorMetrics
+    dashboard: Dashboard
     config: DoorConfig
 
     @property

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from entities.gateway.admission import Admission
 from entities.gateway.api_document import complete
 from entities.gateway.context import Door
+from entities.gateway.dashboard.routes import dashboard
 from entities.gateway.error_answers import explain_errors
 from entities.gateway.request_origin import RequestOrigin
 from entities.gateway.requests import BODIES
@@ -29,7 +30,20 @@ from entities.gateway.routes.probes import probes
 from entities.gateway.routes.registry import registry
 from entities.gateway.routes.weights import weights
 
-RESOURCES = (jobs, weights, checkpoints, datasets, faults, registry, nodes, policies, access, chaos, probes)
+RESOURCES = (
+    jobs,
+    weights,
+    checkpoints,
+    datasets,
+    faults,
+    registry,
+    nodes,
+    policies,
+    access,
+    chaos,
+    dashboard,
+    probes,
+)
 """Each makes a router over the door."""
 
 

@@ -63,6 +63,9 @@ FaultId = Annotated[str, Path(json_schema_extra=_pattern), _named("fault")]
 WantedJob = Annotated[
     str | None, Query(json_schema_extra=_pattern, description="only of this job"), _named("job")
 ]
+WantedInstance = Annotated[
+    str | None, Query(json_schema_extra=_pattern, description="only of this one"), _named("instance")
+]
 Reason = Annotated[str, Query(max_length=200, description="is told with it")]
 ByteRange = Annotated[str | None, Header(alias="Range", description="bytes=FIRST-LAST: one range")]
 FirstEvent = Annotated[

@@ -48,6 +48,7 @@ from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
     from entities.gateway.admission import Load
+    from entities.gateway.dashboard import Dashboard
     from entities.gateway.event_feed import EventHub
     from entities.gateway.metrics_door import DoorMetrics
 
@@ -93,6 +94,7 @@ class Gateway:
         self.url: str | None = None
         self.exposition: Render | None = None
         self._metrics: DoorMetrics | None = None
+        self.dashboard: Dashboard | None = None
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self.backends = Backends(bus, config.sid)
@@ -154,6 +156,7 @@ class Gateway:
         # Only here: FastAPI costs memory that a gateway without an outer door need not have.
         from entities.gateway.admission import Load
         from entities.gateway.context import Door
+        from entities.gateway.dashboard import Dashboard
         from entities.gateway.door import build_app
         from entities.gateway.event_feed import EventHub
         from entities.gateway.idempotency import KeptAnswers
@@ -171,6 +174,9 @@ class Gateway:
         load = self._load = Load()
         view = self.desk.view = JobView(self._bus)
         probe = ReadinessProbe(self._bus, self.follower)
+        dashboard = self.dashboard = Dashboard(
+            self._bus, self.desk.guard, self.config.sid, lambda: registry.view.records.values()
+        )
         door = Door(
             bus=self._bus,
             desk=self.desk,
@@ -182,6 +188,7 @@ class Gateway:
             load=load,
             probe=probe,
             metrics=self._metrics,
+            dashboard=dashboard,
             config=config,
         )
 
@@ -189,6 +196,7 @@ class Gateway:
             """Nothing new, streams told that they end here, and what is open answered: up to `drain_s`."""
             load.draining = probe.draining = True
             hub.drain()
+            await dashboard.close()
             await load.drained(config.drain_s)
 
         protocol = "http" if self.config.tls is None else "https"

@@ -1,0 +1,79 @@
+"""What the dashboard's routes share: the feed of all viewers, log search, taps, who may look."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Collection
+from typing import Any
+
+from bus.connection import Bus
+from entities.gateway.dashboard.feed import FeedConfig, LiveFeed
+from entities.gateway.dashboard.logs import LogDesk
+from entities.gateway.dashboard.tap_stream import TapRooms
+from entities.gateway.dashboard.viewers import sse
+from entities.gateway.guard import Guard
+from entities.gateway.tap_desk import TapDesk
+from schemas.errors import Refused, Unavailable
+from schemas.registry import ServiceRecord
+from schemas.signals import AccessDecision
+
+KEEPALIVE_S = 15.0
+CHECKED_S = 1.0
+"""How often a stream's token is checked again; a remembered yes costs a look into a table."""
+
+
+class Dashboard:
+    """What the routes share. `close` before the door closes: open streams then end by themselves."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        guard: Guard,
+        gateway: str,
+        records: Callable[[], Collection[ServiceRecord]],
+        config: FeedConfig | None = None,
+    ) -> None:
+        self.guard = guard
+        self.gateway = gateway
+        self.feed = LiveFeed(bus, lambda: {record.sid: record for record in records()}, config)
+        self.logs = LogDesk(bus)
+        self.taps = TapRooms(bus)
+        self.scopes = TapDesk(guard)
+
+    async def close(self) -> None:
+        await self.feed.close()
+
+    async def may_look(self, token: str) -> AccessDecision:
+        """Raises `Refused` where the bearer may not see all that the view has."""
+        for action, resource in (("job.list", "jobs"), ("fault.read", "faults")):
+            await self.guard.check(token, action, resource)
+        return await self.guard.check(token, "mesh.read", "mesh")
+
+    def you(self, access: AccessDecision) -> dict[str, Any]:
+        return {"user": access.user, "role": access.role, "gateway": self.gateway}
+
+    async def still(self, token: str, action: str, resource: str) -> None:
+        """Raises `Refused` once the bearer may no more. An authorizer that is away changes nothing."""
+        with contextlib.suppress(Unavailable):
+            await self.guard.check(token, action, resource)
+
+    async def live(self, token: str, access: AccessDecision) -> AsyncGenerator[bytes, None]:
+        """The whole picture, then what changes, until the client goes."""
+        async with self.feed.viewer() as viewer:
+            yield sse("you", self.you(access))
+            quiet_since = time.monotonic()
+            while not self.feed.closed:
+                frame = await viewer.next(CHECKED_S)
+                try:
+                    await self.still(token, "mesh.read", "mesh")
+                except Refused as error:
+                    yield sse("refused", {"detail": error.text})
+                    return
+                now = time.monotonic()
+                if frame is not None:
+                    quiet_since = now
+                    yield frame
+                elif now - quiet_since >= KEEPALIVE_S:
+                    quiet_since = now
+                    yield b": waiting\n\n"

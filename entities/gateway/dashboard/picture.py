@@ -1,0 +1,354 @@
+"""The mesh as the dashboard shows it: messages and times in, a whole picture or what changed of it out. Pure.
+
+Work is proportional to what was heard, not to the size of the mesh: an instance's line is made anew when it,
+its tables or its job's shares changed, and told when it came out different.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from entities.gateway.dashboard.curves import Curve
+from entities.gateway.dashboard.incidents import Incidents
+from entities.gateway.dashboard.rows import (
+    FRESH_S,
+    Heard,
+    Row,
+    entity_row,
+    instance_row,
+    job_row,
+    module_row,
+    node_row,
+)
+from schemas.cluster import Cordon, NodeStatus
+from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
+from schemas.door import MeshStatus
+from schemas.envelope import EntityKind
+from schemas.fault import FaultRecord
+from schemas.job import JobEvent, StepResult
+from schemas.module_status import ModuleList
+from schemas.policy import PolicyDecision, PolicySuggestion, PolicySwitch
+from schemas.registry import ServiceRecord
+from schemas.telemetry import InstanceSample, NodeSample
+
+STEPS = 10
+"""Committed steps over which shares are measured."""
+MOVES = 160
+"""Different hops that one delta tells; what moved beyond that is only counted."""
+LARGE = 250
+"""From so many instances on, one's figures are told every fourth delta, in turns; its state at once."""
+TURNS = 4
+NOTICES = 8192
+"""Notices remembered, because each is repeated until it is answered."""
+
+TableKey = tuple[str, str, int]
+
+
+@dataclass
+class _Changes:
+    """What the next delta tells."""
+
+    instances: set[str] = field(default_factory=set)
+    figures: set[str] = field(default_factory=set)
+    steps: list[list[Any]] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    faults: dict[str, Row] = field(default_factory=dict)
+    decisions: dict[str, Row] = field(default_factory=dict)
+    moves: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    uncounted: int = 0
+
+
+class Picture:
+    """Everything heard so far."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.incidents = Incidents()
+        self._records: dict[str, ServiceRecord] = {}
+        self._heard: dict[str, Heard] = {}
+        self._tables: dict[TableKey, RouteTable] = {}
+        self._entries: dict[str, dict[str, RouteEntry]] = defaultdict(dict)
+        self._nodes: dict[tuple[str, str], tuple[float, NodeSample]] = {}
+        self._node_status: dict[tuple[str, str], NodeStatus] = {}
+        self._cordons: dict[tuple[str, str], list[Cordon]] = {}
+        self._steps: dict[str, deque[StepResult]] = {}
+        self._shares: dict[str, float] = {}
+        self._stale: set[str] = set()
+        self._aged_at = 0.0
+        self._turn = 0
+        self._curves: dict[str, Curve] = {}
+        self._jobs: dict[str, Row] = {}
+        self._modules: dict[str, Row] = {}
+        self._trouble: dict[str, str] = {}
+        self._changes = _Changes()
+        self._seen_notices: dict[tuple[Any, ...], None] = {}
+        self._told: dict[str, dict[str, Row]] = {
+            name: {} for name in ("instances", "nodes", "entities", "jobs", "modules")
+        }
+        self._told_trouble: dict[str, str] = {}
+
+    # --- what is heard ------------------------------------------------------------------------------------
+    def take_records(self, records: Mapping[str, ServiceRecord]) -> None:
+        """The registry as it stands now."""
+        for sid, record in records.items():
+            if self._records.get(sid) is not record:
+                self._changes.instances.add(sid)
+        for sid in self._records.keys() - records.keys():
+            self._changes.instances.add(sid)
+            self._heard.pop(sid, None)
+            self._shares.pop(sid, None)
+        self._records = dict(records)
+
+    def take_sample(self, sample: InstanceSample, at: float) -> None:
+        heard = self._heard.get(sample.sid)
+        if heard is None:
+            heard = self._heard[sample.sid] = Heard(at, sample)
+        heard.take(sample, at)
+        self._changes.figures.add(sample.sid)
+
+    def take_node(self, sample: NodeSample, at: float) -> None:
+        self._nodes[sample.cluster, sample.node] = (at, sample)
+
+    def take_table(self, key: TableKey, table: RouteTable | None) -> None:
+        """The table of (job, senders' cluster, stage), or its end."""
+        before = self._tables.pop(key, None)
+        for entry in before.entries if before is not None else ():
+            held = self._entries[entry.sid]
+            held.pop(key[1], None)
+            if not held:
+                del self._entries[entry.sid]
+            self._changes.instances.add(entry.sid)
+        if table is not None:
+            self._tables[key] = table
+            for entry in table.entries:
+                self._entries[entry.sid][key[1]] = entry
+                self._changes.instances.add(entry.sid)
+
+    def take_event(self, event: JobEvent, event_id: str) -> None:
+        if event.result is not None:
+            self._step(event.job, event.result, event.at)
+        if event.validation_step is not None and event.validation_loss is not None:
+            curve = self._curves.setdefault(event.job, Curve())
+            curve.validated(event.validation_step, event.at, event.validation_loss)
+        row = self.incidents.take_event(event, event_id)
+        if row is not None:
+            self._changes.events.append(row)
+
+    def _step(self, job: str, result: StepResult, at: float) -> None:
+        point = self._curves.setdefault(job, Curve()).take(result, at)
+        if point is None:
+            return
+        self._steps.setdefault(job, deque(maxlen=STEPS)).append(result)
+        self._stale.add(job)
+        self._changes.steps.append([job, *point])
+        self._changes.figures |= {sid for step in self._steps[job] for sid in step.shares}
+
+    def take_fault(self, fault: FaultRecord) -> None:
+        row = self.incidents.take_fault(fault)
+        if row is not None:
+            self._changes.faults[row["id"]] = row
+
+    def take_suggestion(self, suggestion: PolicySuggestion, suggestion_id: str) -> None:
+        self.incidents.take_suggestion(suggestion, suggestion_id)
+
+    def take_decision(self, decision: PolicyDecision, decision_id: str, at: float) -> None:
+        row = self.incidents.take_decision(decision, decision_id, at)
+        if row is not None:
+            self._changes.decisions[row["id"]] = row
+
+    def take_switch(self, switch: PolicySwitch, switch_id: str, at: float) -> None:
+        row = self.incidents.take_switch(switch, switch_id, at)
+        if row is not None:
+            self._changes.events.append(row)
+
+    def take_notice(self, notice: MicrobatchNotice) -> None:
+        """A microbatch that moves from its sender to its receiver; repeats count once."""
+        if notice.direction not in ("forward", "backward"):
+            return
+        key = (
+            notice.job, notice.step, notice.attempt, notice.microbatch, notice.stage, notice.direction,
+            notice.receiver.sid,
+        )  # fmt: skip
+        if key in self._seen_notices:
+            return
+        self._seen_notices[key] = None
+        if len(self._seen_notices) > NOTICES:
+            del self._seen_notices[next(iter(self._seen_notices))]
+        move = (notice.sender.sid, notice.receiver.sid, notice.direction)
+        if len(self._changes.moves) < MOVES or move in self._changes.moves:
+            self._changes.moves[move] += 1
+        else:
+            self._changes.uncounted += 1
+
+    def overlooked(self, count: int) -> None:
+        """Notices that nobody looked at, because there were too many."""
+        self._changes.uncounted += count
+
+    def take_mesh(self, mesh: MeshStatus) -> None:
+        self._jobs = {summary.job: job_row(summary) for summary in mesh.jobs}
+        self._node_status = {(node.cluster, node.node): node for node in mesh.nodes}
+        self._cordons = {}
+        for cordon in mesh.cordons:
+            self._cordons.setdefault((cordon.cluster, cordon.node), []).append(cordon)
+        for gone in self._curves.keys() - self._jobs.keys():
+            del self._curves[gone]
+            self._steps.pop(gone, None)
+
+    def take_modules(self, modules: ModuleList) -> None:
+        self._modules = {f"{one.module} {one.version}": module_row(one) for one in modules.modules}
+
+    def trouble(self, what: str, text: str) -> None:
+        """Whom the gateway asked in vain, and what that means; an empty text: it answers again."""
+        if text:
+            self._trouble[what] = text
+        else:
+            self._trouble.pop(what, None)
+
+    # --- what is shown ------------------------------------------------------------------------------------
+    def whole(self, now: float) -> dict[str, Any]:
+        """All of it, for somebody who begins to look."""
+        self._settle_shares()
+        return {
+            "sequence": self.sequence,
+            "at": round(now, 2),
+            "instances": [
+                self._instance(record, now)
+                for record in self._records.values()
+                if record.kind is EntityKind.INSTANCE and record.job is not None
+            ],
+            "entities": list(self._entity_rows().values()),
+            "nodes": list(self._node_rows(now).values()),
+            "jobs": list(self._jobs.values()),
+            "modules": list(self._modules.values()),
+            "curves": {job: curve.as_dict() for job, curve in self._curves.items()},
+            "events": list(self.incidents.events),
+            "faults": list(self.incidents.faults.values()),
+            "decisions": list(self.incidents.decisions),
+            "trouble": dict(self._trouble),
+        }
+
+    def delta(self, now: float) -> dict[str, Any] | None:
+        """What is different since the last delta; None: nothing. Lines replace those of the same name."""
+        self._settle_shares()
+        self._age(now)
+        changes, self._changes = self._changes, _Changes()
+        due = changes.figures
+        if len(self._records) >= LARGE:
+            due = {sid for sid in due if hash(sid) % TURNS == self._turn}
+            self._changes.figures = changes.figures - due
+            self._turn = (self._turn + 1) % TURNS
+        changes.instances |= due
+        instances = {}
+        for sid in changes.instances:
+            record = self._records.get(sid)
+            if record is not None and record.kind is EntityKind.INSTANCE and record.job is not None:
+                instances[sid] = self._instance(record, now)
+        found: dict[str, Any] = {}
+        known = self._told["instances"]
+        fresh = [row for sid, row in instances.items() if known.get(sid) != row]
+        gone = [sid for sid in changes.instances if sid in known and sid not in instances]
+        known.update(instances)
+        for sid in gone:
+            del known[sid]
+        self._put(found, "instances", fresh, gone)
+        for name, rows in (
+            ("nodes", self._node_rows(now)),
+            ("entities", self._entity_rows()),
+            ("jobs", self._jobs),
+            ("modules", self._modules),
+        ):
+            before, self._told[name] = self._told[name], dict(rows)
+            fresh = [row for key, row in rows.items() if before.get(key) != row]
+            self._put(found, name, fresh, [key for key in before if key not in rows])
+        if changes.moves or changes.uncounted:
+            found["moves"] = [[*move, count] for move, count in changes.moves.items()]
+            found["more_moves"] = changes.uncounted
+        for name, value in (
+            ("steps", changes.steps),
+            ("events", changes.events),
+            ("faults", list(changes.faults.values())),
+            ("decisions", list(changes.decisions.values())),
+        ):
+            if value:
+                found[name] = value
+        if self._trouble != self._told_trouble:
+            self._told_trouble = dict(self._trouble)
+            found["trouble"] = self._told_trouble
+        if not found:
+            return None
+        self.sequence += 1
+        return {"sequence": self.sequence, "at": round(now, 2), **found}
+
+    @staticmethod
+    def _put(found: dict[str, Any], name: str, fresh: list[Row], gone: Collection[str]) -> None:
+        if fresh:
+            found[name] = fresh
+        if gone:
+            found.setdefault("gone", {})[name] = list(gone)
+
+    # --- inside -------------------------------------------------------------------------------------------
+    def _instance(self, record: ServiceRecord, now: float) -> Row:
+        sid = record.sid
+        return instance_row(
+            record, self._heard.get(sid), self._entries.get(sid, {}), self._shares.get(sid), now
+        )
+
+    def _settle_shares(self) -> None:
+        """Of each stage's microbatches in the last steps, what each of its instances did."""
+        for job in self._stale:
+            counts: Counter[str] = Counter()
+            for step in self._steps.get(job, ()):
+                counts.update(step.shares)
+            totals: Counter[int | None] = Counter()
+            for sid, count in counts.items():
+                if sid in self._records:
+                    totals[self._records[sid].stage] += count
+            for sid, count in counts.items():
+                if sid in self._records and totals[self._records[sid].stage]:
+                    self._shares[sid] = count / totals[self._records[sid].stage]
+        self._stale.clear()
+
+    def _age(self, now: float) -> None:
+        """Those that fell silent get a line without figures; what nobody asks for is forgotten."""
+        if now - self._aged_at < FRESH_S / 3:
+            return
+        self._aged_at = now
+        known = self._told["instances"]
+        silent = [sid for sid, heard in self._heard.items() if now - heard.at > FRESH_S]
+        for sid in silent:
+            if "busy" in known.get(sid, ()):
+                self._changes.instances.add(sid)
+            if sid not in self._records:
+                del self._heard[sid]
+        self._nodes = {place: held for place, held in self._nodes.items() if now - held[0] <= FRESH_S}
+
+    def _entity_rows(self) -> dict[str, Row]:
+        return {
+            sid: entity_row(record)
+            for sid, record in self._records.items()
+            if record.kind is not EntityKind.INSTANCE
+        }
+
+    def _node_rows(self, now: float) -> dict[str, Row]:
+        fresh = {place: sample for place, (at, sample) in self._nodes.items() if now - at <= FRESH_S}
+        places = sorted(self._node_status.keys() | fresh.keys())
+        if not places:
+            return {}
+        counts = Counter(
+            (record.endpoint.cluster, record.endpoint.node)
+            for record in self._records.values()
+            if record.job is not None
+        )
+        return {
+            f"{place[0]} {place[1]}": node_row(
+                self._node_status.get(place),
+                place,
+                fresh.get(place),
+                self._cordons.get(place, ()),
+                counts[place],
+            )
+            for place in places
+        }

@@ -1,0 +1,141 @@
+"""The dashboard's HTTP: its files, one aggregated view, live events, log search, and the tap.
+
+Files need no token, for nothing of the mesh is in them; all the rest is checked by Type 3, and a stream again
+and again while it is open, so that a revoked token ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
+
+from bus.tap_scope import left_out
+from entities.gateway.context import Door
+from entities.gateway.dashboard.assets import HEADERS, INDEX, assets
+from entities.gateway.dashboard.logs import Search
+from entities.gateway.event_stream import STREAM, EventStream
+from entities.gateway.requests import Token, WantedInstance, WantedJob
+from schemas.errors import NotFound
+
+PATH = "/dashboard/"
+
+
+def dashboard(door: Door) -> APIRouter:
+    """The routes of the page and of what stands behind it."""
+    router = APIRouter()
+    _files(router)
+    _views(router, door)
+    _searches(router, door)
+    return router
+
+
+def _files(router: APIRouter) -> None:
+    @router.get("/", include_in_schema=False)
+    async def front() -> Response:
+        return RedirectResponse(PATH, 307)
+
+    @router.get("/dashboard", include_in_schema=False)
+    async def bare() -> Response:
+        return RedirectResponse(PATH, 307)
+
+    @router.get(f"{PATH}{{path:path}}", include_in_schema=False)
+    async def file(path: str, if_none_match: Annotated[str, Header(max_length=200)] = "") -> Response:
+        asset = assets().get(path or INDEX)
+        if asset is None:
+            raise NotFound(f"the dashboard has no file {path!r}; it begins at {PATH}")
+        headers = {**HEADERS, "ETag": asset.etag}
+        if asset.etag in if_none_match:
+            return Response(status_code=304, headers=headers)
+        return Response(asset.body, headers=headers, media_type=asset.media_type)
+
+
+def _views(router: APIRouter, door: Door) -> None:
+    desk = door.dashboard
+
+    @router.get("/v1/overview", tags=["dashboard"])
+    async def overview(token: Token) -> JSONResponse:
+        """All that a page needs, in one call: what `/v1/live` begins with."""
+        access = await desk.may_look(token)
+        whole = await desk.feed.whole()
+        return JSONResponse({"you": desk.you(access), **whole}, headers={"Cache-Control": "no-store"})
+
+    @router.get("/v1/live", response_class=EventStream, responses=STREAM, tags=["dashboard"])
+    async def live(request: Request, token: Token) -> EventStream:
+        """Server-sent events: `you`, `overview`, then `delta` at most four times a second.
+
+        A client that lags eight deltas behind gets an `overview` in their place.
+        """
+        access = await desk.may_look(token)
+        return await _streaming(door, request, token, desk.live(token, access))
+
+
+def _searches(router: APIRouter, door: Door) -> None:
+    desk = door.dashboard
+
+    @router.get("/v1/logs", tags=["dashboard"])
+    async def logs(
+        token: Token,
+        text: Annotated[str, Query(max_length=200, description="part of a line, in any case")] = "",
+        level: Annotated[
+            Literal["info", "warning", "error", "critical"], Query(description="at least")
+        ] = "info",
+        sid: WantedInstance = None,
+        job: WantedJob = None,
+        since_s: Annotated[float, Query(gt=0, le=86_400, description="seconds back from now")] = 900.0,
+        start: Annotated[int | None, Query(ge=1, description="from this sequence on, instead")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    ) -> JSONResponse:
+        """The latest log lines that fit, oldest first; `next` continues where this search ended."""
+        await desk.guard.check(token, "tap.read", "logs")
+        wanted = Search(
+            text=text,
+            level=level,
+            sid=sid,
+            job=job,
+            since=time.time() - since_s,
+            start=start,
+            limit=limit,
+        )
+        return JSONResponse(await desk.logs.search(wanted), headers={"Cache-Control": "no-store"})
+
+    @router.get("/v1/tap", response_class=EventStream, responses=STREAM, tags=["dashboard"])
+    async def tap(
+        request: Request,
+        token: Token,
+        subject: Annotated[
+            list[str] | None, Query(max_length=16, description="as `dmsc tap` takes it")
+        ] = None,
+        where: Annotated[list[str] | None, Query(max_length=16, description="field=value")] = None,
+        replies: Annotated[bool, Query(description="also the answers to requests")] = False,
+    ) -> EventStream:
+        """Server-sent events: `ready`, then `messages` in batches, decoded, secrets as `***`."""
+        scope = await desk.scopes.scope(token)
+        patterns = subject or ["signal.>"]
+        left_out(scope, patterns)
+
+        async def still() -> None:
+            await desk.still(token, "tap.read", "bus")
+
+        return await _streaming(
+            door, request, token, desk.taps.stream(patterns, where or [], replies, scope, still)
+        )
+
+
+async def _streaming(
+    door: Door, request: Request, token: str, frames: AsyncGenerator[bytes, None]
+) -> EventStream:
+    """Waits for the first frame, so that what goes wrong until then has a status of its own."""
+    first = await anext(frames)
+
+    async def all_of() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(frames):
+            yield first
+            async for frame in frames:
+                yield frame
+
+    return door.stream(request, token, all_of())

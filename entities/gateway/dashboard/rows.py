@@ -1,0 +1,245 @@
+"""One line of the view model each: what the mesh says of an instance, a node, a job, as a browser gets it.
+
+Pure. Figures are rounded to what can be seen, so that a value that merely trembles makes no new line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import exp, isfinite
+from typing import Any
+
+from schemas.cluster import Cordon, NodeStatus
+from schemas.data_plane import RouteEntry
+from schemas.door import JobSummary
+from schemas.fault import FaultRecord
+from schemas.module_status import ModuleStatus
+from schemas.policy import Action, AvoidInstance, ExpectFailures, MoveInstance, NoAction, SetWeights
+from schemas.registry import ServiceRecord
+from schemas.telemetry import InstanceSample, NodeSample
+
+Row = dict[str, Any]
+
+FRESH_S = 15.0
+"""An older sample says nothing about now."""
+RATE_S = 3.0
+"""Time constant over which the bytes of a link are made a rate."""
+
+
+@dataclass
+class LinkRate:
+    """Bytes a second of one link, smoothed; and the figures that its sender told last."""
+
+    per_s: float = 0.0
+    transfer_ms: float | None = None
+    loss: float = 0.0
+    trend: str = ""
+
+
+@dataclass
+class Heard:
+    """What an instance said last, and how busy its links are."""
+
+    at: float
+    sample: InstanceSample
+    links: dict[str, LinkRate] = field(default_factory=dict)
+
+    def take(self, sample: InstanceSample, at: float) -> None:
+        """One more sample; of another incarnation, and the links begin anew."""
+        if sample.incarnation != self.sample.incarnation:
+            self.links.clear()
+        faded = exp(-max(0.0, at - self.at) / RATE_S)
+        for rate in self.links.values():
+            rate.per_s *= faded
+        for link in sample.links:
+            rate = self.links.setdefault(link.peer, LinkRate())
+            rate.per_s += link.sent_bytes / RATE_S
+            if link.figures is not None:
+                rate.transfer_ms, rate.loss = link.figures.transfer_ms, link.figures.loss
+                rate.trend = link.figures.trend
+        self.at, self.sample = at, sample
+
+
+def significant(value: float | None, digits: int = 3) -> float | None:
+    """Rounded to so many significant digits; None where it is no finite number."""
+    return None if value is None or not isfinite(value) else float(f"{value:.{digits}g}")
+
+
+def rounded(value: float | None, digits: int = 2) -> float | None:
+    """Rounded to so many decimals; None where it is no finite number: JSON has no other word for it."""
+    return None if value is None or not isfinite(value) else round(value, digits)
+
+
+def instance_row(
+    record: ServiceRecord,
+    heard: Heard | None,
+    entries: Mapping[str, RouteEntry],
+    share: float | None,
+    now: float,
+) -> Row:
+    """`entries`: its line in the route tables, by the senders' cluster."""
+    told = heard is not None and now - heard.at <= FRESH_S and heard.sample.incarnation == record.incarnation
+    row: Row = {
+        "sid": record.sid,
+        "job": record.job,
+        "stage": record.stage,
+        "cluster": record.endpoint.cluster,
+        "node": record.endpoint.node,
+        "state": record.state.value,
+        "device": record.capability.device,
+        "share": rounded(share, 3),
+        "weight": _agreed({cluster: round(entry.weight, 3) for cluster, entry in entries.items()}),
+        "why": {cluster: entry.reason for cluster, entry in sorted(entries.items())},
+        "window": max((entry.window for entry in entries.values()), default=None),
+        "reason": record.reason,
+    }
+    if told and heard is not None:
+        sample = heard.sample
+        row |= {
+            "busy": rounded(sample.busy),
+            "queue": sample.queue,
+            "open": sample.in_flight,
+            "service_ms": significant(sample.service_ms or None),
+            "step": sample.step,
+            "links": [
+                [
+                    peer,
+                    significant(link.per_s, 2),
+                    significant(link.transfer_ms),
+                    rounded(link.loss, 3),
+                    link.trend,
+                ]
+                for peer, link in sorted(heard.links.items())
+                if link.per_s >= 1
+            ],
+        }
+        if sample.device is not None and sample.device.temperature_c is not None:
+            row["temperature_c"] = rounded(sample.device.temperature_c, 1)
+    return row
+
+
+def _agreed(values: Mapping[str, Any]) -> Any:
+    """One value where the routers agree; else each with its cluster, as text."""
+    different = list(dict.fromkeys(values.values()))
+    if len(different) <= 1:
+        return different[0] if different else None
+    return "; ".join(f"from {cluster}: {value}" for cluster, value in sorted(values.items()))
+
+
+def node_row(
+    status: NodeStatus | None,
+    place: tuple[str, str],
+    sample: NodeSample | None,
+    cordons: Iterable[Cordon],
+    instances: int,
+) -> Row:
+    """`place`: cluster and node. Slots are None of a node that sends samples and has not registered."""
+    standing = [cordon for cordon in cordons if not cordon.lifted]
+    return {
+        "cluster": place[0],
+        "node": place[1],
+        "slots": None if status is None else len(status.slots),
+        "taken": None if status is None else sum(slot.busy_with is not None for slot in status.slots),
+        "warm": None if status is None else status.warm,
+        "version": "" if status is None else status.version,
+        "cpu": None if sample is None else rounded(sample.cpu),
+        "memory": None if sample is None else _ratio(sample.memory_used_bytes, sample.memory_total_bytes),
+        "instances": instances,
+        "devices": [
+            {
+                "device": device.device,
+                "utilization": rounded(device.utilization),
+                "temperature_c": rounded(device.temperature_c, 1),
+                "power_w": rounded(device.power_w, 1),
+                "memory": _ratio(device.memory_used_bytes, device.memory_total_bytes),
+            }
+            for device in (sample.devices if sample else ())
+        ],
+        "cordons": [
+            {"slot": cordon.slot, "reason": cordon.reason, "by": cordon.by, "progress": cordon.progress}
+            for cordon in standing
+        ],
+    }
+
+
+def _ratio(used: int | None, total: int | None) -> float | None:
+    return None if used is None or not total else round(used / total, 2)
+
+
+def entity_row(record: ServiceRecord) -> Row:
+    return {
+        "sid": record.sid,
+        "kind": record.kind.value,
+        "cluster": record.endpoint.cluster,
+        "node": record.endpoint.node,
+        "state": record.state.value,
+        "reason": record.reason,
+    }
+
+
+def job_row(summary: JobSummary) -> Row:
+    return {
+        "job": summary.job,
+        "name": summary.name,
+        "state": summary.state,
+        "step": summary.step,
+        "steps": summary.steps,
+        "reason": summary.reason,
+        "alerts": [
+            {"kind": alert.kind.value, "subject": alert.subject, "text": alert.text}
+            for alert in summary.alerts
+        ],
+    }
+
+
+def fault_row(fault: FaultRecord) -> Row:
+    return {
+        "id": fault.id,
+        "state": fault.state.value,
+        "kind": fault.kind,
+        "job": fault.task.job,
+        "sid": fault.task.sid,
+        "stage": fault.task.stage,
+        "step": fault.task.step,
+        "reporter": fault.reporter,
+        "verdict": fault.verdict,
+        "reason": fault.reason,
+        "action": fault.action,
+        "attempts": fault.attempts,
+        "limit": fault.limit,
+        "opened_at": round(fault.opened_at, 3),
+        "changed_at": round(fault.changed_at, 3),
+    }
+
+
+def module_row(status: ModuleStatus) -> Row:
+    fields = {
+        "module",
+        "version",
+        "state",
+        "alive",
+        "suggestions",
+        "adopted",
+        "declined",
+        "strikes",
+        "reason",
+    }
+    return status.model_dump(mode="json", include=fields)
+
+
+def describe(action: Action) -> str:
+    """What a module would have the mesh do, in words."""
+    match action:
+        case SetWeights(stage=stage, weights=weights):
+            shown = ", ".join(f"{sid} {weight:.2f}" for sid, weight in sorted(weights.items())[:8])
+            more = f" and {len(weights) - 8} more" if len(weights) > 8 else ""
+            return f"weights of stage {stage}: {shown}{more}"
+        case AvoidInstance(sid=sid):
+            return f"avoid {sid}"
+        case MoveInstance(sid=sid, stage=stage):
+            return f"move {sid} to stage {stage}"
+        case ExpectFailures(between_s=between_s):
+            return f"expect a failure every {between_s:.0f} s"
+        case NoAction(note=note):
+            return note or "no wish"

@@ -1,0 +1,103 @@
+/** The queue: every job, how far it is, and its end with a question first. */
+
+import { ask } from "./door.js";
+import { code, empty, h, keyed, say, setState, text } from "./dom.js";
+import { quantity } from "./format.js";
+import { ENDED } from "./store.js";
+
+export class JobsView {
+  constructor(store) {
+    this.store = store;
+    this.body = h("tbody", {});
+    this.note = h("p.line-note", { role: "status", hidden: true });
+    this.none = h("div", { hidden: true }, empty("No job has been submitted", h("span", {}, "Start one: ", code("dmsc train examples/stdlib-gpt.yaml"), ", or ", code("POST /v1/jobs"))));
+    this.table = h("div.scroll", { tabIndex: 0, role: "group", "aria-label": "Jobs" }, h("table.stack", {},
+      h("thead", {}, h("tr", {}, ["Job", "State", "Progress", "Loss", "Tokens/s", "What it says", "Actions"].map((name, index) =>
+        h(index === 3 || index === 4 ? "th.num" : "th", { scope: "col" }, name)))), this.body));
+    this.element = h("section.panel", { "aria-labelledby": "jobs-title" },
+      h("header", {}, h("h2", { id: "jobs-title" }, "Jobs"), (this.count = h("span.end", {}))), this.note, this.table, this.none, this.makeDialog());
+  }
+
+  makeDialog() {
+    this.question = h("p", {});
+    this.dialog = h("dialog", { "aria-labelledby": "cancel-title" },
+      h("h2", { id: "cancel-title" }, "Cancel this job?"), this.question,
+      h("div.actions", {},
+        h("button", { type: "button", click: () => this.dialog.close() }, "Keep it running"),
+        h("button.danger", { type: "button", id: "confirm-cancel", click: () => this.cancel() }, "Cancel the job")));
+    return this.dialog;
+  }
+
+  update(topics) {
+    if (!["all", "jobs", "steps", "you"].some((topic) => topics.has(topic))) return;
+    const jobs = [...this.store.jobs.values()].reverse();
+    const going = jobs.filter((job) => !ENDED.has(job.state));
+    const waiting = going.filter((job) => job.state === "queued").length;
+    text(this.count, `${going.length - waiting} at work, ${waiting} waiting, ${jobs.length - going.length} ended`);
+    this.none.hidden = jobs.length > 0;
+    this.table.hidden = jobs.length === 0;
+    const order = [...going, ...jobs.filter((job) => ENDED.has(job.state))];
+    keyed(this.body, order, (job) => job.job, (job) => this.make(job), (line, job) => this.show(line, job));
+  }
+
+  make(job) {
+    const parts = {
+      state: h("span.state", {}), bar: h("i", {}), progress: h("span", {}), loss: h("td.num", { "data-name": "loss" }), rate: h("td.num", { "data-name": "tokens/s" }),
+      reason: h("span", {}),
+      cancel: h("button.small.danger", { type: "button", click: () => this.confirm(job.job) }, "Cancel"),
+      watch: h("button.small", { type: "button", click: () => {
+        this.store.job = job.job;
+        this.store.tell(new Set(["job", "jobs"]));
+        location.hash = "#/mesh";
+      } }, "Watch"),
+    };
+    const line = h("tr", {},
+      h("td.full", {}, job.name, h("span.sub.mono", {}, job.job)),
+      h("td", {}, parts.state),
+      h("td", {}, h("span.meter", {}, h("span.track", { "aria-hidden": "true" }, parts.bar), parts.progress)),
+      parts.loss, parts.rate, h("td.full", {}, parts.reason),
+      h("td", {}, parts.watch, " ", parts.cancel));
+    return Object.assign(line, { parts });
+  }
+
+  show({ parts }, job) {
+    const last = this.store.curves.get(job.job)?.points.at(-1);
+    const done = Math.max(job.step, last ? last[0] + 1 : 0);
+    setState(parts.state, job.state);
+    parts.bar.style.transform = `scaleX(${job.steps ? done / job.steps : 0})`;
+    text(parts.progress, `${done}/${job.steps}`);
+    text(parts.loss, last ? last[2]?.toFixed(4) : "–");
+    text(parts.rate, last && !ENDED.has(job.state) ? quantity(last[3]) : "–");
+    text(parts.reason, [...job.alerts.map((alert) => `alert: ${alert.text}`), job.reason].filter(Boolean).join("; "));
+    const mayNot = this.store.you.role === "viewer";
+    parts.cancel.hidden = ENDED.has(job.state);
+    parts.cancel.disabled = mayNot;
+    parts.cancel.title = mayNot ? "A viewer may not cancel jobs: ask the job's owner, or an operator" : `Cancel ${job.job}`;
+    parts.cancel.setAttribute("aria-label", mayNot ? `Cancel ${job.job}: a viewer may not` : `Cancel ${job.job}`);
+  }
+
+  confirm(job) {
+    this.asked = job;
+    text(this.question, `${job} ends now, and its instances with it. Its checkpoints stay; a new job can go on from them.`);
+    this.dialog.showModal();
+    this.dialog.querySelector("button").focus();
+  }
+
+  async cancel() {
+    this.dialog.close();
+    const job = this.asked;
+    try {
+      await ask(`/v1/jobs/${encodeURIComponent(job)}/cancel?reason=${encodeURIComponent("cancelled in the dashboard")}`, { method: "POST" });
+      this.tell(`${job} is cancelled`, false);
+    } catch (error) {
+      this.tell(`${job} was not cancelled: ${error.message}`, true);
+    }
+  }
+
+  tell(line, bad) {
+    this.note.hidden = false;
+    this.note.classList.toggle("bad", bad);
+    text(this.note, line);
+    say(line);
+  }
+}

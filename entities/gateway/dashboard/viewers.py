@@ -1,0 +1,62 @@
+"""Frames for many viewers: each made once, queued by reference, bounded per viewer. Pure asyncio, no bus.
+
+Overflow rule: a viewer that lags `QUEUED` frames behind loses all of them and gets the whole picture instead,
+as soon as it reads again. Nobody ever waits for a viewer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+QUEUED = 8
+"""Frames that may wait for one viewer: two seconds' worth."""
+
+
+class Viewer:
+    """One connected browser."""
+
+    def __init__(self, whole: Callable[[], bytes]) -> None:
+        self._whole = whole
+        self._frames: deque[bytes] = deque()
+        self._behind = True  # begins with the whole picture
+        self._news = asyncio.Event()
+        self._news.set()
+        self.overflows = 0
+
+    def offer(self, frame: bytes) -> None:
+        if self._behind:
+            return  # it gets everything anyway
+        if len(self._frames) >= QUEUED:
+            self._frames.clear()
+            self._behind = True
+            self.overflows += 1
+        else:
+            self._frames.append(frame)
+        self._news.set()
+
+    async def next(self, timeout_s: float) -> bytes | None:
+        """The next frame, or None after `timeout_s` without one."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return None
+        if self._behind:
+            self._behind = False
+            self._frames.clear()
+            self._news.clear()
+            return self._whole()
+        frame = self._frames.popleft()
+        if not self._frames:
+            self._news.clear()
+        return frame
+
+
+def sse(event: str, data: Any, sequence: int | None = None) -> bytes:
+    """One server-sent event; `data` becomes JSON in one line."""
+    head = "" if sequence is None else f"id: {sequence}\n"
+    return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

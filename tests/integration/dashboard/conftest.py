@@ -1,0 +1,133 @@
+"""One mesh with a running job, and one Chromium, for all tests of the page."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from dmsc.client import Client
+from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATIENCE_MS = 30_000
+VIEWER = "a-viewer's-token"
+
+
+@dataclass
+class Site:
+    """The mesh, its door, and the job that runs."""
+
+    mesh: Mesh
+    url: str
+    token: str
+    job: str
+
+    @property
+    def client(self) -> Client:
+        return self.mesh.client
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    sync = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright: dmsc[dev]")
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip(f"the page's tests need a Chromium on the PATH: one of {', '.join(NAMES)}")
+    with sync.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """After `browser`: without one, nothing is started in vain."""
+    state = tmp_path_factory.mktemp("dashboard") / "state"
+    state.mkdir()
+    digest = hashlib.sha256(VIEWER.encode()).hexdigest()
+    (state / "tokens.yaml").write_text(f"users:\n  - {{name: vera, role: viewer, token_sha256: {digest}}}\n")
+    mesh = start_mesh(state, "--slots", "4")
+    try:
+        spec = tiny_job(
+            "seen",
+            model={
+                "factory": "workers.models.padded:padded_gpt",
+                "args": {"layers": 2, "width": 32, "heads": 2, "context": 32, "pad_ms": 6},
+            },
+            training={"steps": 100_000},
+            parallel={"stages": 2, "replicas": 2},
+        )
+        job = mesh.client.submit(spec).job
+        for event in mesh.client.events(job):
+            if event.result is not None:
+                break
+        door = next(one.endpoint.address for one in mesh.client.mesh().services if one.sid == "gateway-a")
+        yield Site(mesh, door, (state / "token").read_text().strip(), job)
+    finally:
+        stop_mesh(mesh)
+
+
+@dataclass
+class Watched:
+    """What a page did beside what it showed."""
+
+    errors: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+    addresses: list[str] = field(default_factory=list)
+
+
+Open = Callable[..., "Page"]
+
+
+@pytest.fixture
+def open_page(browser: Browser, site: Site) -> Iterator[Open]:
+    """`page = open_page(view="jobs", width=360, token=VIEWER, dark=True)`; checked when the test ends."""
+    watched = Watched()
+    contexts = []
+    doors: set[str] = set()
+
+    def opened(
+        view: str = "mesh",
+        *,
+        width: int = 1280,
+        token: str | None = None,
+        dark: bool = False,
+        door: str = "",
+    ) -> Page:
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: watched.errors.append(str(error)))
+        page.on("console", lambda line: watched.errors.append(line.text) if line.type == "error" else None)
+        page.on("request", lambda request: watched.hosts.add(urlsplit(request.url).netloc))
+        page.on("request", lambda request: watched.addresses.append(request.url))
+        doors.add(urlsplit(door or site.url).netloc)
+        page.goto(f"{door or site.url}/dashboard/#token={token or site.token}")
+        page.wait_for_selector("#link-state .s-live")
+        if view != "mesh":
+            page.click(f"nav a[href='#/{view}']")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert watched.hosts <= doors, "the page asked somebody else"
+    assert not [url for url in watched.addresses if site.token in url.partition("#")[0]]
+    provoked = ("403", "net::ERR_")  # a refusal that a test asked for, a connection that it cut
+    assert [error for error in watched.errors if not any(one in error for one in provoked)] == []
