@@ -39,6 +39,8 @@ _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.G
 """Whoever makes the streams can have them republish anything: the control plane, and nobody else."""
 _HISTORIANS = _PROVISIONING | {K.CLIENT, K.FUNCTIONAL_MODULE}
 """Who reads streams; instances and agents listen to what comes."""
+_WINDOWS = frozenset({K.GATEWAY})
+"""Who shows users what their role may see: dashboard, logs, the tap in a browser; each after Type 3."""
 _OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR, K.INSTANCE})
 
 
@@ -92,6 +94,8 @@ def of_identity(identity: Identity) -> Permissions:
         lists.subscribe.add(DISCONNECTED)
     if identity.kind is K.FUNCTIONAL_MODULE:  # what it said before, to go on from there
         _read_stream(lists, subjects.SUGGESTION, subjects.SUGGESTION.wildcard(module=identity.module))
+    if identity.kind in _WINDOWS:
+        _show(lists)
     if identity.kind in _PROVISIONING:
         _provision(lists)
     if identity.kind in _OBJECT_USERS:
@@ -135,6 +139,14 @@ def _everything(lists: _Lists) -> None:
         _read_stored(lists, row, row.wildcard())
     lists.publish.add(f"{API}.STREAM.INFO.*")
     lists.publish.update(f"{API}.{call}" for call in ("INFO", "STREAM.NAMES", "STREAM.LIST"))
+
+
+def _show(lists: _Lists) -> None:
+    """All that is said, as it comes and from the streams; no bucket, and nobody's inbox."""
+    for row in SUBJECTS:
+        if row.bucket is None:
+            lists.subscribe.add(row.wildcard())
+            _read_stored(lists, row, row.wildcard())
 
 
 # --- rows --------------------------------------------------------------------------------------------------

@@ -103,10 +103,11 @@ ACCESS = _row(
 USER_COMMAND = _row(
     "user command", "access.users.{gateway}", access.UserCommand, MG, AAM,
     REQUEST, "users and their tokens: add, list, token, revoke, remove", reply=access.UserAnswer,
+    names=Names.SENDER,
 )  # fmt: skip
 EXPLAIN_ACCESS = _row(
     "explain access", "access.explain.{gateway}", access.ExplainAccess, MG, AAM,
-    REQUEST, "which rule lets whom do what", reply=access.AccessExplanation,
+    REQUEST, "which rule lets whom do what", reply=access.AccessExplanation, names=Names.SENDER,
 )  # fmt: skip
 USER_RECORD = _row(
     "user record", "{name}", access.UserRecord, AAM, AAM, KV, "the users that have tokens which expire",
@@ -171,7 +172,7 @@ TERMINATION = _row(
 )  # fmt: skip
 ROUTE_TABLE = _row(
     "route table", "{job}.{cluster}.{stage}", data_plane.RouteTable, SR, MI + MG, KV,
-    "weighted next hops of one stage for the senders of one cluster", bucket="routes", names=Names.BOTH,
+    "weighted next hops of one stage for the senders of one cluster", bucket="routes", names=Names.SENDER,
 )  # fmt: skip
 
 LEADERSHIP = _row(
