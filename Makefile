@@ -10,6 +10,10 @@ CANDIDATES := python3.11 python3.12 python3.13 python3 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
+# Some environments forbid Python to keep what it compiled: a mesh is many processes, and each would compile all
+# of our modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv/bin
 JOB ?= examples/stdlib-gpt.yaml
 ARGS ?=
@@ -80,6 +84,10 @@ bench-bus: setup ## typed messages against raw nats-py
 .PHONY: bench-training
 bench-training: setup ## steps against torch's pipeline and DDP
 	@$(VENV)/python benchmarks/training.py $(ARGS)
+
+.PHONY: bench-step-cost
+bench-step-cost: setup ## CPU milliseconds, page faults and wake-ups per training step, by process
+	@$(VENV)/python benchmarks/step_cost.py $(ARGS)
 
 .PHONY: bench-readiness
 bench-readiness: setup ## waiting times of a mesh and of a job, memory of the control plane

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from bus import subjects
 from bus.connection import Bus
@@ -33,6 +35,7 @@ from schemas.signals import Registration, RegistrationLease
 from schemas.task_graph import TaskUnit, UnitKind
 
 HERE = Path(__file__).parent
+STAND_IN_TORCH = HERE / "stand_in_torch"
 WAIT_S = 20.0
 
 
@@ -141,8 +144,17 @@ class Mesh:
         self.smo = smo
 
     @asynccontextmanager
-    async def agent(self, cluster: str, **settings: Any) -> AsyncIterator[ClusterAgent]:
+    async def agent(
+        self, cluster: str, *, real_torch: bool = False, **settings: Any
+    ) -> AsyncIterator[ClusterAgent]:
         """An agent in this process; its node is called `n`."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", python_path(stand_in_torch=not real_torch))
+            async with self._agent(cluster, settings) as agent:
+                yield agent
+
+    @asynccontextmanager
+    async def _agent(self, cluster: str, settings: dict[str, Any]) -> AsyncIterator[ClusterAgent]:
         config = ClusterConfig(
             cluster=cluster,
             node="n",
@@ -172,6 +184,13 @@ class Mesh:
     def log(self, order: InstanceStart) -> str:
         path = self.folder / "logs" / f"{order.unit.sid}.log"
         return path.read_text() if path.exists() else ""
+
+
+def python_path(*, stand_in_torch: bool) -> str:
+    """`PYTHONPATH` as given, and behind it the stand-in for torch, or not."""
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    kept = [path for path in given if path != str(STAND_IN_TORCH)]
+    return os.pathsep.join([*kept, str(STAND_IN_TORCH)] if stand_in_torch else kept)
 
 
 def job_name() -> str:

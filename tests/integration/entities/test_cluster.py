@@ -42,6 +42,7 @@ from schemas.task_graph import ModelTopology, TopologyReleased
 from schemas.telemetry import NodeSample
 from tests.integration.entities.cluster_mesh import (
     HERE,
+    STAND_IN_TORCH,
     Mesh,
     StandInOrchestrator,
     StandInRegistry,
@@ -79,7 +80,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(mesh: Mesh) -> AsyncIterator[str]:
     """The SID of an agent that many tests share; each of them leaves its slots free."""
-    async with mesh.agent("a", sample_every_s=0.2):
+    async with mesh.agent("a", real_torch=True, sample_every_s=0.2):
         yield "a-n"
 
 
@@ -309,7 +310,7 @@ async def test_the_real_analysis_worker_answers_through_the_agent(mesh: Mesh, tm
         training=TrainingSpec(steps=1, microbatches=2),
     )
     bad = good.model_copy(update={"model": ModelSpec(factory="no_such_module:model")})
-    async with mesh.agent("real", worker_package="workers"):
+    async with mesh.agent("real", real_torch=True, worker_package="workers"):
         await mesh.smo.ask("real-n", subjects.ANALYSE, Analyse(job="real-good", spec=good))
         await mesh.smo.ask("real-n", subjects.ANALYSE, Analyse(job="real-bad", spec=bad))
         topology = await mesh.smo.heard.first(ModelTopology, lambda t: t.job == "real-good")
@@ -375,7 +376,11 @@ async def test_nothing_survives_the_agents_process(mesh: Mesh, tmp_path: Path, n
         mesh.url,
         cluster,
         str(mesh.folder / "logs"),
-        env={**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": str(HERE.parents[2])},
+        env={
+            **os.environ,
+            "TMPDIR": str(scratch),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(STAND_IN_TORCH)]),
+        },
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:

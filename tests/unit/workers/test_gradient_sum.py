@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import GradientRefused
-from workers.gradient_sum import GradientSum
+from workers.gradient_sum import FRACTION_BITS, GradientSum
 
 SHAPES = [(70, 1000), (13,), (0,), (3, 5, 7)]
 COUNT = 4
@@ -111,6 +111,28 @@ def test_unused_parameters_add_zero() -> None:
     total.add(0, gradients(0))
     total.add(1, [None] * len(SHAPES))
     assert torch.equal(total.copy_for_reduce(), summed([0]))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_first_microbatch_of_a_step_leaves_nothing_of_the_step_before(exact: bool) -> None:
+    """It is written over what is there, also where it has no gradient."""
+    total = GradientSum(parameters(), exact=exact, microbatches=COUNT)
+    total.add(3, [tensor * 7 for tensor in gradients(3)])
+    total.clear()
+    total.add(0, [gradients(0)[0], *[None] * (len(SHAPES) - 1)])
+    fresh = GradientSum(parameters(), exact=exact, microbatches=COUNT)
+    fresh.add(0, [gradients(0)[0], *[torch.zeros(shape) for shape in SHAPES[1:]]])
+    assert torch.equal(total.copy_for_reduce(), fresh.copy_for_reduce())
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_the_mean_has_the_bits_of_the_quotient(count: int) -> None:
+    """Also where M is a power of two and it is a product."""
+    total = GradientSum(parameters(), exact=True, microbatches=count)
+    total.add(1, gradients(1))
+    expected = total.total.double().div(2.0**FRACTION_BITS * count).float()
+    found = torch.cat([part.reshape(-1) for part in total.to_gradients(total.copy_for_reduce())])
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("exact", [True, False])
