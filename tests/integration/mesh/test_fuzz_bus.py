@@ -23,7 +23,7 @@ SEED = 11
 
 @pytest.mark.timeout(240)
 async def test_no_service_dies_and_every_rejection_is_counted(mesh: Mesh) -> None:
-    spec = tiny_job(parallel={"stages": 2, "replicas": 1}, training={"steps": 2})
+    spec = tiny_job(parallel={"stages": 2, "replicas": 1}, training={"steps": 4})
     record, seen = await run_tapped(mesh, spec)
     seeds: dict[Subject, list[bytes]] = {}
     for tapped in seen:
