@@ -24,6 +24,7 @@ from schemas.job import ENDED, JobEvent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 log = get_logger("tracer")
 
@@ -146,7 +147,7 @@ class TracerService:
             await asyncio.to_thread(self._export.close)
 
 
-def _otlp() -> object:
+def _otlp() -> SpanExporter:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
