@@ -5,7 +5,7 @@
 A whole mesh (`dmsc up`'s processes) runs a small job, which a tap watches; its messages, real ones, are what
 `fuzz_messages.py` makes its own of: replays, duplicates, bits turned over, other types and extremes in every
 place, pieces cut off, noise, deep and huge things. They go to every subject, with the names of all that is
-there and of the job that has ended. Every 200 the mesh is given time to answer.
+there and of the job that has ended. Every 500 the mesh is given time to answer.
 
 Told at the end: messages sent by kind; of those that its schema refuses, that each request was answered with
 a refusal and that each row somebody listens to was buried at least as often (dead letters); that every
@@ -47,7 +47,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadMessage
 from schemas.job import JobSpec, JobState
 
-CHUNK = 200
+CHUNK = 500
 ANSWER_S = 60.0
 PER_ROW = 40
 """Real messages of a row that are kept."""
