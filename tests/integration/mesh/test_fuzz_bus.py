@@ -58,7 +58,7 @@ async def test_no_service_dies_and_every_rejection_is_counted(mesh: Mesh) -> Non
     found = report(storm.found, seeds, (before, alive, alive), same=True, took_s=0.0)
     assert found["ok"], f"seed {SEED}: {found}"
     assert len(found["kinds"]) == 13
-    assert found["rows with real messages"] > 40
+    assert found["rows with real messages"] > 25
     assert found["rows that bury"] > 30
     done = await asyncio.to_thread(lambda: mesh.client.wait(mesh.client.submit(spec).job))
     assert done.state is JobState.DONE, done.reason
