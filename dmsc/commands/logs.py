@@ -31,6 +31,10 @@ def logs(
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
     ] = None,
+    correlation: Annotated[
+        str | None,
+        typer.Option("--correlation", metavar="ID", help="Only lines of what one request began, see `tap`."),
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="WHEN", help="From then on: 30s, 5m, 2h, 1d ago, or an ISO time."),
@@ -68,7 +72,8 @@ def logs(
 
     def wanted(line: LogLine) -> bool:
         loud = line.level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
-        return loud and (job is None or line.job == job) and bool(pattern.search(text_of(line)))
+        about = (job is None or line.job == job) and correlation in (None, line.correlation)
+        return loud and about and bool(pattern.search(text_of(line)))
 
     run_async(_logs(address, sid, wanted, after, follow, last, json))
 

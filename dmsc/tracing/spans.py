@@ -10,7 +10,7 @@ Ids are hashes of what a span is, so that two tracers, or one that was started a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bus.correlation import trace_id
@@ -170,7 +170,7 @@ class JobTrace:
 
     # --- what all have ------------------------------------------------------------------------------------
     def _span(
-        self, name: str, parent: str, start: float, end: float, attributes: dict[str, Value], id: str = ""
+        self, name: str, parent: str, start: float, end: float, attributes: Mapping[str, Value], id: str = ""
     ) -> Span:
         return Span(
             name=name,
@@ -179,7 +179,7 @@ class JobTrace:
             parent=parent,
             start=min(start, end),
             end=end,
-            attributes=self._about() | attributes,
+            attributes={**self._about(), **attributes},
         )
 
     def _about(self) -> dict[str, Value]:

@@ -56,6 +56,7 @@ class Tracer:
         async with aclosing(self._bus.history(subjects.JOB_EVENT, follow=True)) as events:
             if ready is not None:
                 ready.set()
+            log.info("tracer ready", every_steps=self._config.every_steps)
             async for recorded in events:
                 event = recorded.message
                 assert isinstance(event, JobEvent)

@@ -65,7 +65,7 @@ async def run_tapped(mesh: Mesh, job: object) -> tuple[JobRecord, list[Tapped]]:
         async def keep() -> None:
             async for tapped in tap:
                 seen.append(tapped)
-                if tapped.row is subjects.FORGET_TOPOLOGY and tapped.answers is not None:
+                if tapped.row is subjects.FORGET_TOPOLOGY and tapped.answers:
                     ended.set()
 
         keeper = asyncio.create_task(keep())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -254,6 +255,11 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
         for alert in (warm, late):
             assert alert.text.split()[0] in standing
         assert slow.sid in standing
+        begun = (await asyncio.to_thread(mesh.client.job, run.job)).correlation
+        said = await dmsc("logs", "--correlation", begun, "--json", "--state", str(mesh.state))
+        lines = [json.loads(line) for line in said.splitlines()]
+        assert {line["correlation"] for line in lines} == {begun}
+        assert {"orchestrator", slow.sid} <= {line["sid"] for line in lines}
         kinds = {
             labels["kind"]: value
             for labels, value in told["dmsc_job_alerts_total"]

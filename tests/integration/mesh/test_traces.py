@@ -82,9 +82,14 @@ async def test_a_jobs_spans_arrive_as_one_tree_below_its_callers(
         "OTEL_BSP_SCHEDULE_DELAY": "100",
     }
     tracer = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dmsc", "run", "tracer", "--metrics-port", "off", env=environment
-    )
+        sys.executable, "-m", "dmsc", "run", "tracer", "--metrics-port", "off", env=environment,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert tracer.stderr is not None
     try:
+        async with asyncio.timeout(LIMIT_S):
+            while "tracer ready" not in (await tracer.stderr.readline()).decode():
+                assert tracer.returncode is None
         job = await submitted(mesh)
         record = await asyncio.to_thread(mesh.client.wait, job)
         assert record.state is JobState.DONE
