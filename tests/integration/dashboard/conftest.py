@@ -40,7 +40,7 @@ class Site:
         return self.mesh.client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its loop runs in this thread until it ends: no asyncio test beside it
 def browser() -> Iterator[Browser]:
     sync = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright: dmsc[dev]")
     path = next(filter(None, map(shutil.which, NAMES)), None)
@@ -52,7 +52,7 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """After `browser`: without one, nothing is started in vain."""
     state = tmp_path_factory.mktemp("dashboard") / "state"

@@ -61,7 +61,8 @@ function across(stages, clusters, cells, most, width) {
       if (!cell) continue;
       const used = dense ? Math.ceil(cell.rows.length / perRow) * tile : cell.rows.length * (CARD + CARD_GAP) - CARD_GAP;
       const top = y + LABEL + (content - used) / 2;
-      Object.assign(cell, { x, y: top, width: column, height: used });
+      const broad = dense ? Math.min(perRow, cell.rows.length) * tile : column;
+      Object.assign(cell, { x, y: top, width: broad, height: used });
       place(cell, boxes, dense, tile, perRow, column);
     }
     y += height + 10;
