@@ -35,7 +35,7 @@ class Guard:
         self.asked = 0
 
     def user_of(self, token: str) -> str | None:
-        """Whose token it was when it was last let in, for limits; says nothing of what it may do now."""
+        """Whose token it was when it was last asked about, for limits; says nothing of what it may do."""
         return self._users.get(token_digest(token))
 
     async def check(self, token: str, action: str, resource: str) -> AccessDecision:
@@ -52,12 +52,13 @@ class Guard:
             return known[1]
         self._known.pop(key, None)
         decision = await self._ask(key, token)
+        if decision.user:
+            self._users[key[0]] = decision.user
+            self._users.move_to_end(key[0])
+            while len(self._users) > self._config.remembered:
+                self._users.popitem(last=False)
         if not decision.allow:
             raise Refused(decision.reason, user=decision.user)
-        self._users[key[0]] = decision.user
-        self._users.move_to_end(key[0])
-        while len(self._users) > self._config.remembered:
-            self._users.popitem(last=False)
         if decision.valid_s > 0:
             self._known[key] = (time.monotonic() + decision.valid_s, decision)
             while len(self._known) > self._config.remembered:
