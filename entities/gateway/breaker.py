@@ -88,7 +88,7 @@ class Breaker:
 
 
 class RetryBudget:
-    """Repetitions: `ratio` of the calls and `per_s` a second in the long run, `reserve` at once (as Finagle's).
+    """Repetitions: `ratio` of the calls and `per_s` a second in the long run, `reserve` at once (so Finagle).
 
     What is refused now may be asked for again later: a call that waits is repeated less often, not never.
     """
