@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request, Response
@@ -53,7 +53,7 @@ class Door:
         """A JSON body, up to the door's limit."""
         return await read_body(keyed.request, self.config.max_job_bytes)
 
-    def stream(self, request: Request, token: str, pieces: AsyncIterator[bytes]) -> EventStream:
+    def stream(self, request: Request, token: str, pieces: AsyncGenerator[bytes, None]) -> EventStream:
         """An event stream for a bearer who was let in: whoever it was until now, it counts for the user.
 
         Raises `RateLimited` or `Overloaded`.
