@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -301,6 +301,10 @@ async def fire(url: str, paths: Sequence[str], tokens: Sequence[str], rate: floa
     return outcome
 
 
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
 def percentile(values: Sequence[float], part: float) -> float:
     if not values:
         return float("nan")
@@ -352,10 +356,10 @@ async def load(options: argparse.Namespace, parts: Parts, mix: list[str], stream
     took = time.perf_counter() - began
     used = (sum(parts.gateway.cpu_times()[:2]) - cpu) / took
     latencies = outcome.of(200)
-    print(f"load: {options.rate:g} requests/s and {streams.open} streams at 1 event/s, {took:.0f} s")
-    print(f"  requests   {outcome.counts}; {spread(latencies)}; bar: p99 ≤ {BAR_MS:g} ms")
-    print(f"  events     {len(streams.delays) / took:.0f}/s delivered; {spread(streams.delays)}")
-    print(f"  gateway    {100 * used:.0f} % of a core, {parts.gateway.memory_info().rss / 2**20:.0f} MiB")
+    say(f"load: {options.rate:g} requests/s and {streams.open} streams at 1 event/s, {took:.0f} s")
+    say(f"  requests   {outcome.counts}; {spread(latencies)}; bar: p99 ≤ {BAR_MS:g} ms")
+    say(f"  events     {len(streams.delays) / took:.0f}/s delivered; {spread(streams.delays)}")
+    say(f"  gateway    {100 * used:.0f} % of a core, {parts.gateway.memory_info().rss / 2**20:.0f} MiB")
     return {
         "requests": outcome.counts,
         "request_p50_ms": 1e3 * percentile(latencies, 0.5),
@@ -382,12 +386,10 @@ async def overload(options: argparse.Namespace, parts: Parts, mix: list[str]) ->
     recovered = time.perf_counter() - began
     # Nobody, from one address: what a flood of bad tokens costs.
     flood = await fire(parts.url, mix, ["nobody"], 400, 3.0)
-    print(f"overload: {rate:g} requests/s for 5 s")
-    print(f"  answered   {hit.counts}; 200: {spread(hit.of(200))}; refused: {spread(refused)}")
-    print(
-        f"  afterwards p99 ≤ {BAR_MS:g} ms, none refused at {options.rate / 2:g}/s: within {recovered:.1f} s"
-    )
-    print(f"  400/s with an unknown token: {flood.counts}; 429: {spread(flood.of(429))}")
+    say(f"overload: {rate:g} requests/s for 5 s")
+    say(f"  answered   {hit.counts}; 200: {spread(hit.of(200))}; refused: {spread(refused)}")
+    say(f"  afterwards p99 ≤ {BAR_MS:g} ms, none refused at {options.rate / 2:g}/s: within {recovered:.1f} s")
+    say(f"  400/s with an unknown token: {flood.counts}; 429: {spread(flood.of(429))}")
     return {
         "overload": hit.counts,
         "overload_refused_p99_ms": 1e3 * percentile(refused, 0.99),
@@ -433,9 +435,9 @@ async def slow(parts: Parts, job: str) -> dict[str, Any]:
                         lagged += 1
                         break
         writer.close()
-    print("slow: 50 clients that read nothing while one job tells 60 MB")
-    print(f"  told       {told:.0f} events/s; requests meanwhile and after: {spread(probe.of(200))}")
-    print(f"  gateway    {grown:+.0f} MiB; {lagged} of 50 were told `lagged` once they read")
+    say("slow: 50 clients that read nothing while one job tells 60 MB")
+    say(f"  told       {told:.0f} events/s; requests meanwhile and after: {spread(probe.of(200))}")
+    say(f"  gateway    {grown:+.0f} MiB; {lagged} of 50 were told `lagged` once they read")
     return {"slow_told_per_s": told, "slow_grown_mib": grown, "slow_lagged": lagged}
 
 
@@ -443,10 +445,12 @@ def cores_of() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-async def bench(options: argparse.Namespace) -> dict[str, Any]:
+async def bench(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="dmsc-bench-") as name:
         async with running(Path(name), cores_of()) as parts:
-            return await measure(options, parts)
+            found = await measure(options, parts)
+    if options.json:
+        print(json.dumps(found))
 
 
 def main() -> None:
@@ -467,12 +471,11 @@ def main() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(until_terminated(role(options.bus, options.folder)))
         return
-    found = asyncio.run(bench(options))
-    if options.json:
-        print(json.dumps(found))
+    asyncio.run(until_terminated(bench(options)))
 
 
-async def until_terminated(work: Any) -> None:
+async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
+    """A bench that is ended from outside ends its parts, too."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):

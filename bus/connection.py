@@ -210,7 +210,7 @@ class Bus:
 
         The service runs the handler once per id (`serve` remembers), unless it was itself restarted in
         between; handlers of commands are idempotent for that reason. `may_repeat` is asked before each
-        repetition (a budget); without its leave the first question is waited for.
+        repetition (a budget); without its leave the answer is waited for a while longer.
 
         Raises:
             DmscError: whatever the service raised.

@@ -75,7 +75,7 @@ class Backends:
                 message,
                 deadline_s=deadline_s,
                 cause=cause or request_cause.get(),
-                may_repeat=self._budget.spend,
+                may_repeat=lambda: self._budget.spend(time.monotonic()),
                 **tokens,
             )
 

@@ -88,12 +88,17 @@ class Breaker:
 
 
 class RetryBudget:
-    """Repetitions, at most `ratio` of the calls in the long run, and `reserve` at once."""
+    """Repetitions: `ratio` of the calls and `per_s` a second in the long run, `reserve` at once (so Finagle).
 
-    def __init__(self, ratio: float = 0.2, reserve: float = 20.0) -> None:
+    What is refused now may be asked for again later: a call that waits is repeated less often, not never.
+    """
+
+    def __init__(self, ratio: float = 0.2, per_s: float = 10.0, reserve: float = 20.0) -> None:
         self._ratio = ratio
+        self._per_s = per_s
         self._reserve = reserve
         self._level = reserve
+        self._at: float | None = None
         self.repeated = 0
         self.refused = 0
 
@@ -101,8 +106,10 @@ class RetryBudget:
         """A call was made."""
         self._level = min(self._reserve, self._level + self._ratio)
 
-    def spend(self) -> bool:
-        """Whether a call may be repeated once more."""
+    def spend(self, now: float) -> bool:
+        """Whether a call may be repeated once more at `now` (monotonic seconds)."""
+        gained = 0.0 if self._at is None else max(0.0, now - self._at) * self._per_s
+        self._level, self._at = min(self._reserve, self._level + gained), now
         if self._level < 1.0:
             self.refused += 1
             return False

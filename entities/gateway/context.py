@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request, Response
@@ -55,7 +55,7 @@ class Door:
         """A JSON body, up to the door's limit."""
         return await read_body(keyed.request, self.config.max_job_bytes)
 
-    def stream(self, request: Request, token: str, pieces: AsyncIterator[bytes]) -> EventStream:
+    def stream(self, request: Request, token: str, pieces: AsyncGenerator[bytes, None]) -> EventStream:
         """An event stream for a bearer who was let in: whoever it was until now, it counts for the user. It
         ends when the token does.
 
@@ -63,7 +63,7 @@ class Door:
         """
         facts: Facts = request.scope["dmsc"]
         facts.identity = f"user {self.guard.user_of(token)}"
-        access = self.guard.last_yes(token)
+        access = self.guard.bearer(token)
         if access is not None:
             pieces = self.guard.while_valid(access, pieces)
         return EventStream(facts, self.hub, pieces)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 from bus.connection import Bus
@@ -154,7 +154,7 @@ class EventHub:
         render: Render,
         start: int,
         has_ended: Callable[[], bool] = lambda: False,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Pieces of an event stream from sequence `start` on; ends behind a last record, or as told in it.
 
         `has_ended`: whether nothing more will come even if no record says so.
@@ -181,12 +181,13 @@ class EventHub:
                     return
             if whole and limit is not None:
                 position = max(position, limit - 1)
-        async for piece in self._live(key, feed, position, has_ended):
-            yield piece
+        async with contextlib.aclosing(self._live(key, feed, position, has_ended)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def _live(
         self, key: tuple[Any, ...], feed: Feed, position: int, has_ended: Callable[[], bool]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         feed.followers += 1
         number = feed.number_behind(position)
         try:

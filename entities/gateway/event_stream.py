@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -38,7 +38,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, facts: Facts, hub: EventHub, pieces: AsyncIterator[bytes], status_code: int = 200
+        self, facts: Facts, hub: EventHub, pieces: AsyncGenerator[bytes, None], status_code: int = 200
     ) -> None:
         super().__init__(status_code=status_code)
         self._facts = facts
@@ -62,7 +62,7 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        async with aclosing(self._pieces) as pieces:  # type: ignore[type-var]
+        async with aclosing(self._pieces) as pieces:
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from bus import subjects
@@ -39,7 +39,7 @@ class Guard:
         self._gateway = gateway
         self._config = config or GuardConfig()
         self._known: OrderedDict[tuple[str, str, str], tuple[float, AccessDecision]] = OrderedDict()
-        self._yeses: OrderedDict[str, AccessDecision] = OrderedDict()
+        self._bearers: OrderedDict[str, AccessDecision] = OrderedDict()
         self._asking: dict[tuple[str, str, str], asyncio.Future[AccessDecision]] = {}
         self._revoked: dict[str, Revocation] = {}  # by its key in the bucket
         self._news = asyncio.Event()  # replaced at each revocation
@@ -63,13 +63,14 @@ class Guard:
             self._revoked.pop(change.key, None)
 
     def user_of(self, token: str) -> str | None:
-        """Whose token it was when it was last let in, for limits; says nothing of what it may do now."""
-        decision = self.last_yes(token)
+        """Whose token it was when it was last asked about, for limits; says nothing of what it may do."""
+        decision = self.bearer(token)
         return None if decision is None else decision.user
 
-    def last_yes(self, token: str) -> AccessDecision | None:
-        """The last decision that let this token in, whatever for; `void` says whether it still counts."""
-        return self._yeses.get(token_digest(token))
+    def bearer(self, token: str) -> AccessDecision | None:
+        """The last decision about this token, whatever for, a yes before a no: `void` says whether the token
+        itself still counts."""
+        return self._bearers.get(token_digest(token))
 
     def void(self, decision: AccessDecision) -> str:
         """Why a yes counts no more; empty while it does."""
@@ -86,8 +87,8 @@ class Guard:
         return f"this token of {decision.user} was revoked by {revocation.by}{why}; ask for a new one"
 
     async def while_valid(
-        self, decision: AccessDecision, chunks: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
+        self, decision: AccessDecision, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
         """What comes, until it ends or the decision is void: for streams that outlive a request."""
         coming: asyncio.Task[bytes] | None = None
         try:
@@ -111,9 +112,7 @@ class Guard:
             if coming is not None:
                 coming.cancel()
                 await asyncio.gather(coming, return_exceptions=True)
-            close = getattr(chunks, "aclose", None)
-            if close is not None:
-                await close()
+            await chunks.aclose()
 
     async def check(self, token: str, action: str, resource: str) -> AccessDecision:
         """The decision that allows it.
@@ -131,14 +130,16 @@ class Guard:
                 return known[1]
         self._known.pop(key, None)
         decision = await self._ask(key, token)
+        if decision.user:
+            if decision.allow or key[0] not in self._bearers:
+                self._bearers[key[0]] = decision
+            self._bearers.move_to_end(key[0])
+            while len(self._bearers) > self._config.remembered:
+                self._bearers.popitem(last=False)
         if not decision.allow:
             raise Refused(decision.reason, user=decision.user)
         if why := self.void(decision):  # the authorizer that answered had not heard of it yet
             raise Refused(why, user="")
-        self._yeses[key[0]] = decision
-        self._yeses.move_to_end(key[0])
-        while len(self._yeses) > self._config.remembered:
-            self._yeses.popitem(last=False)
         if decision.valid_s > 0:
             self._known[key] = (time.monotonic() + decision.valid_s, decision)
             while len(self._known) > self._config.remembered:

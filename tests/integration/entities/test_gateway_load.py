@@ -224,7 +224,7 @@ async def test_one_identity_meets_its_limit_and_others_do_not(
     slowly = Rate(per_s=0.01, burst=5)
     gateway = await gateways.begin("east", rate=slowly, unknown_rate=Rate(per_s=0.01, burst=4))
     url = f"{gateway.url}/v1/jobs"
-    statuses = [(await http.get(url, headers=bearer("ruth"))) for _ in range(8)]
+    statuses = [await http.get(url, headers=bearer("ruth")) for _ in range(8)]
     # The first counts for the address: who she is was not known yet.
     assert [one.status_code for one in statuses] == [200] * 6 + [429] * 2
     assert statuses[1].headers["ratelimit-limit"] == "5"

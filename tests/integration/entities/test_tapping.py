@@ -179,7 +179,7 @@ async def test_a_viewer_taps_what_a_viewer_may(
     address = BusAddress(servers=(own_server.url,))
 
     async def ask() -> None:
-        await bus.request(subjects.DOOR, DoorRequest(token="vera", action="job.list"), action="job_list")
+        await bus.request(subjects.DOOR, DoorRequest(token="vera", action="mesh.read"), action="mesh_read")
 
     def rows(seen: Seen) -> set[str]:
         return {tapped.row.name for tapped in seen.messages if tapped.row is not None}
@@ -193,8 +193,8 @@ async def test_a_viewer_taps_what_a_viewer_may(
         await operator.until(lambda: "door" in rows(operator))
         await say_until(bus, lambda: len(viewer.messages) > len(operator.messages) - 5)
     assert not {"access", "door"} & rows(viewer)
-    assert {"log", "query"} <= rows(viewer)
-    assert {"access", "door", "query"} <= rows(operator)
+    assert {"log", "mesh query"} <= rows(viewer)
+    assert {"access", "door", "mesh query"} <= rows(operator)
     assert "left out for viewer vera: access, " in capsys.readouterr().err
     for wanted, whose, error, text in (
         (Wanted(patterns=("signal.access.*",)), "vera", Refused, "viewer vera may not tap 'signal.access."),

@@ -129,13 +129,15 @@ def test_a_probe_whose_asker_left_lets_another_through() -> None:
     assert breaker.admit(1.0) is None
 
 
-def test_repetitions_are_a_part_of_the_calls() -> None:
-    budget = RetryBudget(ratio=0.125, reserve=2)
-    assert [budget.spend() for _ in range(3)] == [True, True, False]
+def test_repetitions_are_a_part_of_the_calls_and_some_a_second() -> None:
+    budget = RetryBudget(ratio=0.125, per_s=2, reserve=2)
+    assert [budget.spend(0.0) for _ in range(3)] == [True, True, False]
     for _ in range(8):
         budget.earn()
-    assert [budget.spend() for _ in range(2)] == [True, False]
-    assert (budget.repeated, budget.refused) == (3, 2)
+    assert [budget.spend(0.0) for _ in range(2)] == [True, False]
+    assert [budget.spend(0.5) for _ in range(2)] == [True, False]
+    assert [budget.spend(60.0) for _ in range(3)] == [True, True, False]
+    assert (budget.repeated, budget.refused) == (6, 4)
 
 
 def test_one_long_turn_is_no_overload_and_a_queue_that_stays_is() -> None:
