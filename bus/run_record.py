@@ -2,8 +2,8 @@
 
 Everything that functional modules take in, what they suggested, what was decided, what became of it: each row
 of the table that a stream keeps; log lines, dead letters and the audit excepted. Rows that name a job are
-read for that job; those that concern the whole mesh (signals, node samples) for the time that it ran. How long
-the streams keep it stands in `bus.stream_specs`.
+read for that job; those that concern the whole mesh (signals, node samples) for the time that it ran. How
+long the streams keep it stands in `bus.stream_specs`.
 """
 
 from __future__ import annotations
