@@ -184,12 +184,13 @@ class UserDesk:
         return UserAnswer(note=f"{command.name} is no user any more")
 
     async def _evict(self, command: UserCommand, actor: User) -> None:
-        """What the tokens opened before is closed, too; what is revoked stays so, whether this works or not."""
+        """What the tokens opened before is closed, too. Revoked they are, whether this works or not."""
         ended = await self._throw_out(command.name)
         if ended:
             await self._audit.act(
                 "eviction", user=actor.name, role=actor.role, action=f"user.{command.op}",
-                resource=command.name, reason=f"{ended} connections to the bus ended", gateway=command.gateway,
+                resource=command.name, reason=f"{ended} connections to the bus ended",
+                gateway=command.gateway,
             )  # fmt: skip
 
     # --- parts ---------------------------------------------------------------------------------------------
