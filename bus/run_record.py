@@ -1,7 +1,7 @@
 """A run's record: what the streams hold of one job, from all of them, in the order of the server's clock.
 
-Everything that functional modules take in, what they suggested, what was decided, what became of it: each
-row of the table that a stream keeps, log lines, dead letters and the audit excepted. Rows that name a job are
+Everything that functional modules take in, what they suggested, what was decided, what became of it: each row
+of the table that a stream keeps; log lines, dead letters and the audit excepted. Rows that name a job are
 read for that job; those that concern the whole mesh (signals, node samples) for the time that it ran. How
 long the streams keep it stands in `bus.stream_specs`.
 """

@@ -15,6 +15,7 @@ Exit code 1: something has to be mended.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import subprocess
 import sys
@@ -76,9 +77,7 @@ def main() -> int:
 
 def code_is_clean() -> bool:
     """bandit's findings, less the exceptions."""
-    try:
-        import bandit  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("bandit") is None:
         print("code: bandit is not installed (pip install '.[audit]'): NOT CHECKED")
         return True
     done = subprocess.run(

@@ -278,4 +278,7 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
         highlight=False,
         markup=False,
     )
+    if mesh.servers[0].startswith("tls://"):
+        ca = f"DMSC_CA_FILE=ca.pem, a copy of '{folder.path}/tls/ca.pem', elsewhere"
+        console.print(f"trust   {ca}", highlight=False, markup=False)
     console.print(f"stop    {f'dmsc down{here}' if detached else 'Ctrl-C'}", highlight=False, markup=False)

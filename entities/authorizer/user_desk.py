@@ -23,16 +23,17 @@ from schemas.base import is_token
 from schemas.errors import BadInput, Conflict, DmscError, NotFound
 from schemas.signals import Role
 
-ThrowOut = Callable[[str], Awaitable[object]]
-"""Ends the bus connections of a user."""
+ThrowOut = Callable[[str], Awaitable[int]]
+"""Ends the bus connections of a user; how many there were."""
 
 ATTEMPTS = 5
 REMEMBERED_TOKENS = 32
 """Tokens listed per user; older ones stay valid until they expire, and go with a revocation of the user."""
 
 
-async def nobody_to_throw_out(name: str) -> None:
+async def nobody_to_throw_out(name: str) -> int:
     """Where users have no connections to the bus of their own."""
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,7 @@ class UserDesk:
             await self._note(actor, command)
             await self._write(self._revocation("user", command.name, command, actor), self._config.most_s)
             note = f"all tokens that {command.name} had open nothing any more"
-        await self._throw_out(command.name)
+        await self._evict(command, actor)
         return UserAnswer(
             users=tuple(user for user in await self._list() if user.name == command.name), note=note
         )
@@ -179,8 +180,18 @@ class UserDesk:
         await self._write(self._revocation("user", command.name, command, actor), self._config.most_s)
         await self._records.delete(name=command.name)
         self._directory.forget(command.name)
-        await self._throw_out(command.name)
+        await self._evict(command, actor)
         return UserAnswer(note=f"{command.name} is no user any more")
+
+    async def _evict(self, command: UserCommand, actor: User) -> None:
+        """What the tokens opened before is closed, too. Revoked they are, whether this works or not."""
+        ended = await self._throw_out(command.name)
+        if ended:
+            await self._audit.act(
+                "eviction", user=actor.name, role=actor.role, action=f"user.{command.op}",
+                resource=command.name, reason=f"{ended} connections to the bus ended",
+                gateway=command.gateway,
+            )  # fmt: skip
 
     # --- parts ---------------------------------------------------------------------------------------------
     def _claims(self, command: UserCommand, actor: User) -> Claims:

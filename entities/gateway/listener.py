@@ -93,7 +93,7 @@ async def serving(
         config.load()
     except (OSError, ssl.SSLError) as error:
         assert tls is not None
-        why = getattr(error, "strerror", None) or "not a certificate and its key"
+        why = "not a certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
         raise BadInput(f"HTTPS: {tls[0]}, {tls[1]}: {why}; see `dmsc cert`") from None
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="http")

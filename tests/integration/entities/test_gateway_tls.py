@@ -44,9 +44,13 @@ async def test_the_ca_decides_whether_a_gateway_is_believed(
     assert "olga" not in caught.value.text
 
 
-async def test_a_wrong_certificate_is_one_line(dial: Dial, start: Start, tmp_path: Path) -> None:
+async def test_a_wrong_certificate_is_one_line(
+    dial: Dial, authorizer: Authorizer, smo: object, tmp_path: Path
+) -> None:
     wrong = tmp_path / "server.pem"
     wrong.write_text("no certificate")
     config = GatewayConfig(cluster="a", http_port=0, tls=(wrong, wrong))
-    with pytest.raises(BadInput, match=r"HTTPS: .*server\.pem.*see `dmsc cert`"):
-        await start(Gateway(await dial("gateway-a", EntityKind.GATEWAY), config))
+    with pytest.raises(
+        BadInput, match=r"HTTPS: .*server\.pem: not a certificate and its key; see `dmsc cert`"
+    ):
+        await Gateway(await dial("gateway-a", EntityKind.GATEWAY), config).run()

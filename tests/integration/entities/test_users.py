@@ -111,6 +111,24 @@ async def test_a_user_is_added_gets_in_is_revoked_and_is_out_at_every_gateway(
     assert (await guards[0].check(fresh, "mesh.read", "mesh")).user == "nina", "a new token counts"
 
 
+async def test_a_revoked_users_connections_are_ended_and_that_is_recorded(
+    dial: Dial, start: Start, registry: ServiceRegistry, folder: Path, bus: Bus
+) -> None:
+    thrown_out: list[str] = []
+
+    async def throw_out(name: str) -> int:
+        thrown_out.append(name)
+        return 2
+
+    service = Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config(folder), throw_out)
+    await start(service)
+    await add(bus, "nina", "viewer")
+    await command(bus, "root", "revoke", "nina")
+    assert thrown_out == ["nina"]
+    last = (await entries(bus))[-1].record
+    assert (last.kind, last.resource, last.reason) == ("eviction", "nina", "2 connections to the bus ended")
+
+
 async def test_a_stream_ends_with_the_token_that_opened_it(authorizer: Authorizer, bus: Bus) -> None:
     token = await add(bus, "nina", "viewer")
     guard = Guard(bus, "gateway-east")
