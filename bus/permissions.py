@@ -17,6 +17,7 @@ Two things of NATS are designed around here:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from bus import rendezvous, streams, subjects
 from bus.identity import ANY, Identity, inbox_of
@@ -26,6 +27,8 @@ from schemas.envelope import EntityKind as K
 from schemas.signals import Role
 
 API = "$JS.API"
+REMEMBERED = 4_096
+"""Identities that may all come back at once."""
 ANSWER_S = 300.0
 """How long after a request its answer may be sent. Commands are repeated meanwhile, which begins anew."""
 
@@ -75,6 +78,7 @@ class _Lists:
         return Permissions(_least(self.publish), _least(self.subscribe), self.answers)
 
 
+@lru_cache(maxsize=REMEMBERED)
 def of_identity(identity: Identity) -> Permissions:
     """For an entity, an instance, a functional module, or a tool of the mesh's owner."""
     lists = _Lists()

@@ -187,9 +187,9 @@ class StateFolder:
         from bus.guard_keys import GuardKeys
         from bus.identity import is_root
 
-        for name, make in (("token", lambda: secrets.token_urlsafe(24)), ("bus_token", new_root)):
+        for name, text in (("token", secrets.token_urlsafe(24)), ("bus_token", new_root())):
             if _read_secret(self.path / name) is None:
-                write_private(self.path / name, f"{make()}\n")
+                write_private(self.path / name, f"{text}\n")
         root = self.bus_token() or ""
         if is_root(root) and not self.guard_file.exists():
             write_private(self.guard_file, GuardKeys.generate(root).text())
