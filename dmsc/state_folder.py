@@ -72,6 +72,13 @@ class StateFolder:
     def guard_file(self) -> Path:
         return self.path / "guard.json"
 
+    def _guards(self, root: str) -> bool:
+        """Whether the keys go with this root; a new one makes new keys."""
+        from bus.credentials import root_public
+        from bus.guard_keys import GuardKeys
+
+        return GuardKeys.read(self.guard_file).root == root_public(root)
+
     def guard_keys(self) -> GuardKeys | None:
         """The authorizer's keys; None where the bus has a plain token instead."""
         from bus.guard_keys import GuardKeys
@@ -191,7 +198,7 @@ class StateFolder:
             if _read_secret(self.path / name) is None:
                 write_private(self.path / name, f"{text}\n")
         root = self.bus_token() or ""
-        if is_root(root) and not self.guard_file.exists():
+        if is_root(root) and not (self.guard_file.exists() and self._guards(root)):
             write_private(self.guard_file, GuardKeys.generate(root).text())
         token = self.token() or ""
         digest = hashlib.sha256(token.encode()).hexdigest()
