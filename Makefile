@@ -81,6 +81,10 @@ bench: ## all four below with their defaults (their options differ: ARGS goes to
 bench-bus: setup ## typed messages against raw nats-py
 	@$(VENV)/python benchmarks/bus_cost.py $(ARGS)
 
+.PHONY: bench-doors
+bench-doors: setup ## connecting and asking through the guarded bus, beside a plain token
+	@$(VENV)/python benchmarks/doors.py $(ARGS)
+
 .PHONY: bench-training
 bench-training: setup ## steps against torch's pipeline and DDP
 	@$(VENV)/python benchmarks/training.py $(ARGS)

@@ -133,8 +133,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 for pid, what in known.items():
                     total[what] += used(pid) - before[pid]
                 for pid, earlier in threads_before.items():
-                    for key, value in threads_ms(pid).items():
-                        threads[key[1]] += value - earlier.get(key, 0.0)
+                    for key, moment in threads_ms(pid).items():
+                        threads[key[1]] += moment - earlier.get(key, 0.0)
                 ended = event.at
         record = client.job(job)
     if not ended:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,7 +199,7 @@ def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Chec
     return Checked(before, int(expires))
 
 
-def _read(claims: dict[str, Any], now: float) -> tuple[Identity, float]:
+def _read(claims: Mapping[str, Any], now: float) -> tuple[Identity, float]:
     issued, until = claims.get("iat"), claims.get("exp")
     if claims.get("type") != TYPE or not isinstance(issued, int) or not isinstance(until, int):
         raise Refused("its credential is not one of identity")

@@ -17,6 +17,7 @@ Two things of NATS are designed around here:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from bus import rendezvous, streams, subjects
 from bus.identity import ANY, Identity, inbox_of
@@ -26,11 +27,18 @@ from schemas.envelope import EntityKind as K
 from schemas.signals import Role
 
 API = "$JS.API"
+REMEMBERED = 4_096
+"""Identities that may all come back at once."""
 ANSWER_S = 300.0
 """How long after a request its answer may be sent. Commands are repeated meanwhile, which begins anew."""
 
-PRIVATE = (subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY)
-"""Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own store."""
+PRIVATE = (
+    *(subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY, subjects.KEPT_ANSWER),
+    *(subjects.USER_COMMAND, subjects.EXPLAIN_ACCESS, subjects.USER_RECORD, subjects.REVOCATION),
+    *(subjects.AUDIT, subjects.START_INSTANCE, subjects.LINK_SECRET),
+)
+"""Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own store; who
+has which tokens, the audit; and whatever carries a secret, which a tap hides and a NATS client would not."""
 
 _OWN_NAME = ("sid", "agent", "gateway")
 _ON_BEHALF = (subjects.REGISTRATION, subjects.STATE_CHANGE)
@@ -77,6 +85,7 @@ class _Lists:
         return Permissions(_least(self.publish), _least(self.subscribe), self.answers)
 
 
+@lru_cache(maxsize=REMEMBERED)
 def of_identity(identity: Identity) -> Permissions:
     """For an entity, an instance, a functional module, or a tool of the mesh's owner."""
     lists = _Lists()

@@ -75,6 +75,13 @@ class StateFolder:
     def guard_file(self) -> Path:
         return self.path / "guard.json"
 
+    def _guards(self, root: str) -> bool:
+        """Whether the keys go with this root; a new one makes new keys."""
+        from bus.credentials import root_public
+        from bus.guard_keys import GuardKeys
+
+        return GuardKeys.read(self.guard_file).root == root_public(root)
+
     def guard_keys(self) -> GuardKeys | None:
         """The authorizer's keys; None where the bus has a plain token instead."""
         from bus.guard_keys import GuardKeys
@@ -199,11 +206,11 @@ class StateFolder:
         from bus.identity import is_root
 
         _write_new_key(self.path / "user_key")
-        for name, fresh in (("token", secrets.token_urlsafe(24)), ("bus_token", new_root())):
+        for name, text in (("token", secrets.token_urlsafe(24)), ("bus_token", new_root())):
             if _read_secret(self.path / name) is None:
-                write_private(self.path / name, f"{fresh}\n")
+                write_private(self.path / name, f"{text}\n")
         root = self.bus_token() or ""
-        if is_root(root) and not self.guard_file.exists():
+        if is_root(root) and not (self.guard_file.exists() and self._guards(root)):
             write_private(self.guard_file, GuardKeys.generate(root).text())
         token = self.token() or ""
         digest = hashlib.sha256(token.encode()).hexdigest()

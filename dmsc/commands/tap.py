@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -83,6 +84,7 @@ def tap(
     from dmsc.interrupts import interrupts
     from dmsc.settings import find_bus
     from dmsc.tap_printing import Printer
+    from dmsc.tap_role import given_token
 
     wanted = tapping.Wanted(
         patterns=tuple(pattern or [">"]),
@@ -101,6 +103,8 @@ def tap(
         tapping.read(read, wanted, printer)
         return
     address = find_bus(bus, bus_token, state)
+    if address.token is None:  # a user's own token is shown to the bus as well, which goes by its role
+        address = replace(address, token=given_token(token))
     door = tapping.Door(gateway, token, state)
 
     async def listen() -> None:

@@ -1,27 +1,15 @@
 """What the bearer of a token may tap (draft §3 AAM): asked at the door, decided by the AAM's table of roles.
 
-The bus itself knows one token, and whoever holds it can listen to everything: docs/tapping.md.
+It tells a tap that shows a mesh's own credential; one that shows a user's token is held to the same by the
+bus's server (`bus.permissions.of_role`): docs/tapping.md.
 """
 
 from __future__ import annotations
 
-from bus import subjects
+from bus.permissions import PRIVATE
 from entities.gateway.guard import Guard
 from schemas.door import TapScope
 from schemas.errors import Refused
-
-PRIVATE = (
-    *(subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY),
-    *(
-        subjects.USER_COMMAND,
-        subjects.EXPLAIN_ACCESS,
-        subjects.USER_RECORD,
-        subjects.REVOCATION,
-        subjects.AUDIT,
-    ),
-)
-"""Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own store; who
-has which tokens, and the audit."""
 
 
 class TapDesk:

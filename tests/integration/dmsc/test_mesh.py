@@ -108,7 +108,7 @@ def test_each_process_tells_its_metrics_and_the_gateways_know_where(mesh_folder:
 
 
 def test_secrets_are_private_and_on_no_command_line(mesh_folder: Path) -> None:
-    for name in ("token", "bus_token", "tokens.yaml"):
+    for name in ("token", "bus_token", "guard.json", "tokens.yaml"):
         path = mesh_folder / ".dmsc" / name
         assert path.stat().st_mode & 0o077 == 0
     for name in ("token", "bus_token"):
@@ -239,9 +239,19 @@ def test_another_node_joins_and_leaves(mesh_folder: Path) -> None:
         return [node["node"] for node in status["nodes"]]
 
     mesh = read(mesh_folder)
-    token = (mesh_folder / ".dmsc" / "bus_token").read_text().strip()
+    elsewhere = mesh_folder / "elsewhere"
+    elsewhere.mkdir()
+    credential = elsewhere / "b.cred"
+    made = dmsc(
+        "credential", "agent", "--cluster", "b", "--expires", "1h", "-o", str(credential), cwd=mesh_folder
+    )
+    assert made.returncode == 0, made.stderr
+    assert credential.stat().st_mode & 0o077 == 0
+    other = dmsc("join", mesh.servers[0], "--cluster", "a", "--credential", str(credential), cwd=elsewhere)
+    assert (other.returncode, len(other.stderr.splitlines())) == (2, 1)
+    assert "the credential for the bus is that of cluster join-b, and this is a-" in other.stderr
     arguments = ("join", mesh.servers[0], "--cluster", "b", "--node", "extra", "--slots", "1")
-    with running(*arguments, cwd=mesh_folder, DMSC_BUS_TOKEN=token) as node:
+    with running(*arguments, "--credential", str(credential), cwd=elsewhere) as node:
         wait_for(lambda: "extra" in nodes(), 60, lambda: node.output)
         node.interrupt()
         assert node.wait() == 0

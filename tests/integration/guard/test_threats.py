@@ -204,7 +204,26 @@ async def test_a_chain_can_not_be_made_longer_or_wider(mesh: Guarded) -> None:
             delegate(agent.text, who)
         forged = forge(agent, who.claims())
         await shut(mesh, forged.text, "may not give a credential")
-    await shut(mesh, forge(made, instance("j-s1-r0").claims()).text, "too long")
+    forged = forge(made, instance("j-s1-r0").claims())
+    await shut(mesh, forged.text, "instance j-s0-r0 may not give a credential")
+    await shut(mesh, forge(forged, instance("j-s2-r0").claims()).text, "too long")
+
+
+async def test_leave_to_join_is_for_the_agents_of_its_cluster(mesh: Guarded) -> None:
+    leave = issue(mesh.root, Identity(name="join-a", kind=K.CLUSTER, cluster="a", node="*"))
+    agent = delegate(leave, AGENT) or ""
+    async with wire(mesh.url, delegate(agent, instance()) or "", "j-s0-r0", K.INSTANCE) as connection:
+        assert await connection.denied(publish=[f"{V}.registry.heartbeat.j-s0-r0"]) == set()
+    for who in (
+        Identity(name="b-n", kind=K.CLUSTER, cluster="b", node="n"),
+        Identity(name="orchestrator", kind=K.CLUSTER, cluster="a", node="n"),
+        instance(),
+        GATEWAY,
+        SMO,
+    ):
+        with pytest.raises(Refused, match="may not give a credential"):
+            delegate(leave, who)
+        await shut(mesh, forge(Credential.parse(leave), who.claims()).text, "may not give a credential")
 
 
 def forge(giver: Credential, who: dict[str, str]) -> Credential:
