@@ -22,7 +22,7 @@ import json
 import re
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         threads_before: dict[int, dict[tuple[int, str], float]] = {}
         began = ended = 0.0
         total: defaultdict[str, Used] = defaultdict(Used)
-        threads: Counter[str] = Counter()
+        threads: defaultdict[str, float] = defaultdict(float)
         for event in client.events(job):
             if event.kind != "step" or event.result is None:
                 continue
@@ -151,7 +151,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             }
             for what, one in sorted(total.items(), key=lambda item: -item[1].user_ms)
         },
-        "threads_ms": {what: value / count for what, value in threads.most_common() if value / count > 0.05},
+        "threads_ms": {
+            what: value / count for what, value in sorted(threads.items()) if value / count > 0.05
+        },
     }
 
 

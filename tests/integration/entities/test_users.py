@@ -96,7 +96,7 @@ async def test_a_user_is_added_gets_in_is_revoked_and_is_out_at_every_gateway(
 ) -> None:
     token = await add(bus, "nina", "operator")
     guards = [Guard(await dial(f"gateway-{name}", EntityKind.GATEWAY), f"gateway-{name}") for name in "ab"]
-    async with guards[0].following(bus), guards[1].following():
+    async with guards[0].following(bus), guards[1].following(bus):
         for guard in guards:
             assert (await guard.check(token, "mesh.read", "mesh")).user == "nina"
         answer = await command(bus, "root", "revoke", "nina", reason="laptop lost")
