@@ -109,6 +109,8 @@ def of_identity(identity: Identity) -> Permissions:
         _provision(lists)
     if identity.kind in _OBJECT_USERS:
         _use_objects(lists, raw=identity.kind is not K.INSTANCE)
+    if identity.kind is K.AUTHORIZER:  # the chain's end, through the leader
+        lists.publish.add(f"{API}.STREAM.MSG.GET.{subjects.AUDIT.stream}")
     if identity.kind is K.INSTANCE:
         _meet(lists, identity.job)
     if identity.kind is K.CLIENT:

@@ -101,6 +101,8 @@ class Doorkeeper:
         if module is not None:
             permissions = permissions.with_(of_identity(module))
         expires = int(now + USER_CONNECTION_S)
+        if user.expires_at is not None:  # with the token, so does the connection
+            expires = min(expires, int(user.expires_at))
         return user.role, Grant(connection_of(user.name), permissions, expires)
 
     def _refused(self, caller: Caller, error: Refused) -> None:
