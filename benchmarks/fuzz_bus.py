@@ -43,6 +43,7 @@ from dmsc.composition import node_name
 from dmsc.layout import MeshOptions
 from dmsc.mesh import RunningMesh, running_mesh
 from dmsc.settings import find_bus
+from dmsc.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage
 from schemas.job import JobSpec, JobState
@@ -223,8 +224,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 "version": ["1"],
                 "slot": ["0"],
             }  # fmt: skip
-            user, _, password = str(address.token or "").partition(":")
-            raw = await nats.connect(address.servers[0], user=user, password=password, pending_size=64 << 20)
+            administrator = StateFolder(state).token()  # the one user who may publish anywhere
+            raw = await nats.connect(address.servers[0], token=administrator, pending_size=64 << 20)
             storm = Storm(raw, Fuzzer(arguments.seed, seeds), names)
             await storm.listen()
             first = memory(running)
@@ -237,7 +238,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             last = memory(running)
             await raw.close()
             async with Bus.connect(
-                address.servers, name="fuzz-broom", kind=EntityKind.CLIENT, token=address.token
+                address.servers, name="fuzz-broom", kind=EntityKind.CLIENT, token=administrator
             ) as bus:
                 await sweep(bus, names)
             _, after = await trained(client)

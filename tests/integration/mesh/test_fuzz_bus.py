@@ -16,6 +16,7 @@ from dmsc.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.job import JobState
 from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.test_bad_messages import administrator
 from tests.integration.mesh.test_causes import run_tapped
 
 MESSAGES = 2_000
@@ -41,8 +42,7 @@ async def test_no_service_dies_and_every_rejection_is_counted(mesh: Mesh) -> Non
     file = StateFolder(mesh.state).mesh()
     assert file is not None
     before = dict.fromkeys(file.children.values(), 0)
-    user, _, password = (mesh.bus_token or "").partition(":")
-    raw = await nats.connect(mesh.servers[0], user=user, password=password, pending_size=64 << 20)
+    raw = await nats.connect(mesh.servers[0], token=administrator(mesh), pending_size=64 << 20)
     storm = Storm(raw, Fuzzer(SEED, seeds), names)
     try:
         await storm.listen()
@@ -51,7 +51,7 @@ async def test_no_service_dies_and_every_rejection_is_counted(mesh: Mesh) -> Non
     finally:
         await raw.close()
         async with Bus.connect(
-            mesh.servers, name="broom", kind=EntityKind.CLIENT, token=mesh.bus_token
+            mesh.servers, name="broom", kind=EntityKind.CLIENT, token=administrator(mesh)
         ) as bus:
             await sweep(bus, names)
     alive = {pid: 0 for pid in before if psutil.pid_exists(pid)}

@@ -29,6 +29,7 @@ from schemas.job import JobEvent
 from schemas.registry import ServiceRecord
 from schemas.telemetry import DeviceDetail, DeviceSample, InstanceSample
 from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.test_bad_messages import administrator
 
 LIMIT_S = 60.0
 HOT_C = 92.0
@@ -159,7 +160,7 @@ async def watched(mesh: Mesh, folder: Path) -> AsyncIterator[Watched]:
     record = await asyncio.to_thread(mesh.client.submit, job)
     found = Watched(mesh, record.job)
     async with Bus.connect(
-        mesh.servers, name="operator", kind=EntityKind.CLIENT, token=mesh.bus_token
+        mesh.servers, name="operator", kind=EntityKind.CLIENT, token=administrator(mesh)
     ) as bus:
         following = asyncio.create_task(found.follow(bus))
         try:
@@ -197,7 +198,7 @@ async def telling_of_a_device(mesh: Mesh, record: ServiceRecord) -> AsyncIterato
             await asyncio.sleep(0.1)
 
     async with Bus.connect(
-        mesh.servers, name="device", kind=EntityKind.INSTANCE, token=mesh.bus_token
+        mesh.servers, name=record.sid, kind=EntityKind.INSTANCE, token=mesh.bus_token
     ) as bus:
         telling = asyncio.create_task(tell(bus))
         try:
