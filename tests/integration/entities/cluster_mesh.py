@@ -35,7 +35,7 @@ from schemas.signals import Registration, RegistrationLease
 from schemas.task_graph import TaskUnit, UnitKind
 
 HERE = Path(__file__).parent
-STAND_IN_TORCH = HERE / "stand_in_torch"
+STAND_IN_TORCH = HERE.parents[1] / "stand_in_torch"
 WAIT_S = 20.0
 
 

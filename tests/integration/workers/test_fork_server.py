@@ -18,23 +18,29 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+STAND_IN_TORCH = ROOT / "tests" / "stand_in_torch"
 EVENT_TIMEOUT_S = 60.0
 
 
 class Agent:
-    """The agent's end of the protocol, without any convenience."""
+    """The agent's end of the protocol, without any convenience.
 
-    def __init__(self, folder: Path, method: str = "auto") -> None:
+    `light`: with a stand-in for torch, where nothing that is run makes use of it.
+    """
+
+    def __init__(self, folder: Path, method: str = "auto", *, light: bool = False) -> None:
         self.folder = folder
         mine, theirs = socket.socketpair()
         mine.settimeout(EVENT_TIMEOUT_S)
         command = [sys.executable, "-m", "workers.fork_server", "--fd", str(theirs.fileno())]
         command += ["--method", method, "--code-path", str(HERE), "--directory", str(folder)]
+        before = [str(STAND_IN_TORCH), *filter(None, [os.environ.get("PYTHONPATH")])]
+        path = {"PYTHONPATH": os.pathsep.join(before)} if light else {}
         with (folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **path},
                 pass_fds=(theirs.fileno(),),
                 stdout=log,
                 stderr=log,
@@ -95,7 +101,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 @pytest.fixture
 def own_agent(tmp_path: Path) -> Iterator[Agent]:
-    agent = Agent(tmp_path)
+    agent = Agent(tmp_path, light=True)
     yield agent
     if agent.process.poll() is None:
         agent.process.kill()
@@ -220,7 +226,7 @@ def test_children_die_with_a_killed_server(own_agent: Agent) -> None:
 
 
 def test_without_fork_everything_behaves_the_same(tmp_path: Path) -> None:
-    agent = Agent(tmp_path, method="spawn")
+    agent = Agent(tmp_path, method="spawn", light=True)
     try:
         assert agent.ready["method"] == "spawn"
         agent.spawn("raises", do="raise")

@@ -1,7 +1,7 @@
-"""Stands in for torch in fork servers whose agent is tested: the import of the real one takes seconds of CPU.
+"""Stands in for torch where a fork server is tested and not what runs in it: the real import takes seconds.
 
-What the fork server itself does with the real one is in `tests/integration/workers/test_fork_server.py`, and
-in every test with a mesh.
+On `PYTHONPATH` it comes before the installed one. With the real one there are tests beside these, in
+`test_fork_server.py` and `test_cluster.py`, and all that have a mesh.
 """
 
 from __future__ import annotations
