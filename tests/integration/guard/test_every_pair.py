@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 
+from bus import subjects
 from bus.credentials import issue
 from bus.identity import Identity
 from bus.subject import Names, Subject
@@ -43,7 +44,22 @@ IDENTITIES = (
     Identity(name="tap", kind=K.TAP),
 )
 PARTIES = ("sid", "agent", "gateway", "cluster", "module")
-PRIVATE = {ACCESS.name, DOOR.name, DEAD_LETTER.name, STORE_QUERY.name}
+PRIVATE = {
+    row.name
+    for row in (
+        *(
+            ACCESS,
+            DOOR,
+            DEAD_LETTER,
+            STORE_QUERY,
+            subjects.KEPT_ANSWER,
+            subjects.USER_COMMAND,
+            subjects.AUDIT,
+        ),
+        *(subjects.EXPLAIN_ACCESS, subjects.USER_RECORD, subjects.REVOCATION, subjects.START_INSTANCE),
+        subjects.LINK_SECRET,
+    )
+}
 OTHER = "somebody-else"
 
 
@@ -68,7 +84,7 @@ def may_send(row: Subject, who: Identity, *, party: bool, job: bool) -> bool:
 
 
 def may_hear(row: Subject, who: Identity, *, party: bool, job: bool) -> bool:
-    if who.kind is K.TAP:
+    if who.kind is K.TAP or (who.kind is K.GATEWAY and row.bucket is None):  # which shows it, by role
         return True
     hears = who.kind in row.receivers or (who.kind in row.senders and row.bucket is not None)
     if who.kind is K.CLIENT:
@@ -87,7 +103,7 @@ def only_cluster(row: Subject, who: Identity) -> bool:
 
 def may_read(row: Subject, who: Identity, *, party: bool, job: bool) -> bool:
     """History and values, by a consumer of one's own."""
-    if who.kind is K.CLIENT or (who.kind is K.TAP):
+    if who.kind in (K.CLIENT, K.TAP) or (who.kind is K.GATEWAY and row.bucket is None):
         return True
     if row.bucket is not None:
         return may_hear(row, who, party=party, job=job)

@@ -90,6 +90,7 @@ async def test_the_short_lived_workers_connect_by_themselves(
     )
     payload = {
         "job": "short",
+        "sid": "short-worker",
         "spec": spec.model_dump(mode="json"),
         "cluster": "a",
         "node": "n",
