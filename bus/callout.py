@@ -163,7 +163,7 @@ class Callout:
         rights: dict[str, Any] = {
             "type": "user",
             "version": 2,
-            "pub": _rule(permissions.publish),
+            "pub": _rule(permissions.publish, permissions.never),
             "sub": _rule(permissions.subscribe),
             "subs": UNLIMITED,
             "data": UNLIMITED,
@@ -183,6 +183,8 @@ class Callout:
         return nats_jwt.encode(claims, self._keys.issuer_keys)
 
 
-def _rule(patterns: tuple[str, ...]) -> dict[str, list[str]]:
+def _rule(patterns: tuple[str, ...], never: tuple[str, ...] = ()) -> dict[str, list[str]]:
     """An empty list of what is allowed would allow everything."""
-    return {"allow": list(patterns)} if patterns else {"deny": [">"]}
+    if not patterns:
+        return {"deny": [">"]}
+    return {"allow": list(patterns), "deny": list(never)} if never else {"allow": list(patterns)}

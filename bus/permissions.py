@@ -54,11 +54,13 @@ _OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR, K.INSTANCE})
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Allow lists of NATS subjects. `answers`: may publish to the reply subjects of requests it got."""
+    """Allow lists of NATS subjects. `answers`: may publish to the reply subjects of requests it got; `never`:
+    may not be published, whatever `publish` says."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     answers: bool = False
+    never: tuple[str, ...] = ()
 
     def with_(self, other: Permissions) -> Permissions:
         """Both."""
@@ -66,10 +68,12 @@ class Permissions:
             _least({*self.publish, *other.publish}),
             _least({*self.subscribe, *other.subscribe}),
             self.answers or other.answers,
+            tuple(sorted({*self.never, *other.never})),
         )
 
     def may_publish(self, subject: str) -> bool:
-        return any(covers(pattern, subject) for pattern in self.publish)
+        allowed = any(covers(pattern, subject) for pattern in self.publish)
+        return allowed and not any(covers(pattern, subject) for pattern in self.never)
 
     def may_subscribe(self, subject: str) -> bool:
         return any(covers(pattern, subject) for pattern in self.subscribe)
@@ -80,9 +84,10 @@ class _Lists:
     publish: set[str] = field(default_factory=set)
     subscribe: set[str] = field(default_factory=set)
     answers: bool = False
+    never: tuple[str, ...] = ()
 
     def done(self) -> Permissions:
-        return Permissions(_least(self.publish), _least(self.subscribe), self.answers)
+        return Permissions(_least(self.publish), _least(self.subscribe), self.answers, self.never)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -140,6 +145,7 @@ def of_role(role: Role, inbox: str) -> Permissions:
         lists.publish.update(row.wildcard() for row in (*asks, *more))
     if role is Role.ADMIN:
         lists.publish.add(">")
+        lists.never = _of_the_authorizer()
     return lists.done()
 
 
@@ -262,6 +268,17 @@ def _meet(lists: _Lists, job: str) -> None:
     for stream in (rendezvous.VALUES_STREAM, rendezvous.COUNTERS_STREAM):
         lists.publish.add(f"{API}.STREAM.MSG.GET.{stream}")
         lists.publish.add(f"{API}.STREAM.INFO.{stream}")
+
+
+def _of_the_authorizer() -> tuple[str, ...]:
+    """What nobody but the AAM writes, whoever else may write everything: users, revocations, the audit."""
+    found: list[str] = []
+    for row in SUBJECTS:
+        if row.senders == {K.AUTHORIZER} and (row.bucket or row.stream):
+            stream = f"KV_{row.bucket}" if row.bucket else row.stream
+            found.append(row.wildcard())
+            found += [f"{API}.STREAM.{call}.{stream}" for call in ("DELETE", "PURGE", "UPDATE", "MSG.DELETE")]
+    return tuple(found)
 
 
 # --- patterns ----------------------------------------------------------------------------------------------

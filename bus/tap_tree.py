@@ -186,8 +186,9 @@ class CausalTree:
 def causes(tapped: Tapped) -> list[str]:
     """Ids of the messages that this one follows from, the nearest first."""
     found = [] if tapped.message is None else references(type(tapped.message), tapped.message)
-    if tapped.envelope is not None and tapped.envelope.causation is not None:
-        found.insert(0, tapped.envelope.causation)
+    cause = None if tapped.envelope is None else tapped.envelope.causation
+    if cause is not None and "." not in cause:  # with a dot: a request over HTTP, or its key
+        found.insert(0, cause)
     return found
 
 

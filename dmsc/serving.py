@@ -111,10 +111,12 @@ async def _open(
             await stack.enter_async_context(part.first())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
+    entities = [part for part in parts if part.kind is not EntityKind.FUNCTIONAL_MODULE]
+    first = (entities or parts)[0]
     while True:
         try:
-            async with Bus.connect(servers, name=parts[0].sid, kind=parts[0].kind, token=token) as bus:
-                if replicas is not None:
+            async with Bus.connect(servers, name=first.sid, kind=first.kind, token=token) as bus:
+                if replicas is not None and entities:  # modules may make no streams, and find them
                     await bus.provision(replicas=replicas)
                 return
         except BusUnreachable as error:

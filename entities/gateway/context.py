@@ -88,4 +88,4 @@ class Door:
         if keyed.key is None:
             return None
         user = (await self.guard.check(token, action, resource)).user
-        return f"key-{key_token(user, keyed.key)}"
+        return f"key.{key_token(user, keyed.key)}"

@@ -66,16 +66,10 @@ def url_of(sock: socket.socket, host: str, advertised_host: str = "", protocol: 
     return f"{protocol}://{f'[{name}]' if ':' in name else name}:{sock.getsockname()[1]}"
 
 
-@contextlib.asynccontextmanager
-async def serving(
-    app: FastAPI,
-    sock: socket.socket,
-    drain: Callable[[], Awaitable[None]],
-    tls: tuple[Path, Path] | None = None,
-) -> AsyncIterator[None]:
-    """Serve `app` on the socket for the length of the block; `drain` ends what is open before it stops.
+def configured(app: FastAPI, tls: tuple[Path, Path] | None = None) -> uvicorn.Config:
+    """How `app` is served. `tls`: certificate and key; None: plain HTTP.
 
-    `tls`: certificate and key; None: plain HTTP. Raises `BadInput` with one line where these can't be used.
+    Raises `BadInput` with one line where these can't be used.
     """
     config = uvicorn.Config(
         app,
@@ -95,6 +89,14 @@ async def serving(
         assert tls is not None
         why = "not a certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
         raise BadInput(f"HTTPS: {tls[0]}, {tls[1]}: {why}; see `dmsc cert`") from None
+    return config
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    config: uvicorn.Config, sock: socket.socket, drain: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Serve on the socket for the length of the block; `drain` ends what is open before it stops."""
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     listening = asyncio.create_task(server.listening.wait())

@@ -160,7 +160,7 @@ class Gateway:
         from entities.gateway.door import build_app
         from entities.gateway.event_feed import EventHub
         from entities.gateway.idempotency import KeptAnswers
-        from entities.gateway.listener import bind, serving, url_of
+        from entities.gateway.listener import bind, configured, serving, url_of
         from entities.gateway.metrics_door import DoorMetrics
         from entities.gateway.promotions import PromotionDesk
         from entities.gateway.readiness import ReadinessProbe
@@ -200,10 +200,11 @@ class Gateway:
             await load.drained(config.drain_s)
 
         protocol = "http" if self.config.tls is None else "https"
+        served = configured(build_app(door), self.config.tls)
         async with asyncio.TaskGroup() as tasks:
             helpers = [tasks.create_task(view.run()), tasks.create_task(load.measure())]
             try:
-                async with serving(build_app(door), sock, drain, self.config.tls):
+                async with serving(served, sock, drain):
                     self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
                     yield
             finally:

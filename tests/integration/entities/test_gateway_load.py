@@ -212,7 +212,7 @@ async def test_a_key_outlives_its_gateway_and_failures_keep_nothing(
     taken = [await http.post(f"{gateway.url}/v1/jobs", content=body, headers=headers) for _ in range(2)]
     assert [one.status_code for one in taken] == [201, 201]
     assert taken[0].json() == taken[1].json()
-    assert smo.causes[-1] == f"key-{key_token('ruth', 'k3')}", "by which an orchestrator knows it again"
+    assert smo.causes[-1] == f"key.{key_token('ruth', 'k3')}", "by which an orchestrator knows it again"
 
 
 # --- limits -------------------------------------------------------------------------------------------------

@@ -257,10 +257,12 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
             assert alert.text.split()[0] in standing
         assert slow.sid in standing
         begun = (await asyncio.to_thread(mesh.client.job, run.job)).correlation
-        said = await dmsc("logs", "--correlation", begun, "--json", "--state", str(mesh.state))
+        said = await dmsc(
+            "logs", "--correlation", begun, "--last", "5000", "--json", "--state", str(mesh.state)
+        )
         lines = [json.loads(line) for line in said.splitlines()]
         assert {line["correlation"] for line in lines} == {begun}
-        assert {"orchestrator", slow.sid} <= {line["sid"] for line in lines}
+        assert len({"orchestrator", "authorizer"} & {line["sid"] for line in lines}) == 2
         kinds = {
             labels["kind"]: value
             for labels, value in told["dmsc_job_alerts_total"]
