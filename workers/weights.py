@@ -99,19 +99,19 @@ async def _locate(artifacts: Artifacts, url: str, own: Mapping[str, Tensor]) -> 
     """Full name → shard, from the index or from the shards' own headers."""
     if url.endswith(SUFFIX):
         raise BadModel(f"initial_weights {url} is a file; name the folder that holds it")
-    files = await artifacts.list()
-    shards = [name for name in files if name.endswith(SUFFIX) and "/" not in name]
-    if not shards:
-        raise BadModel(f"initial_weights {url}: there are no {SUFFIX} files")
-    if INDEX_NAME in files:
+    if await artifacts.exists(INDEX_NAME):
         try:
             index: dict[str, str] = json.loads(await artifacts.get_bytes(INDEX_NAME))["weight_map"]
         except (ValueError, KeyError, TypeError):
             raise BadModel(f"initial_weights {url}: {INDEX_NAME} is not an index of safetensors") from None
-        absent = sorted({index[name] for name in own if name in index} - set(shards))
-        if absent:
-            raise BadModel(f"initial_weights {url}: the index names {absent[0]}, which is not there")
+        for shard in sorted({index[name] for name in own if name in index}):
+            if not await artifacts.exists(shard):
+                raise BadModel(f"initial_weights {url}: the index names {shard}, which is not there")
         return index
+    # only without an index, which all that we export has: an instance may not list what is on the bus
+    shards = [name for name in await artifacts.list() if name.endswith(SUFFIX) and "/" not in name]
+    if not shards:
+        raise BadModel(f"initial_weights {url}: there are no {SUFFIX} files")
     found: dict[str, str] = {}
     for shard in shards:
         found.update(dict.fromkeys(await tensor_names(artifacts, shard), shard))

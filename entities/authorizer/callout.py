@@ -66,7 +66,7 @@ class Doorkeeper:
         async with Callout.running(
             servers, self._keys, self.decide, name=name, patience_s=patience_s
         ) as callout:
-            log.info("guarding the bus", service=name)
+            self._tell("guarding the bus", service=name)
             yield callout
 
     def decide(self, caller: Caller) -> Grant:

@@ -116,7 +116,7 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
         (("run", "gateway", "--bus", "nats://127.0.0.1:1"), "dmsc: gateway serves a cluster: say which"),
         (("run", "authorizer", "--bus", "nats://127.0.0.1:1"), "dmsc: authorizer needs the users' file"),
         (("join", "nats://127.0.0.1:1", "--ports", "9-x"), "dmsc: --ports 9-x: write it as LO-HI"),
-        (("join", "nats://127.0.0.1:1", "--cluster", "a.b"), "dmsc: cluster 'a.b': use only"),
+        (("join", "nats://127.0.0.1:1", "--cluster", "a.b"), "dmsc: --cluster 'a.b': use letters"),
         (("up", "--cluster", "a b"), "dmsc: --cluster 'a b': use letters"),
         (("up", "--cluster", "a", "--cluster", "a"), "dmsc: --cluster: the same name twice"),
         (("logs", "--since", "soon", "--bus", "nats://127.0.0.1:1"), "dmsc: --since soon: write 30s"),
