@@ -95,6 +95,7 @@ async def run_gateway(url: str, folder: Path) -> None:
         events=EventsConfig(streams_each=5_000, streams=5_000),
     )
     async with Bus.connect(url, name="gateway-a", kind=EntityKind.GATEWAY) as bus:
+        await bus.provision()
         gateway = Gateway(bus, GatewayConfig(cluster="a", http_port=0, door=door))
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
@@ -124,7 +125,7 @@ async def running(folder: Path, cores: list[int]) -> AsyncIterator[Parts]:
             processes += [start(role, server.url, folder) for role in ("behind", "gateway")]
             os.sched_setaffinity(processes[1].pid, cores[:1])
             found = folder / "gateway.url"
-            url = await asyncio.to_thread(wait_for_url, found)
+            url = await url_in(found, processes)
             await until_ready(url)
             async with Bus.connect(server.url, name="events", kind=EntityKind.ORCHESTRATOR) as bus:
                 yield Parts(server.url, url, psutil.Process(processes[1].pid), bus)
@@ -140,10 +141,16 @@ def start(role: str, bus_url: str, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, __file__, *options])
 
 
-def wait_for_url(file: Path) -> str:
-    while not (file.exists() and file.read_text()):
-        time.sleep(0.05)
-    return file.read_text()
+async def url_in(file: Path, processes: list[subprocess.Popen[bytes]]) -> str:
+    while not (url := said(file)):
+        if any(process.poll() is not None for process in processes):
+            raise SystemExit("a part of the benchmark ended while starting; its words stand above")
+        await asyncio.sleep(0.05)
+    return url
+
+
+def said(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 # --- a client that costs little -----------------------------------------------------------------------------
