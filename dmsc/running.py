@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ANSWER_S = 20.0
+"""How long a command waits for one answer of a gateway: longer than an orchestrator's failover."""
+
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine. Being cancelled by a signal ends the command with code 130.
@@ -38,14 +41,12 @@ def ask_gateway(
     token: str | None,
     state: Path | None,
     ask: Callable[[AsyncClient], Awaitable[T]],
-    *,
-    timeout_s: float = 10.0,
 ) -> T:
     """Run a command that is one conversation with a gateway, as the command's options name it."""
     from dmsc.async_client import AsyncClient
 
     async def talk() -> T:
-        async with AsyncClient(gateway, token=token, state=state, timeout_s=timeout_s) as client:
+        async with AsyncClient(gateway, token=token, state=state, timeout_s=ANSWER_S) as client:
             return await ask(client)
 
     return run_async(talk())

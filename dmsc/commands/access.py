@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
-from dmsc.running import run_async
+from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
     from entities.authorizer.access_policy import AccessPolicy
@@ -51,7 +51,9 @@ def explain(
     if file is not None:
         found = _by_file(file, user, action, resource, owner)
     else:
-        found = run_async(_by_mesh(gateway, token, state, user, action, resource))
+        found = ask_gateway(
+            gateway, token, state, lambda client: client.explain_access(user, action, resource)
+        )
     if json:
         print_json(found)
         return
@@ -106,12 +108,3 @@ def _by_file(file: Path, user: str, action: str, resource: str, owner: str | Non
     if user not in {role.value for role in Role}:
         raise BadInput(f"{user}: with --access-file, a role: {', '.join(role.value for role in Role)}")
     return explain(check_access_file(file), User(name=user, role=Role(user)), action, resource, owner)
-
-
-async def _by_mesh(
-    gateway: str | None, token: str | None, state: Path | None, user: str, action: str, resource: str
-) -> AccessExplanation:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
-        return await client.explain_access(user, action, resource)

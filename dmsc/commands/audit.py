@@ -11,9 +11,10 @@ import typer
 
 from dmsc.exit_codes import ExitCode
 from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.running import leave, run_async
+from dmsc.running import ask_gateway, leave
 
 if TYPE_CHECKING:
+    from dmsc.async_client import AsyncClient
     from schemas.audit import AuditEntry
 
 app = typer.Typer(
@@ -35,7 +36,7 @@ def list_(
     """
     from dmsc.commands.user import when
 
-    entries = run_async(_latest(gateway, token, state, limit))
+    entries = ask_gateway(gateway, token, state, lambda client: client.latest_audit(limit))
     if json:
         print_json({"entries": entries})
         return
@@ -82,7 +83,7 @@ def verify(
 
     from schemas.audit import verify
 
-    entries = run_async(_all(gateway, token, state)) if file is None else list(_read(file))
+    entries = ask_gateway(gateway, token, state, _all) if file is None else list(_read(file))
     found = verify(entries, head=head)
     if json:
         print_json(asdict(found))
@@ -108,7 +109,7 @@ def export(
 
     Example: dmsc audit export audit.ndjson
     """
-    entries = run_async(_all(gateway, token, state, start))
+    entries = ask_gateway(gateway, token, state, lambda client: _all(client, start))
     text = "".join(entry.model_dump_json() + "\n" for entry in entries)
     if str(file) == "-":
         print(text, end="")
@@ -136,17 +137,5 @@ def _read(file: Path) -> Iterator[AuditEntry]:
             ) from None
 
 
-async def _latest(gateway: str | None, token: str | None, state: Path | None, limit: int) -> list[AuditEntry]:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state) as client:
-        return await client.latest_audit(limit)
-
-
-async def _all(
-    gateway: str | None, token: str | None, state: Path | None, start: int = 1
-) -> list[AuditEntry]:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state) as client:
-        return [entry async for entry in client.audit(start=start)]
+async def _all(client: AsyncClient, start: int = 1) -> list[AuditEntry]:
+    return [entry async for entry in client.audit(start=start)]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.running import run_async
+from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
+    from dmsc.async_client import AsyncClient
     from schemas.fault import FaultRecord, FaultTask
 
 
@@ -32,9 +32,9 @@ def faults(
     Example: dmsc faults j1a2b3c --follow
     """
     if follow:
-        run_async(_follow(gateway, token, state, job, json))
+        ask_gateway(gateway, token, state, lambda client: _follow(client, job, json))
         return
-    records: list[FaultRecord] = run_async(_list(gateway, token, state, job))
+    records: list[FaultRecord] = ask_gateway(gateway, token, state, lambda client: client.faults(job))
     if json:
         print_json(records)
         return
@@ -57,23 +57,9 @@ def faults(
     )
 
 
-async def _list(
-    gateway: str | None, token: str | None, state: Path | None, job: str | None
-) -> list[FaultRecord]:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state) as client:
-        return await client.faults(job)
-
-
-async def _follow(
-    gateway: str | None, token: str | None, state: Path | None, job: str | None, json: bool
-) -> None:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state) as client:
-        async for record in client.follow_faults(job):
-            print(record.model_dump_json() if json else line_of(record), flush=True)
+async def _follow(client: AsyncClient, job: str | None, json: bool) -> None:
+    async for record in client.follow_faults(job):
+        print(record.model_dump_json() if json else line_of(record), flush=True)
 
 
 def line_of(record: FaultRecord) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.running import run_async
+from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
     from schemas.door import MeshStatus
@@ -26,7 +25,7 @@ def jobs(
 
     Example: dmsc jobs --json
     """
-    records: list[JobRecord] = run_async(_call(gateway, token, state, "jobs"))
+    records: list[JobRecord] = ask_gateway(gateway, token, state, lambda client: client.jobs())
     if json:
         print_json(records)
         return
@@ -59,7 +58,7 @@ def cancel(
 
     Example: dmsc cancel stdlib-gpt-1
     """
-    record: JobRecord = run_async(_call(gateway, token, state, "cancel", job))
+    record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.cancel(job))
     print_json(record) if json else print(f"{record.job} {record.state.value}")
 
 
@@ -82,7 +81,7 @@ def scale(
 
     Example: dmsc scale stdlib-gpt-1 4 --stage 0
     """
-    told: str = run_async(_call(gateway, token, state, "scale", job, replicas, stage))
+    told: str = ask_gateway(gateway, token, state, lambda client: client.scale(job, replicas, stage))
     print_json({"job": job, "note": told}) if json else print(told)
 
 
@@ -105,7 +104,7 @@ def move(
 
     Example: dmsc move stdlib-gpt-1 stdlib-gpt-1-s0-r2 1
     """
-    told: str = run_async(_call(gateway, token, state, "move", job, sid, stage))
+    told: str = ask_gateway(gateway, token, state, lambda client: client.move(job, sid, stage))
     print_json({"job": job, "note": told}) if json else print(told)
 
 
@@ -119,7 +118,7 @@ def status(
 
     Example: dmsc status
     """
-    mesh: MeshStatus = run_async(_call(gateway, token, state, "mesh"))
+    mesh: MeshStatus = ask_gateway(gateway, token, state, lambda client: client.mesh())
     if json:
         print_json(mesh)
         return
@@ -166,15 +165,6 @@ def status(
     ]
     if alerts:
         print_table(("job", "alert", "since step", "what"), alerts, title="alerts")
-
-
-async def _call(
-    gateway: str | None, token: str | None, state: Path | None, method: str, *arguments: Any
-) -> Any:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state) as client:
-        return await getattr(client, method)(*arguments)
 
 
 def _age(seconds: float) -> str:

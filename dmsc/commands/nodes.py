@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.running import leave, run_async
+from dmsc.running import ask_gateway, leave
 
 if TYPE_CHECKING:
+    from dmsc.async_client import AsyncClient
     from schemas.cluster import Cordon
     from schemas.door import Cordons, MeshStatus
 
@@ -35,7 +35,7 @@ def nodes(
 
     Example: dmsc nodes
     """
-    mesh: MeshStatus = run_async(_mesh(gateway, token, state))
+    mesh: MeshStatus = ask_gateway(gateway, token, state, lambda client: client.mesh())
     if json:
         print_json({"nodes": mesh.nodes, "cordons": mesh.cordons})
         return
@@ -77,7 +77,8 @@ def cordon(
     Example: dmsc cordon b-node2/0 --reason 'noisy fan'
     """
     node, slot = parse_place(place)
-    _show(run_async(_change(gateway, token, state, "cordon", node, slot, reason)), json)
+    answer = ask_gateway(gateway, token, state, lambda client: client.cordon(node, slot, reason=reason))
+    _show(answer, json)
 
 
 def uncordon(
@@ -92,7 +93,7 @@ def uncordon(
     Example: dmsc uncordon b-node2
     """
     node, slot = parse_place(place)
-    _show(run_async(_change(gateway, token, state, "uncordon", node, slot, "")), json)
+    _show(ask_gateway(gateway, token, state, lambda client: client.uncordon(node, slot)), json)
 
 
 def drain(
@@ -118,7 +119,7 @@ def drain(
         from schemas.errors import BadInput
 
         raise BadInput(f"{node}: whole nodes are drained; for one slot: dmsc cordon {node}")
-    final, left = run_async(_drain(gateway, token, state, name, reason, timeout_s))
+    final, left = ask_gateway(gateway, token, state, lambda client: _drain(client, name, reason, timeout_s))
     if json:
         print_json(final)
     elif not left:
@@ -143,51 +144,23 @@ def parse_place(text: str) -> tuple[str, int | None]:
     return node, int(slot)
 
 
-async def _mesh(gateway: str | None, token: str | None, state: Path | None) -> MeshStatus:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state) as client:
-        return await client.mesh()
-
-
-async def _change(
-    gateway: str | None,
-    token: str | None,
-    state: Path | None,
-    action: str,
-    node: str,
-    slot: int | None,
-    reason: str,
-) -> Cordons:
-    from dmsc.async_client import AsyncClient
-
-    async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
-        if action == "uncordon":
-            return await client.uncordon(node, slot)
-        return await client.cordon(node, slot, reason=reason)
-
-
-async def _drain(
-    gateway: str | None, token: str | None, state: Path | None, node: str, reason: str, timeout_s: float
-) -> tuple[Cordons, str]:
+async def _drain(client: AsyncClient, node: str, reason: str, timeout_s: float) -> tuple[Cordons, str]:
     """Asks and waits. Returns the node's cordons and what is left there, '' if nothing."""
-    from dmsc.async_client import AsyncClient
     from schemas.door import Cordons
     from schemas.errors import DmscError
 
-    async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
-        asked = await client.drain(node, reason=reason)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            mesh = await client.mesh()
-            mine = tuple(cordon for cordon in mesh.cordons if cordon.agent == asked.agent)
-            whole = next((cordon for cordon in mine if cordon.slot is None and cordon.draining), None)
-            if whole is None:
-                raise DmscError(f"the drain of {asked.agent} was ended by someone else")
-            left = _left(mesh, whole)
-            if not left or time.monotonic() >= deadline:
-                return Cordons(agent=asked.agent, cordons=mine), left
-            await asyncio.sleep(_look_every_s)
+    asked = await client.drain(node, reason=reason)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        mesh = await client.mesh()
+        mine = tuple(cordon for cordon in mesh.cordons if cordon.agent == asked.agent)
+        whole = next((cordon for cordon in mine if cordon.slot is None and cordon.draining), None)
+        if whole is None:
+            raise DmscError(f"the drain of {asked.agent} was ended by someone else")
+        left = _left(mesh, whole)
+        if not left or time.monotonic() >= deadline:
+            return Cordons(agent=asked.agent, cordons=mine), left
+        await asyncio.sleep(_look_every_s)
 
 
 def _left(mesh: MeshStatus, cordon: Cordon) -> str:

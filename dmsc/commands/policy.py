@@ -236,11 +236,7 @@ def ask(
     """
     given = _observations(inputs) if inputs is not None else ()
     answer = ask_gateway(
-        gateway,
-        token,
-        state,
-        lambda client: client.ask_policy(module, job, version=version, inputs=given),
-        timeout_s=20.0,
+        gateway, token, state, lambda client: client.ask_policy(module, job, version=version, inputs=given)
     )
     if json:
         print_json(answer)
@@ -267,7 +263,7 @@ def _order(
     def ask(client: AsyncClient) -> Awaitable[ModuleLifecycle]:
         return client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
 
-    return ask_gateway(gateway, token, state, ask, timeout_s=15.0)
+    return ask_gateway(gateway, token, state, ask)
 
 
 def _observations(path: Path) -> tuple[Observation, ...]:

@@ -85,11 +85,7 @@ def promote(
     Example: dmsc policy promote service-time-weights 2
     """
     switch = ask_gateway(
-        gateway,
-        token,
-        state,
-        lambda client: client.promote_policy(module, version, reason=reason),
-        timeout_s=20.0,
+        gateway, token, state, lambda client: client.promote_policy(module, version, reason=reason)
     )
     _show(switch, json)
 
@@ -106,9 +102,7 @@ def rollback(
 
     Example: dmsc policy rollback service-time-weights
     """
-    switch = ask_gateway(
-        gateway, token, state, lambda client: client.roll_back_policy(module, reason=reason), timeout_s=20.0
-    )
+    switch = ask_gateway(gateway, token, state, lambda client: client.roll_back_policy(module, reason=reason))
     _show(switch, json)
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.running import run_async
+from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
-    from dmsc.async_client import AsyncClient
     from schemas.access import UserAnswer, UserInfo, WhoAmI
 
 app = typer.Typer(
@@ -54,7 +51,7 @@ def add(
     Example: dmsc user add ruth --role researcher --expires 14d
     """
     lasts_s = parse_expiry(expires)
-    answer = _call(gateway, token, state, lambda client: client.add_user(name, role, expires_s=lasts_s))
+    answer = ask_gateway(gateway, token, state, lambda client: client.add_user(name, role, expires_s=lasts_s))
     _show_token(answer, json)
 
 
@@ -69,7 +66,7 @@ def list_(
 
     Example: dmsc user list
     """
-    users = _call(gateway, token, state, lambda client: client.users())
+    users = ask_gateway(gateway, token, state, lambda client: client.users())
     if json:
         print_json({"users": users})
         return
@@ -90,7 +87,7 @@ def token_(
     Example: DMSC_TOKEN=$(dmsc user token ruth --expires 30min)
     """
     lasts_s = parse_expiry(expires)
-    answer = _call(gateway, token, state, lambda client: client.issue_token(name, expires_s=lasts_s))
+    answer = ask_gateway(gateway, token, state, lambda client: client.issue_token(name, expires_s=lasts_s))
     _show_token(answer, json)
 
 
@@ -112,7 +109,9 @@ def revoke(
     Example: dmsc user revoke ruth --reason 'laptop lost'
     """
     _show(
-        _call(gateway, token, state, lambda client: client.revoke(name, token_id=token_id, reason=reason)),
+        ask_gateway(
+            gateway, token, state, lambda client: client.revoke(name, token_id=token_id, reason=reason)
+        ),
         json,
     )
 
@@ -130,7 +129,7 @@ def remove(
 
     Example: dmsc user remove ruth
     """
-    _show(_call(gateway, token, state, lambda client: client.remove_user(name, reason=reason)), json)
+    _show(ask_gateway(gateway, token, state, lambda client: client.remove_user(name, reason=reason)), json)
 
 
 @app.command()
@@ -144,7 +143,7 @@ def whoami(
 
     Example: dmsc user whoami
     """
-    me: WhoAmI = _call(gateway, token, state, lambda client: client.whoami())
+    me: WhoAmI = ask_gateway(gateway, token, state, lambda client: client.whoami())
     if json:
         print_json(me)
     else:
@@ -165,21 +164,6 @@ def parse_expiry(text: str) -> float:
 def when(at: float) -> str:
     """A time for people, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _call(
-    gateway: str | None,
-    token: str | None,
-    state: Path | None,
-    ask: Callable[[AsyncClient], Awaitable[T]],
-) -> T:
-    async def asked() -> T:
-        from dmsc.async_client import AsyncClient
-
-        async with AsyncClient(gateway, token=token, state=state, timeout_s=20.0) as client:
-            return await ask(client)
-
-    return run_async(asked())
 
 
 def _rows(users: list[UserInfo]) -> list[tuple[str, ...]]:
