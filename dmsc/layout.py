@@ -199,7 +199,11 @@ def expected_services(options: MeshOptions) -> frozenset[str]:
     )
 
 
+def child_arguments(child: ChildSpec, parent: int) -> list[str]:
+    """The arguments to `dmsc` of a child of the process `parent`, which it does not outlive."""
+    return [*child.arguments, "--parent", str(parent)]
+
+
 def command(child: ChildSpec, parent: int) -> list[str]:
-    """The command line of a child of the process `parent`, which it does not outlive."""
-    first, *rest = child.arguments
-    return [sys.executable, "-m", "dmsc", first, *rest, "--parent", str(parent)]
+    """The command line of such a child."""
+    return [sys.executable, "-m", "dmsc", *child_arguments(child, parent)]

@@ -21,6 +21,7 @@ from dmsc.identities import credentials
 from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
+from dmsc.zygote import Zygote, reap_orphan
 from schemas.door import MeshStatus
 from schemas.errors import BadInput, DmscError, Unavailable
 from schemas.registry import InstanceState
@@ -29,6 +30,7 @@ NATS_PORT, HTTP_PORT = 4222, 8080
 
 _ready_limit_s = 60.0
 _look_every_s = 0.1
+_bury_every_s = 1.0
 Say = Callable[[str], None]
 
 
@@ -48,7 +50,7 @@ class RunningMesh:
 
 @asynccontextmanager
 async def running_mesh(
-    options: MeshOptions, say: Say, progress: Say | None = None
+    options: MeshOptions, say: Say, progress: Say | None = None, zygote: Zygote | None = None
 ) -> AsyncIterator[RunningMesh]:
     """Start a mesh, wait until it is ready, stop it when the block ends.
 
@@ -56,6 +58,7 @@ async def running_mesh(
         options: what to start.
         say: gets lines that a person should keep: ports that were taken, children that died.
         progress: gets what the mesh still waits for, each time that it changes.
+        zygote: forks the children, and ends with the mesh; without one they are started afresh.
 
     Raises:
         BadInput: the state folder is in use, a port that was asked for is taken, a setting can't be.
@@ -70,7 +73,7 @@ async def running_mesh(
         started_at = time.time()
         async with _bus(options, folder, say) as bus:
             inner = [_local(url) for url in bus.urls]
-            async with _started(options, folder, inner, say, progress, started_at) as (
+            async with _started(options, folder, inner, say, progress, started_at, zygote) as (
                 supervisor,
                 gateways,
                 metrics,
@@ -90,7 +93,29 @@ async def running_mesh(
                 bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
                     replace(file, children=_pids(bus, supervisor))
                 )
-                yield RunningMesh(folder=folder, file=file, options=options, supervisor=supervisor)
+                async with _burying(zygote, lambda: _pids(bus, supervisor)):
+                    yield RunningMesh(folder=folder, file=file, options=options, supervisor=supervisor)
+
+
+@asynccontextmanager
+async def _burying(zygote: Zygote | None, known: Callable[[], dict[str, int]]) -> AsyncIterator[None]:
+    """With a zygote, whoever a child leaves behind becomes ours: it is waited for when it ends."""
+    if zygote is None:
+        yield
+        return
+
+    async def bury() -> None:
+        seen: int | None = None
+        while True:
+            seen = reap_orphan({zygote.pid, *known().values()}, seen)
+            await asyncio.sleep(_bury_every_s)
+
+    burying = asyncio.create_task(bury())
+    try:
+        yield
+    finally:
+        burying.cancel()
+        await asyncio.gather(burying, return_exceptions=True)
 
 
 def certify(options: MeshOptions, folder: StateFolder) -> None:
@@ -184,6 +209,7 @@ async def _started(
     say: Say,
     progress: Say | None,
     started_at: float,
+    zygote: Zygote | None,
 ) -> AsyncIterator[tuple[Supervisor, dict[str, str], dict[str, str]]]:
     """The children, up and ready; URLs of gateways by cluster, of metrics by process.
 
@@ -226,7 +252,7 @@ async def _started(
             return {"DMSC_BUS_TOKEN": credentials(folder.bus_token(), child.identities)}
 
         async with Supervisor(
-            children, logs=folder.logs, environment=environment, secrets=secrets, say=say
+            children, logs=folder.logs, environment=environment, secrets=secrets, say=say, zygote=zygote
         ) as supervisor:
             try:
                 await _until_ready(options, supervisor, list(gateways.values()), folder.token(), progress)

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from dmsc.exit_codes import ExitCode
-from dmsc.layout import ChildSpec, command
+from dmsc.layout import ChildSpec, child_arguments, command
+from dmsc.zygote import ForkedProcess, Order, Zygote
 from schemas.errors import BadInput, DmscError
 
 STOP_GRACE_S = 15.0
@@ -23,6 +24,9 @@ _healthy_s = 10.0
 """A child that lived this long starts again with the first pause."""
 _hopeless_starts = 5
 """Deaths in a row before the mesh was ever ready: then `up` gives up with the child's last line."""
+
+
+Child = asyncio.subprocess.Process | ForkedProcess
 
 
 def pause_before_restart(deaths: int) -> float:
@@ -45,13 +49,15 @@ class Supervisor:
         environment: Mapping[str, str],
         secrets: Callable[[ChildSpec], Mapping[str, str]] = lambda child: {},
         say: Callable[[str], None],
+        zygote: Zygote | None = None,
     ) -> None:
         self._children = children
         self._logs = logs
         self._environment = {**os.environ, **environment}
         self._secrets = secrets  # what one child alone is to know
         self._say = say
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._zygote = zygote
+        self._processes: dict[str, Child] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
         self.restarted: Callable[[], None] = lambda: None
@@ -107,7 +113,7 @@ class Supervisor:
                 _signal(process, signal.SIGTERM)
             await asyncio.gather(*(self._reap(process) for process in group))
 
-    async def _reap(self, process: asyncio.subprocess.Process) -> None:
+    async def _reap(self, process: Child) -> None:
         try:
             await asyncio.wait_for(asyncio.shield(process.wait()), STOP_GRACE_S)
         except TimeoutError:
@@ -115,15 +121,22 @@ class Supervisor:
             await process.wait()
 
     async def _start(self, child: ChildSpec) -> None:
+        environment = {**self._environment, **self._secrets(child)}
         with (self._logs / f"{child.name}.log").open("ab") as log:
-            self._processes[child.name] = await asyncio.create_subprocess_exec(
-                *command(child, os.getpid()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**self._environment, **self._secrets(child)},
-                process_group=0,  # the terminal's Ctrl-C is for the supervisor, which stops them in order
-            )
+            process: Child | None = None
+            if self._zygote is not None:
+                order = Order(child_arguments(child, os.getpid()), environment)
+                process = await self._zygote.fork(order, log.fileno())
+            if process is None:
+                process = await asyncio.create_subprocess_exec(
+                    *command(child, os.getpid()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    process_group=0,  # the terminal's Ctrl-C is for the supervisor, which stops them in order
+                )
+            self._processes[child.name] = process
 
     async def _keep(self, child: ChildSpec) -> None:
         deaths = 0
@@ -154,7 +167,7 @@ class Supervisor:
             self.restarted()
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _signal(process: Child, number: signal.Signals) -> None:
     if process.returncode is not None:
         return
     try:

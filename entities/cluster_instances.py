@@ -24,6 +24,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Fenced, NotFound
 from schemas.registry import Endpoint, InstanceState, ServiceRecord, StateChange
 from schemas.signals import Registration
+from schemas.task_graph import UnitKind
 
 log = get_logger("cluster")
 
@@ -112,14 +113,13 @@ class Instances:
                 "cause": current_cause(),
                 "store": str(self._stores.folder(held.job, held.sid)),
             }
-            threads = order.spec.training.compute_threads
-            self._births[held.sid] = self._start_task(self._bear(held, payload, threads))
+            self._births[held.sid] = self._start_task(self._bear(held, payload, order))
         child = await asyncio.shield(self._births[order.unit.sid])
         if isinstance(child, DmscError):
             raise child
         return InstanceStarted(sid=order.unit.sid, incarnation=order.incarnation, pid=child.pid.result())
 
-    async def _bear(self, held: Held, payload: dict[str, Any], threads: int) -> Spawned | DmscError:
+    async def _bear(self, held: Held, payload: dict[str, Any], order: InstanceStart) -> Spawned | DmscError:
         """Spawn an instance that was admitted; its end is watched from here on."""
         try:
             await self._processes.wait_ready(_START_WAIT_S)
@@ -128,7 +128,8 @@ class Instances:
                 self._module,
                 payload,
                 log_path=self._logs / f"{held.sid}.log",
-                threads=threads,
+                threads=order.spec.training.compute_threads,
+                needs=_needs(order),
             )
         except DmscError as error:
             self._commit(self.ledger.withdraw(held))
@@ -248,3 +249,10 @@ class Instances:
         self.ledger = ledger
         if changed:
             self._on_change()
+
+
+def _needs(order: InstanceStart) -> tuple[str, ...]:
+    """What such an instance will use that takes long to import."""
+    spec = order.spec
+    saves = spec.training.checkpoint_every != 0 or spec.resume_from is not None
+    return ("workers.checkpoint_files",) if saves and order.unit.kind is UnitKind.STAGE else ()

@@ -30,8 +30,9 @@ from schemas.errors import Unavailable
 START_ATTEMPTS = 3
 """A fork server that fails this often without ever having been ready ends the agent with its last line."""
 
-SPAWN_TIMEOUT_S = 10.0
-"""A fork takes milliseconds; a fork server that takes longer is stopped or starved."""
+SPAWN_TIMEOUT_S = 30.0
+"""A fork takes milliseconds, the costly import before it seconds; a fork server that takes longer is stopped
+or starved."""
 
 KILL_TIMEOUT_S = 5.0
 """From SIGKILL to the report of the exit; freeing tens of gigabytes takes seconds."""
@@ -173,6 +174,7 @@ class ForkServerClient:
         log_path: Path,
         threads: int | None = None,
         result: Path | None = None,
+        needs: Sequence[str] = (),
     ) -> Spawned:
         """Run `module.main(payload, result)` in a new process; returns once it exists.
 
@@ -183,6 +185,7 @@ class ForkServerClient:
             log_path: where its output goes (appended).
             threads: torch's compute threads in it.
             result: file that it may write its answer to.
+            needs: modules that it uses and that are costly to import: that is done once, before the fork.
 
         Raises:
             Unavailable: the server is away, or the system gives no process.
@@ -200,6 +203,7 @@ class ForkServerClient:
                 "result": str(result) if result else None,
                 "log": str(log_path),
                 "threads": threads,
+                "needs": list(needs),
             }
         )
         try:

@@ -7,6 +7,7 @@ it. Because of the full names any segmentation can take what it needs from which
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,6 @@ from schemas.checkpoint import (
     parse_manifest,
 )
 from schemas.errors import BadMessage, BadModel, Conflict, DamagedCheckpoint, NotFound
-from workers.checkpoint_files import file_sha256, read_folder, write_folder
 from workers.model import StageModule
 from workers.optimizer import StageOptimizer, load_state_tensors, named_state
 from workers.weights import Runner
@@ -185,4 +185,20 @@ def _problem(path: Path, file: CheckpointFile) -> str:
     size = path.stat().st_size
     if size != file.bytes:
         return f"it has {size} bytes of {file.bytes}"
-    return "" if file_sha256(path) == file.sha256 else "its SHA-256 is not the recorded one"
+    with open(path, "rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    return "" if found == file.sha256 else "its SHA-256 is not the recorded one"
+
+
+def write_folder(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[CheckpointFile, ...]:
+    """See `checkpoint_files`, whose costly import this puts off."""
+    from workers import checkpoint_files
+
+    return checkpoint_files.write_folder(folder, tensors)
+
+
+def read_folder(folder: Path, wanted: list[str], source: str) -> dict[str, Tensor]:
+    """See `checkpoint_files`, whose costly import this puts off."""
+    from workers import checkpoint_files
+
+    return checkpoint_files.read_folder(folder, wanted, source)

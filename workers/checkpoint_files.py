@@ -4,7 +4,8 @@ The index of such a folder is a pickle. Who may name a checkpoint in a job need 
 on the nodes, so that it is read with only those classes that an index consists of; tensors are read by
 `torch.load(weights_only=True)` inside DCP.
 
-All functions block: call them off the event loop.
+All functions block: call them off the event loop. To import this takes as long as to import torch: only who
+writes or reads a checkpoint does (see `fork_server.PRELOAD_IN_QUIET`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ single-threaded, runs no event loop, and never initialises a device, because a c
 broken. It is started by the node agent as `python -m workers.fork_server --fd N` and speaks JSON lines
 over that inherited socket:
 
-    agent  → {"op": "spawn", "id", "module", "payload", "result", "log", "threads"}
+    agent  → {"op": "spawn", "id", "module", "payload", "result", "log", "threads", "needs"}
              {"op": "kill", "id", "signal"}
     server → {"event": "ready", "pid", "torch", "devices", "threads", "method", "warning"}
              {"event": "spawned", "id", "pid"}
@@ -26,6 +26,7 @@ import argparse
 import ctypes
 import faulthandler
 import gc
+import hashlib
 import importlib
 import io
 import json
@@ -56,13 +57,21 @@ PRELOAD = (
     "psutil",
     "fsspec",
     "bus.connection",
+    "bus.credentials",
     "bus.presence",
     "bus.artifacts",
+    "numpy.random",
     "workers.instance",
     "workers.analysis",
     "workers.sample",
 )
 """Imported before the first fork; only torch is indispensable. None of them may start a thread."""
+
+PRELOAD_IN_QUIET = ("workers.checkpoint_files",)
+"""What only some jobs need takes as long as torch itself (DCP brings sympy): imported once nobody has asked
+for anything for `_QUIET_S`, or when an order `needs` it."""
+
+_QUIET_S = 3.0
 
 _DEVICE_PROBE_TIMEOUT_S = 60.0
 _BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
@@ -76,6 +85,7 @@ class ForkServer:
     def __init__(self, channel: socket.socket, *, method: str, scratch: Path | None = None) -> None:
         self._channel = channel
         self._method = method
+        self._in_quiet = PRELOAD_IN_QUIET if method == "fork" else ()
         self._scratch = scratch
         self._children: dict[str, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -95,7 +105,12 @@ class ForkServer:
         self._say(ready)
         buffer = b""
         while not self._ending:
-            for key, _ in self._selector.select():
+            heard = self._selector.select(_QUIET_S if self._in_quiet and not self._children else None)
+            if not heard:
+                preload(self._in_quiet)
+                self._in_quiet = ()
+                gc.freeze()
+            for key, _ in heard:
                 if key.fileobj is self._channel:
                     received = _receive(self._channel)
                     self._ending = self._ending or not received
@@ -140,7 +155,11 @@ class ForkServer:
             self._say({"event": "failed", "id": name, "text": f"{name} runs already"})
             return
         try:
-            pid = self._fork(order) if self._method == "fork" else _start_afresh(order)
+            if self._method == "fork":
+                preload(order.get("needs") or ())
+                pid = self._fork(order)
+            else:
+                pid = _start_afresh(order)
         except OSError as error:
             self._say({"event": "failed", "id": name, "text": f"no new process: {error.strerror}"})
             return
@@ -338,6 +357,11 @@ def preload(names: Sequence[str] = PRELOAD) -> None:
             _complain(f"{name} not preloaded: {type(error).__name__}: {error}")
 
 
+def warm_up() -> None:
+    """What each child would do for itself otherwise: OpenSSL takes 20 ms to find its first digest."""
+    hashlib.sha256()
+
+
 def thread_count() -> int:
     """Threads of this process, native ones included where the system tells."""
     try:
@@ -410,6 +434,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.chdir(options.directory)
     started = time.monotonic()
     preload()
+    warm_up()
     import torch
 
     threads = thread_count()

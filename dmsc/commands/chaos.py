@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dmsc.chaos.report import Report
     from dmsc.chaos.run import Chaos, ChaosOptions
     from dmsc.layout import MeshOptions
+    from dmsc.zygote import Zygote
     from schemas.job import JobSpec
 
 Say = Callable[[str], None]
@@ -84,6 +86,7 @@ def chaos(
     from dmsc.chaos.run import ChaosOptions
     from dmsc.exit_codes import ExitCode
     from dmsc.job_file import load_job
+    from dmsc.zygote import hatched
     from schemas.errors import BadInput
 
     options = ChaosOptions(seed=seed, every=parse_every(every), kinds=parse_kinds(what), faults=faults)
@@ -102,10 +105,9 @@ def chaos(
         print(text, file=sys.stderr if json else sys.stdout, flush=True)
 
     configure_logging(level="error")  # that the bus is away now and then is what was asked for
-    work = _chaos(
-        job, spec, options, reference, no_reference, state, (separate, slots) if private else None, say
-    )
-    report = run_async(work)
+    with hatched() if private else nullcontext() as zygote:
+        own = _OwnMesh(separate, slots, zygote) if private else None
+        report = run_async(_chaos(job, spec, options, reference, no_reference, state, own, say))
     if plot is not None:
         _write_plot(report, plot)
     if json:
@@ -119,6 +121,15 @@ def chaos(
     leave(ExitCode.FAILED if report.problems() else ExitCode.OK)
 
 
+@dataclass(frozen=True)
+class _OwnMesh:
+    """The mesh of `--private`."""
+
+    separate: bool
+    slots: int
+    zygote: Zygote | None
+
+
 async def _chaos(
     job: str,
     spec: JobSpec | None,
@@ -126,13 +137,13 @@ async def _chaos(
     reference: str | None,
     no_reference: bool,
     state: Path | None,
-    private: tuple[bool, int] | None,
+    own: _OwnMesh | None,
     say: Say,
 ) -> Report:
     from dmsc.interrupts import interrupts
 
     with interrupts():
-        async with _opened(state, private, say) as chaos:
+        async with _opened(state, own, say) as chaos:
             clean = None
             if reference is not None:
                 clean = await chaos.clean_figures(reference)
@@ -142,20 +153,23 @@ async def _chaos(
 
 
 @asynccontextmanager
-async def _opened(state: Path | None, private: tuple[bool, int] | None, say: Say) -> AsyncIterator[Chaos]:
+async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIterator[Chaos]:
     """Chaos for the mesh of a state folder, or for one of its own."""
     from dmsc.chaos.run import open_chaos
     from dmsc.mesh import running_mesh
     from dmsc.state_folder import StateFolder, default_state
 
-    if private is None:
+    if own is None:
         async with open_chaos(StateFolder(state or default_state()), say) as chaos:
             yield chaos
         return
     with tempfile.TemporaryDirectory(prefix="dmsc-chaos-", ignore_cleanup_errors=True) as name:
-        options = _private_mesh(Path(name) / "state", *private)
+        options = _private_mesh(Path(name) / "state", own.separate, own.slots)
         say(f"starting a mesh of clusters {', '.join(options.clusters)}")
-        async with running_mesh(options, say) as mesh, open_chaos(mesh.folder, say) as chaos:
+        async with (
+            running_mesh(options, say, zygote=own.zygote) as mesh,
+            open_chaos(mesh.folder, say) as chaos,
+        ):
             yield chaos
             say("stopping the mesh")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dmsc.follow import FollowOptions
     from dmsc.layout import MeshOptions
     from dmsc.starting_view import StartingView
+    from dmsc.zygote import Zygote
     from schemas.job import JobSpec
 
 _root = Path(__file__).absolute().parents[2]
@@ -47,6 +48,7 @@ def demo(
     from dmsc.follow import FollowOptions, OnInterrupt
     from dmsc.job_file import load_job
     from dmsc.layout import MeshOptions
+    from dmsc.zygote import hatched
 
     spec = load_job(file or _example("stdlib-gpt.yaml"), set_ or ())
     follow = FollowOptions(out=out, plain=plain, on_interrupt=OnInterrupt.CANCEL)
@@ -58,7 +60,8 @@ def demo(
             node=node_name(),
             policies=(policy or str(_example("my_policy.py")),),
         )
-        code = run_async(_demo(mesh, spec, follow))
+        with hatched() as zygote:
+            code = run_async(_demo(mesh, spec, follow, zygote))
     leave(code)
 
 
@@ -74,7 +77,9 @@ def _keep_logs(logs: Path, out: Path, view: StartingView) -> None:
     view.say(f"the processes' logs are in {out / 'logs'}")
 
 
-async def _demo(options: MeshOptions, spec: JobSpec, follow_options: FollowOptions) -> ExitCode:
+async def _demo(
+    options: MeshOptions, spec: JobSpec, follow_options: FollowOptions, zygote: Zygote | None
+) -> ExitCode:
     from contextlib import closing
 
     from dmsc.async_client import AsyncClient
@@ -87,7 +92,7 @@ async def _demo(options: MeshOptions, spec: JobSpec, follow_options: FollowOptio
     view = StartingView()
     with interrupts() as signals, closing(view):
         view.say(f"starting a mesh of clusters {', '.join(options.clusters)}")
-        async with running_mesh(options, view.say, view.progress) as mesh:
+        async with running_mesh(options, view.say, view.progress, zygote) as mesh:
             view.close()
             took_s = (mesh.file.ready_at or 0.0) - mesh.file.started_at
             door = next(iter(mesh.file.gateways.values()))

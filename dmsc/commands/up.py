@@ -18,6 +18,7 @@ from dmsc.running import leave, run_async
 if TYPE_CHECKING:
     from dmsc.layout import MeshOptions
     from dmsc.state_folder import MeshFile, StateFolder
+    from dmsc.zygote import Zygote
 
 
 def up(
@@ -101,7 +102,10 @@ def up(
     if detach:
         _detached(options, json)
         return
-    run_async(_up(options, json))
+    from dmsc.zygote import hatched
+
+    with hatched() as zygote:
+        run_async(_up(options, json, zygote))
 
 
 def down(
@@ -176,7 +180,7 @@ def _options(
     )
 
 
-async def _up(options: MeshOptions, json: bool) -> None:
+async def _up(options: MeshOptions, json: bool, zygote: Zygote | None) -> None:
     import asyncio
 
     from dmsc.interrupts import interrupts
@@ -199,7 +203,7 @@ async def _up(options: MeshOptions, json: bool) -> None:
     ready = False
     with interrupts(stop):
         try:
-            async with running_mesh(options, view.say, view.progress) as mesh:
+            async with running_mesh(options, view.say, view.progress, zygote) as mesh:
                 view.close()
                 _show(mesh.folder, mesh.file, json, detached=False)
                 ready = True

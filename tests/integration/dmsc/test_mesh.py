@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -265,6 +266,31 @@ def test_a_killed_child_is_started_again(mesh_folder: Path) -> None:
         lambda: "control-plane died (SIGKILL" in (mesh_folder / ".dmsc" / "logs" / "up.log").read_text(), 20
     )
     wait_for(lambda: dmsc("status", cwd=mesh_folder).returncode == 0, 60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are forked from a zygote on Linux only")
+def test_children_are_the_supervisors_own_and_need_no_zygote_to_come_back(mesh_folder: Path) -> None:
+    mesh = read(mesh_folder)
+    up = psutil.Process(mesh.pid)
+    direct = {child.pid: child.cmdline() for child in up.children()}
+    assert set(mesh.children.values()) <= direct.keys()
+    assert direct[mesh.children["agent-a"]][1:4] == ["-m", "dmsc", "join"]
+    (zygote,) = (pid for pid, line in direct.items() if line and line[0].startswith("dmsc-zygote"))
+
+    orphan = psutil.Process(mesh.children["agent-b"]).children()[0]  # its fork server
+    os.kill(mesh.children["agent-b"], signal.SIGKILL)
+    orphan.wait(30)  # ended by itself, and nobody but the supervisor can have waited for it
+    wait_for(lambda: read(mesh_folder).children["agent-b"] != mesh.children["agent-b"], 30)
+
+    os.kill(zygote, signal.SIGKILL)
+    os.kill(mesh.children["agent-a"], signal.SIGKILL)
+    wait_for(lambda: read(mesh_folder).children["agent-a"] != mesh.children["agent-a"], 30)
+
+    def offered() -> set[str]:
+        status = json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)
+        return {node["cluster"] for node in status["nodes"] if node["warm"]}
+
+    wait_for(lambda: offered() == {"a", "b"}, 60)
 
 
 def test_a_killed_server_comes_back_on_the_same_port(mesh_folder: Path) -> None:

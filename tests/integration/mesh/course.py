@@ -182,16 +182,21 @@ class Course:
             if claim.owner == member
         }
 
-    async def until_all_but_held(self, unit: str, held: str, step: int) -> None:
-        """Every microbatch of a stage of two is in the sum of `unit`, or waits at the other one, `held`."""
+    async def until_all_but_held(self, held: str, step: int) -> None:
+        """Every microbatch of a stage is in the sum of another replica, or waits at this one, `held`."""
+        stage = held.split("-")[0]
+        others = [unit for unit in self.units() if unit.startswith(f"{stage}-") and unit != held]
         total = self.spec.training.microbatches
+
+        def summed() -> int:
+            return sum(len(self.claimed(unit, step)) for unit in others)
+
         seen = -1
         while True:
             await self.until(
-                lambda seen=seen: len(self.claimed(unit, step)) > seen,
-                f"{unit} sums all that is not {held}'s",
+                lambda seen=seen: summed() > seen, f"{', '.join(others)} sum all that is not {held}'s"
             )
-            seen = len(self.claimed(unit, step))
+            seen = summed()
             assert not self.claimed(held, step)
             waiting = (await self.status(held, step)).waiting
             if seen and seen + len(waiting) == total:

@@ -27,7 +27,7 @@ from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from schemas.door import DoorRequest, JobList, MeshStatus
 from schemas.envelope import EntityKind
-from schemas.errors import NoResponders, Unavailable
+from schemas.errors import NoResponders, Overloaded, Unavailable
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
 from schemas.registry import InstanceState, ServiceRecord
 from tests.conftest import CONNECT_S
@@ -193,8 +193,12 @@ class Witness:
         answer: object = None
         async with asyncio.timeout(READY_S):
             while answer is None:
-                with contextlib.suppress(NoResponders):
+                try:
                     answer = await self.ask("job.submit", spec=spec)
+                except NoResponders:
+                    await asyncio.sleep(0.05)
+                except Overloaded as error:  # asked too often in vain: the gateway says when to come again
+                    await asyncio.sleep(float(error.fields["retry_after_s"]))
         assert isinstance(answer, JobList)
         return answer.jobs[0].job
 

@@ -18,6 +18,7 @@ import pytest
 
 from bus import codec, subjects
 from bus.connection import Bus
+from entities.orchestrator.setbacks import STEP_ATTEMPTS
 from schemas.door import DoorRequest, JobList, SubmitJob
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
@@ -193,7 +194,9 @@ def test_what_breaks_the_same_step_twice_ends_the_job(
         "mend it, or set training.on_bad_microbatch to skip: then such steps are left out",
         record.reason,
     ), record.reason
-    assert 1 <= record.recoveries <= 2  # a neighbour's broken link may be the first that is heard of it
+    # a neighbour's broken link may be the first that is heard of it, and a newcomer may meet it before both
+    # have said what ended them
+    assert 1 <= record.recoveries <= STEP_ATTEMPTS
     assert len([event for event in seen if event.kind == "fault"]) >= 2
     assert {event.result.step for event in seen if event.result is not None} == {0, 1, 2}
 
