@@ -86,6 +86,7 @@ async def running_mesh(
                     ready_at=time.time(),
                     clusters=dict.fromkeys(options.clusters, options.slots),
                     children=_pids(bus, supervisor),
+                    commands=supervisor.commands,
                     metrics=metrics,
                 )
                 folder.write_mesh(file)

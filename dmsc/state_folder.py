@@ -50,6 +50,7 @@ class MeshFile:
     ready_at: float | None = None
     clusters: dict[str, int] = field(default_factory=dict)  # cluster → slots
     children: dict[str, int] = field(default_factory=dict)  # process name → pid
+    commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # process name → arguments of `dmsc`
     metrics: dict[str, str] = field(default_factory=dict)  # process name → URL for Prometheus
 
 

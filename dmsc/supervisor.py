@@ -70,6 +70,11 @@ class Supervisor:
         """Process ids of the children that live."""
         return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
 
+    @property
+    def commands(self) -> dict[str, tuple[str, ...]]:
+        """What each child was started with."""
+        return {child.name: child.arguments for child in self._children}
+
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+
+from dmsc import zygote
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = [
@@ -29,6 +32,7 @@ PRELOADED = [
     "dmsc.cli",
     "dmsc.client",
     "dmsc.mesh",
+    *zygote.PRELOADED,
     __name__,
 ]
 
@@ -56,29 +60,86 @@ def _script(output: Connection, script: str, args: list[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
+def parent() -> int:
+    """The process whose children all these are, which ends with this one."""
+    warm_up()
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # it has no public name
+    assert isinstance(pid, int)
+    return pid
+
+
+class WarmProcess:
+    """What we use of `subprocess.Popen`."""
+
+    def __init__(self, process: ForkServerProcess, command: tuple[str, ...]) -> None:
+        self._process = process
+        self._command = command
+        assert process.pid is not None
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Raises `subprocess.TimeoutExpired`."""
+        self._process.join(timeout_s)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired(self._command, timeout_s or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def start_module(
+    module: str,
+    arguments: tuple[str, ...],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str],
+    out: Path,
+    err: Path | None = None,
+) -> WarmProcess:
+    """`python -m module ARGUMENTS`, its output appended to `out`, and its errors, unless to `err`."""
+    warm_up()
+    for file in {out, err or out} - {Path(os.devnull)}:
+        file.touch()
+    given = (module, arguments, str(cwd), dict(environment), str(out), str(err or out))
+    process = CONTEXT.Process(target=_module, args=given)
+    process.start()
+    return WarmProcess(process, (module, *arguments))
+
+
 def run_module(
     module: str, arguments: tuple[str, ...], *, cwd: Path, environment: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """`python -m module ARGUMENTS`, to the end; raises `subprocess.TimeoutExpired`."""
-    warm_up()
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        process = CONTEXT.Process(
-            target=_module, args=(module, arguments, str(cwd), dict(environment), str(out), str(err))
-        )
-        process.start()
-        process.join(timeout_s)
-        late = process.is_alive()
-        if late:
+        process = start_module(module, arguments, cwd=cwd, environment=environment, out=out, err=err)
+
+        def said() -> list[str]:
+            return [file.read_text(errors="replace") if file.exists() else "" for file in (out, err)]
+
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
             process.kill()
-            process.join()
-        code = process.exitcode
-        process.close()
-        said = [file.read_text(errors="replace") if file.exists() else "" for file in (out, err)]
-    if late:
-        raise subprocess.TimeoutExpired([module, *arguments], timeout_s, *said)
-    assert code is not None
-    return subprocess.CompletedProcess([module, *arguments], code, *said)
+            process.wait()
+            raise subprocess.TimeoutExpired([module, *arguments], timeout_s, *said()) from None
+        return subprocess.CompletedProcess([module, *arguments], code, *said())
 
 
 def _module(
@@ -87,6 +148,7 @@ def _module(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # found by the environment of whoever asked first
     for number, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)

@@ -1,8 +1,8 @@
 """The processes of a mesh on this machine: found, verified, struck.
 
 Nothing is signalled whose identity is not verified: it descends from the mesh's supervisor (which holds the
-lock of the state folder), its command line says what it is, and its start time is still the same after a
-handle on it was opened. On Linux the handle is a pidfd, so that not even a pid that was given to somebody
+lock of the state folder), the mesh's own account says what it is, and its start time is still the same after
+a handle on it was opened. On Linux the handle is a pidfd, so that not even a pid that was given to somebody
 else in between can be hit.
 """
 
@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 
@@ -47,7 +46,7 @@ class LocalMesh:
                 f"no mesh runs on {folder.path}: chaos kills processes of a mesh on this machine; start one"
                 " with `dmsc up`, name its folder with --state, or let chaos start its own with --private"
             )
-        self._store = folder.store
+        self._folder = folder
         self._owner = psutil.Process(owner)
 
     def alive(
@@ -67,42 +66,40 @@ class LocalMesh:
         return sorted(record.sid for record in _of_job(job, known) if record.sid not in here)
 
     def _parts(self) -> Iterator[Part]:
+        mesh = self._folder.mesh()
+        if mesh is None:
+            return
+        names = {pid: name for name, pid in mesh.children.items()}
         for process in self._owner.children():
+            name = names.get(process.pid)
             with contextlib.suppress(psutil.Error):
-                part = self._part(process)
+                part = None if name is None else _part(process, mesh.commands.get(name))
                 if part is not None:
                     yield part
 
-    def _part(self, process: psutil.Process) -> Part | None:
-        """What a child of the supervisor is, by its command line; None for what we know nothing of."""
-        line = process.cmdline()
-        if process.status() == psutil.STATUS_ZOMBIE or not line:
-            return None
-        started = process.create_time()
-        if Path(line[0]).name.startswith("nats-server"):
-            if not any(str(self._store) in argument for argument in line):
-                return None
-            return Part(
-                name="nats-server", entities=("server",), clusters=(), pid=process.pid, started=started
-            )
-        arguments = line[line.index("dmsc") + 1 :] if "dmsc" in line else []
-        clusters = tuple(value for name, value in pairwise(arguments) if name == "--cluster")
-        tree = tuple(_descendants(process))
-        if arguments[:1] == ["join"]:
-            name, entities = f"agent-{clusters[0] if clusters else 'a'}", ("agent",)
-            return Part(
-                name=name, entities=entities, clusters=clusters or ("a",), pid=process.pid, started=started,
-                tree=tree,
-            )  # fmt: skip
-        if arguments[:1] == ["run"]:
-            found = tuple(argument for argument in arguments[1:] if argument in ENTITIES)
-            name = found[0] if len(found) == 1 else "control-plane"
-            if len(found) == 1 and clusters:
-                name = f"{name}-{clusters[0]}"
-            return Part(
-                name=name, entities=found, clusters=clusters, pid=process.pid, started=started, tree=tree
-            )
+
+def _part(process: psutil.Process, command: Sequence[str] | None) -> Part | None:
+    """What a child is, by the arguments that it was started with (a server has none); None: not to be hit."""
+    if process.status() == psutil.STATUS_ZOMBIE:
         return None
+    started = process.create_time()
+    if command is None:
+        return Part(name="nats-server", entities=("server",), clusters=(), pid=process.pid, started=started)
+    clusters = tuple(value for name, value in pairwise(command) if name == "--cluster")
+    entities: tuple[str, ...] = ("agent",)
+    if command[0] == "join":
+        name = f"agent-{clusters[0]}"
+    elif command[0] == "run":
+        entities = tuple(argument for argument in command[1:] if argument in ENTITIES)
+        name = entities[0] if len(entities) == 1 else "control-plane"
+        if len(entities) == 1 and clusters:
+            name = f"{name}-{clusters[0]}"
+    else:
+        return None
+    return Part(
+        name=name, entities=entities, clusters=clusters, pid=process.pid, started=started,
+        tree=tuple(_descendants(process)),
+    )  # fmt: skip
 
 
 def _descendants(process: psutil.Process) -> Iterator[tuple[int, float]]:

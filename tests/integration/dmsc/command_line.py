@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.warm_processes import run_module
+from tests.warm_processes import WarmProcess, run_module, start_module
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -31,7 +31,7 @@ def dmsc(
 class Running:
     """A `dmsc` process whose output is read while it runs."""
 
-    def __init__(self, process: subprocess.Popen[str], out: Path, err: Path) -> None:
+    def __init__(self, process: WarmProcess | subprocess.Popen[bytes], out: Path, err: Path) -> None:
         self.process = process
         self._out = out
         self._err = err
@@ -75,14 +75,21 @@ class Running:
 
 @contextmanager
 def running(*arguments: str, cwd: Path, apart: bool = False, **more: str) -> Iterator[Running]:
-    """Start in the background; killed at the end if it is still there. `apart`: stderr is not in `output`."""
+    """Start in the background; killed at the end if it is still there. `apart`: stderr is not in `output`.
+
+    What brings a mesh is started afresh, as a user would, the others from a process that is warm.
+    """
     out = cwd / f"output-{time.monotonic_ns()}.txt"
     err = out.with_suffix(".errors.txt") if apart else out
-    with out.open("a") as file, err.open("a") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dmsc", *arguments],
-            cwd=cwd, env=environment(**more), stdout=file, stderr=errors, text=True,
-        )  # fmt: skip
+    process: WarmProcess | subprocess.Popen[bytes]
+    if arguments[0] in ("up", "demo"):
+        with out.open("ab") as file, err.open("ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dmsc", *arguments],
+                cwd=cwd, env=environment(**more), stdout=file, stderr=errors,
+            )  # fmt: skip
+    else:
+        process = start_module("dmsc", arguments, cwd=cwd, environment=environment(**more), out=out, err=err)
     try:
         yield Running(process, out, err)
     finally:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import pytest
 
 from dmsc.client import Client
 from schemas.job import JobSpec
+from tests.warm_processes import WarmProcess, start_module
 
 READY_S = 60.0
 STOP_S = 30.0
@@ -32,23 +31,12 @@ class Mesh:
     servers: list[str]
     bus_token: str | None
     client: Client
-    process: subprocess.Popen[bytes]
+    process: WarmProcess
 
 
 def start_mesh(state: Path, *options: str) -> Mesh:
     """`dmsc up` with free ports; returns once it is ready."""
-    command = [
-        sys.executable,
-        "-m",
-        "dmsc",
-        "up",
-        "--state",
-        str(state),
-        "--nats-port",
-        "0",
-        "--http-port",
-        "0",
-    ]
+    arguments = ("up", "--state", str(state), "--nats-port", "0", "--http-port", "0", *options)
     environment = {
         **os.environ,
         "DMSC_CODE_PATH": str(USER_MODELS),
@@ -56,10 +44,9 @@ def start_mesh(state: Path, *options: str) -> Mesh:
         "DMSC_ENERGY_PRICE": "0.3",
     }
     said = state.with_name(f"{state.name}.stderr")
-    with said.open("wb") as stderr:
-        process = subprocess.Popen(
-            [*command, *options], stdout=subprocess.DEVNULL, stderr=stderr, env=environment
-        )
+    process = start_module(
+        "dmsc", arguments, cwd=Path(), environment=environment, out=Path(os.devnull), err=said
+    )
     deadline = time.monotonic() + READY_S
     found: dict[str, Any] = {}
     while time.monotonic() < deadline:

@@ -247,7 +247,10 @@ class Course:
 
 @contextlib.asynccontextmanager
 async def followed(client: Witness, gates: Gates, spec: JobSpec, expected: str) -> AsyncIterator[Course]:
-    """A job that was submitted, under eyes that were open before; all its units are known and it runs."""
+    """A job that was submitted, under eyes that were open before; all its units are known.
+
+    It computes nothing before the block waits for something.
+    """
     course = Course(client, gates, spec, expected)
     async with Tap(client.bus, [">", "$KV.>"], replies=True, limit=TAPPED) as tap:
 
@@ -257,8 +260,10 @@ async def followed(client: Witness, gates: Gates, spec: JobSpec, expected: str) 
 
         listening = asyncio.create_task(listen())
         try:
+            gates.close()
             course.job = await client.submit(spec)
             await course.until_said(subjects.STEP_BEGIN)
+            gates.begin()
             yield course
         finally:
             listening.cancel()

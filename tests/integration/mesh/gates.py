@@ -49,12 +49,21 @@ class Gates:
 
     def __init__(self, seed: int, steps: int, microbatches: int) -> None:
         self._holds: list[Hold] = []
+        self._begun = asyncio.Event()
+        self._begun.set()
         self._work = {
             layer_seed(seed, step, microbatch, layer): (step, microbatch)
             for step in range(steps)
             for microbatch in range(microbatches)
             for layer in range(LAYERS)
         }
+
+    def close(self) -> None:
+        """No pass of any step goes on until `begin`: whoever wants to hold one is there in time."""
+        self._begun.clear()
+
+    def begin(self) -> None:
+        self._begun.set()
 
     def hold(self, pid: int, direction: str, step: int) -> Hold:
         """From now on; whoever is past it already is not held."""
@@ -63,6 +72,7 @@ class Gates:
         return hold
 
     def open_all(self) -> None:
+        self.begin()
         for hold in self._holds:
             hold.open()
 
@@ -72,6 +82,8 @@ class Gates:
             while line := await reader.readline():
                 pid, direction, seed = line.decode().split()
                 step, microbatch = self._work.get(int(seed), (-1, -1))  # not a step's: the analysis
+                if step >= 0:
+                    await self._begun.wait()
                 for hold in self._holds:
                     if (hold.pid, hold.direction, hold.step) == (int(pid), direction, step):
                         await hold.arrive(microbatch)

@@ -32,6 +32,7 @@ from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
 from schemas.registry import InstanceState, ServiceRecord
 from tests.conftest import CONNECT_S
 from tests.integration.mesh.conftest import USER_MODELS
+from tests.warm_processes import WarmProcess, parent, start_module
 
 TOKEN = "a-test-token"
 READY_S = 60.0
@@ -49,7 +50,7 @@ class OwnMesh:
     slots: int = 3
     nodes: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
     """Where a cluster's agent is to run, if not here: its address, and the words before its command."""
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes] | WarmProcess] = field(default_factory=dict)
     commands: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -66,14 +67,17 @@ class OwnMesh:
             "DMSC_REPLICAS": str(self.replicas),
             "DMSC_CODE_PATH": str(USER_MODELS),
         }
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [
-                    *self._where(name)[1], sys.executable, "-m", "dmsc", *self.commands[name],
-                    "--parent", str(os.getpid()),
-                ],
-                env=environment, stdout=log, stderr=log,
-            )  # fmt: skip
+        log, prefix = self.folder / f"{name}.log", self._where(name)[1]
+        process: subprocess.Popen[bytes] | WarmProcess
+        if prefix:
+            command = [*prefix, sys.executable, "-m", "dmsc", *self.commands[name]]
+            with log.open("ab") as out:
+                process = subprocess.Popen(
+                    [*command, "--parent", str(os.getpid())], env=environment, stdout=out, stderr=out
+                )
+        else:
+            arguments = (*self.commands[name], "--parent", str(parent()))
+            process = start_module("dmsc", arguments, cwd=Path(), environment=environment, out=log)
         self.processes[name] = process
         return process.pid
 

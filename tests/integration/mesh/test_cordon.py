@@ -145,7 +145,7 @@ def test_a_wrong_place_is_one_line(mesh: Mesh, tmp_path: Path, command: tuple[st
 
 
 # --- drain ----------------------------------------------------------------------------------------------
-STEPS = 64
+STEPS = 36
 """Enough for a drain to find the job running."""
 
 
