@@ -264,6 +264,11 @@ async def close(client: Client) -> None:
                 client._pending.clear()
                 client._pending_data_size = 0
             await client.close()
+    reconnecting = client._reconnection_task
+    if reconnecting is not None and reconnecting is not asyncio.current_task():
+        await _end(
+            reconnecting
+        )  # it may have swallowed that, and would dial for as long as this process lives
 
 
 def plain(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from schemas.peer_copy import CopyHeld, CopyStatus
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
 
-STEPS = 40
+STEPS = 30
 KILL_AT = 20
 """Behind the second snapshot: the newcomer takes a snapshot and redos."""
 

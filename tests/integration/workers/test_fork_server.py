@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,9 @@ class Agent:
     def say(self, **order: Any) -> None:
         self.socket.sendall(json.dumps(order).encode() + b"\n")
 
-    def spawn(self, name: str, threads: int | None = None, **payload: Any) -> dict[str, Any]:
+    def spawn(
+        self, name: str, threads: int | None = None, needs: Sequence[str] = (), **payload: Any
+    ) -> dict[str, Any]:
         order: dict[str, Any] = {
             "op": "spawn",
             "id": name,
@@ -67,6 +69,7 @@ class Agent:
             "payload": payload,
         }
         order |= {"result": str(self.result(name)), "log": str(self.log(name)), "threads": threads}
+        order["needs"] = list(needs)
         self.say(**order)
         return self.hear()
 
@@ -130,6 +133,21 @@ def test_ready_says_what_is_loaded_and_that_forking_is_safe(agent: Agent) -> Non
     if sys.platform == "linux":
         assert (agent.ready["method"], agent.ready["threads"]) == ("fork", 1)
         assert agent.ready["warning"] == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fork")
+def test_what_a_child_needs_is_imported_once_by_the_server(own_agent: Agent) -> None:
+    for name, needs in (
+        ("without", []),
+        ("first", ["fork_children.costly"]),
+        ("second", ["fork_children.costly", "no.such.module"]),
+    ):
+        own_agent.spawn(name, needs=needs, do="costly")
+        assert own_agent.hear()["code"] == 0, own_agent.log(name).read_text()
+    found = {name: json.loads(own_agent.result(name).read_text()) for name in ("without", "first", "second")}
+    server = own_agent.ready["pid"]
+    assert [one["imported_by"] for one in found.values()] == [None, server, server]
+    assert "no.such.module not preloaded" in (own_agent.folder / "server.log").read_text()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork and /proc")

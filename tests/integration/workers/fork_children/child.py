@@ -17,6 +17,10 @@ def main(payload: dict[str, Any], result: Path | None) -> int:
     if action == "look":
         assert result is not None
         result.write_text(json.dumps(_surroundings()))
+    elif action == "costly":
+        assert result is not None
+        found = sys.modules.get("fork_children.costly")
+        result.write_text(json.dumps({"imported_by": getattr(found, "IMPORTED_BY", None)}))
     elif action == "raise":
         raise ValueError("no such\nlayer")
     elif action == "abort":
