@@ -266,9 +266,7 @@ async def close(client: Client) -> None:
             await client.close()
     reconnecting = client._reconnection_task
     if reconnecting is not None and reconnecting is not asyncio.current_task():
-        await _end(
-            reconnecting
-        )  # it may have swallowed that, and would dial for as long as this process lives
+        await _end(reconnecting)  # it may have swallowed that, and dial for ever
 
 
 def plain(error: BaseException) -> str:

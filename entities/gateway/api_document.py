@@ -77,8 +77,9 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
     if "requestBody" in operation:
         found += [400, 413]
     parameters = operation.get("parameters", ())
-    if any(parameter.get("name") == "Range" for parameter in parameters):
+    names = {str(parameter.get("name")) for parameter in parameters}
+    if "Range" in names:
         found += [409, 416]
-    if "job" in str([parameter.get("name") for parameter in parameters]):
+    if names & {"job", "user"}:  # whom there may not be
         found.append(404)
     return sorted(set(found))

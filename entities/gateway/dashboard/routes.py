@@ -87,7 +87,9 @@ def _searches(router: APIRouter, door: Door) -> None:
         sid: WantedInstance = None,
         job: WantedJob = None,
         since_s: Annotated[float, Query(gt=0, le=86_400, description="seconds back from now")] = 900.0,
-        start: Annotated[int | None, Query(ge=1, description="from this sequence on, instead")] = None,
+        start: Annotated[
+            int | None, Query(ge=1, le=1 << 62, description="from this sequence on, instead")
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     ) -> JSONResponse:
         """The latest log lines that fit, oldest first; `next` continues where this search ended."""

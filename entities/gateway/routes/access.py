@@ -92,7 +92,9 @@ def access(door: Door) -> APIRouter:
     @router.get("/audit", response_model=AuditPage, tags=["audit"])
     async def audit(
         token: Token,
-        start: Annotated[int | None, Query(ge=1, description="first sequence; default: the latest")] = None,
+        start: Annotated[
+            int | None, Query(ge=1, le=1 << 62, description="first sequence; default: the latest")
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
     ) -> Response:
         """Refusals and privileged acts, hash-chained; in order from `start`, or the latest."""
