@@ -11,6 +11,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from bus.accounts import ACCOUNT
 from bus.dial import KeyUser
 from bus.guard_keys import GuardKeys
 from bus.link import Link
@@ -58,12 +59,12 @@ class Connections:
         finally:
             await link.close()
 
-    async def of(self, names: Collection[str]) -> list[Connection]:
-        """The connections of whoever was let in under one of these names, on all servers."""
+    async def of(self, names: Collection[str], account: str = ACCOUNT) -> list[Connection]:
+        """The connections of whoever was let into `account` under one of these names, on all servers."""
         found: list[Connection] = []
         offset = 0
         while True:
-            wanted = {"auth": True, "limit": PAGE, "offset": offset}
+            wanted = {"auth": True, "acc": account, "limit": PAGE, "offset": offset}
             more = False
             for answer in await self._ask_all(json.dumps(wanted).encode()):
                 body = answer.get("data") or {}

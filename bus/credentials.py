@@ -199,6 +199,17 @@ def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Chec
     return Checked(before, int(expires))
 
 
+def root_of(chain: str) -> str:
+    """The public key that a chain says it begins with: whose it would be, if `check` finds it sound.
+
+    Raises:
+        Refused: not a chain.
+    """
+    if len(chain) > CHAIN_MOST_BYTES:
+        raise Refused("the chain of its credential is too long")
+    return str(nats_jwt.decode(chain.partition(BETWEEN)[0])["iss"])
+
+
 def _read(claims: Mapping[str, Any], now: float) -> tuple[Identity, float]:
     issued, until = claims.get("iat"), claims.get("exp")
     if claims.get("type") != TYPE or not isinstance(issued, int) or not isinstance(until, int):

@@ -54,6 +54,21 @@ async def departures(bus: Bus, heard: Callable[[str, str], None]) -> Feed:
     return await bus.link.subscribe(DISCONNECTED, arrived)
 
 
+def imported(account: str) -> str:
+    """The import by which a server's configuration tells `account` of the ends of its own connections."""
+    told = f"{{account: {SYSTEM_ACCOUNT}, subject: {_closed(account)}}}"
+    return f"{{stream: {told}, to: {json.dumps(DISCONNECTED)}}}"
+
+
+def exported(account: str) -> str:
+    """The system account's export that goes with it; nobody else may import that."""
+    return f"{{stream: {_closed(account)}, accounts: [{json.dumps(account)}]}}"
+
+
+def _closed(account: str) -> str:
+    return json.dumps(f"$SYS.ACCOUNT.{account}.DISCONNECT")  # NATS reads JSON strings
+
+
 def access_clause(token: str | None) -> list[str]:
     """The lines of a server's configuration that say who may come in.
 
@@ -66,16 +81,14 @@ def access_clause(token: str | None) -> list[str]:
     quoted = json.dumps  # NATS reads JSON strings
     if not colon:
         return [f"authorization {{ token: {quoted(token)} }}"]
-    closed = quoted(f"$SYS.ACCOUNT.{ACCOUNT}.DISCONNECT")
-    told = f"{{stream: {{account: {SYSTEM_ACCOUNT}, subject: {closed}}}, to: {quoted(DISCONNECTED)}}}"
     return [
         "accounts {",
         f"  {ACCOUNT} {{",
         "    jetstream: enabled",
         f"    users: [{{user: {quoted(user)}, password: {quoted(password)}}}]",
-        f"    imports: [{told}]",
+        f"    imports: [{imported(ACCOUNT)}]",
         "  }",
-        f"  {SYSTEM_ACCOUNT} {{ exports: [{{stream: {closed}, accounts: [{ACCOUNT}]}}] }}",
+        f"  {SYSTEM_ACCOUNT} {{ exports: [{exported(ACCOUNT)}] }}",
         "}",
         f"system_account: {SYSTEM_ACCOUNT}",
     ]

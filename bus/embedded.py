@@ -21,11 +21,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from bus.accounts import ALONE, Account
 from bus.codec import MAX_MESSAGE_BYTES
 from bus.departures import access_clause
 from bus.logs import get_logger
@@ -76,6 +77,8 @@ class EmbeddedServer:
         store_dir: Where streams, the log, and the configuration live; made if missing.
         port: -1 takes a free one. After the first start the port is pinned, for restarts.
         guard: The authorizer's keys: it decides about each connection, and `token` is not asked for.
+        accounts: Into which the guard puts connections, with their limits.
+        copies: How many servers keep each stream; limits are for one of them.
         token: Clients must present it. With `user:password` the server also tells of closed connections
             (`bus.departures`).
         host: Interface to listen on.
@@ -94,6 +97,8 @@ class EmbeddedServer:
         *,
         port: int = -1,
         guard: GuardKeys | None = None,
+        accounts: Sequence[Account] = ALONE,
+        copies: int = 1,
         token: str | None = None,
         host: str = "127.0.0.1",
         sync_always: bool = True,
@@ -111,6 +116,8 @@ class EmbeddedServer:
         self._port = port
         self._token = token
         self._guard = guard
+        self._accounts = accounts
+        self._copies = copies
         self._sync_always = sync_always
         self._max_store_bytes = max_store_bytes
         self._max_memory_bytes = max_memory_bytes
@@ -308,7 +315,7 @@ class EmbeddedServer:
         else:
             from bus.guard_keys import guarded_clause  # cryptography: only those who guard need it
 
-            lines += guarded_clause(self._guard)
+            lines += guarded_clause(self._guard, self._accounts, self._copies)
         path = self.store_dir / "server.conf"
         path.touch(mode=0o600)
         path.chmod(0o600)  # the token is in it

@@ -7,14 +7,15 @@ issuer's key; in its configuration stand public keys alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
+from bus.accounts import ALONE, Account, account_lines, system_exports
 from bus.credentials import root_public
-from bus.departures import ACCOUNT, SYSTEM_ACCOUNT
+from bus.departures import SYSTEM_ACCOUNT
 from bus.nats_jwt import SealingKeys, SigningKeys
-from bus.subjects import DISCONNECTED
 from schemas.errors import BadInput
 
 GUARD_ACCOUNT = "AUTH"
@@ -24,7 +25,8 @@ ANSWER_S = 1.0
 
 @dataclass(frozen=True)
 class GuardKeys:
-    """Secrets of AAM processes alone, but for `root`, the public key that checks credentials.
+    """Secrets of AAM processes alone, but for `root`, the public key that checks credentials. It is empty
+    on a server of several meshes: each has its own root.
 
     `issuer` signs what the server believes; `sealing` opens its questions; `guard` and `system` are users of
     the accounts in which questions are answered and connections are ended.
@@ -37,10 +39,10 @@ class GuardKeys:
     system: str
 
     @classmethod
-    def generate(cls, root: str) -> GuardKeys:
-        """For the mesh of this root."""
+    def generate(cls, root: str | None) -> GuardKeys:
+        """For the mesh of this root; None: for a server of several."""
         return cls(
-            root=root_public(root),
+            root="" if root is None else root_public(root),
             issuer=SigningKeys.account().seed,
             sealing=SealingKeys.generate().seed,
             guard=SigningKeys.user().seed,
@@ -74,19 +76,17 @@ class GuardKeys:
         return keys
 
 
-def guarded_clause(keys: GuardKeys) -> list[str]:
-    """The lines of a server's configuration that hand every connection to the AAM."""
-    quoted = json.dumps  # NATS reads JSON strings
+def guarded_clause(keys: GuardKeys, accounts: Sequence[Account] = ALONE, copies: int = 1) -> list[str]:
+    """The lines of a server's configuration that hand every connection to the AAM, which puts it into one of
+    these accounts; `copies` as for `account_lines`."""
     guard, system = SigningKeys(keys.guard).public, SigningKeys(keys.system).public
-    closed = quoted(f"$SYS.ACCOUNT.{ACCOUNT}.DISCONNECT")
-    told = f"{{stream: {{account: {SYSTEM_ACCOUNT}, subject: {closed}}}, to: {quoted(DISCONNECTED)}}}"
     return [
         "accounts {",
-        f"  {ACCOUNT} {{ jetstream: enabled, imports: [{told}] }}",
+        *account_lines(accounts, copies),
         f"  {GUARD_ACCOUNT} {{ users: [{{nkey: {guard}}}] }}",
         f"  {SYSTEM_ACCOUNT} {{",
         f"    users: [{{nkey: {system}}}]",
-        f"    exports: [{{stream: {closed}, accounts: [{ACCOUNT}]}}]",
+        f"    exports: [{system_exports(accounts)}]",
         "  }",
         "}",
         f"system_account: {SYSTEM_ACCOUNT}",

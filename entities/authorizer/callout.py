@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
+from bus.accounts import ACCOUNT
 from bus.callout import Caller, Callout, Grant
 from bus.credentials import check
 from bus.guard_keys import GuardKeys
@@ -45,12 +46,25 @@ class Tell(Protocol):
 class Doorkeeper:
     """Decides about connections."""
 
-    def __init__(self, keys: GuardKeys, users: PresentUsers, tell: Tell | None = None) -> None:
-        """`tell` takes the lines about those who were let in; by default they go to the log."""
+    def __init__(
+        self,
+        keys: GuardKeys,
+        users: PresentUsers,
+        tell: Tell | None = None,
+        *,
+        root: str = "",
+        account: str = ACCOUNT,
+    ) -> None:
+        """`tell` takes the lines about those who were let in; by default they go to the log.
+
+        `account`: where they are put; `root`: the public key that checks its credentials, if not that of `keys`.
+        """
+        self.account = account
         self.granted: Counter[str] = Counter()  # by kind or role
         self.refused: Counter[str] = Counter()  # by the reason's code
         self.reasons: deque[str] = deque(maxlen=REMEMBERED)  # of the last refusals, in words
         self._keys = keys
+        self._root = root or keys.root
         self._users = users
         self._tell: Tell = tell or log.info
 
@@ -87,9 +101,11 @@ class Doorkeeper:
         if not caller.token:
             raise Refused("no credential and no token", why="nothing")
         if caller.signature:
-            checked = check(caller.token, caller.nonce, caller.signature, self._keys.root, now)
+            checked = check(caller.token, caller.nonce, caller.signature, self._root, now)
             identity = checked.identity
-            return identity.kind, Grant(identity.name, of_identity(identity), checked.expires_at)
+            return identity.kind, Grant(
+                identity.name, of_identity(identity), checked.expires_at, self.account
+            )
         user = identify(self._users(), caller.token)
         if user is None:
             raise Refused("neither a credential of this mesh nor a user's token", why="unknown")
@@ -103,7 +119,11 @@ class Doorkeeper:
         expires = int(now + USER_CONNECTION_S)
         if user.expires_at is not None:  # with the token, so does the connection
             expires = min(expires, int(user.expires_at))
-        return user.role, Grant(connection_of(user.name), permissions, expires)
+        return user.role, Grant(connection_of(user.name), permissions, expires, self.account)
+
+    def knows(self, token: str) -> bool:
+        """Whether this is a token of one of our users."""
+        return identify(self._users(), token) is not None
 
     def _refused(self, caller: Caller, error: Refused) -> None:
         self.refused[str(error.fields.get("why", "credential"))] += 1

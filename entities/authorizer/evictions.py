@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from bus.accounts import ACCOUNT
 from bus.connections import Connections
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
@@ -27,9 +28,17 @@ def connection_of(user: str) -> str:
 
 
 class Evictions:
-    """Ends connections, at the servers' system account. A connection of its own for each time: it is rare."""
+    """Ends connections in one account, at the servers' system account. A connection of its own for each time: it is rare."""
 
-    def __init__(self, servers: Sequence[str], keys: GuardKeys, *, name: str = "authorizer") -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        keys: GuardKeys,
+        *,
+        name: str = "authorizer",
+        account: str = ACCOUNT,
+    ) -> None:
+        self._account = account
         self._servers = list(servers)
         self._keys = keys
         self._name = name
@@ -47,7 +56,7 @@ class Evictions:
                 for look in range(2):
                     if look:
                         await asyncio.sleep(AGAIN_S)
-                    for one in await connections.of(names):
+                    for one in await connections.of(names, self._account):
                         await connections.end(one)
                         if (one.server, one.number) not in ended:
                             ended.add((one.server, one.number))

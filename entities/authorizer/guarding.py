@@ -35,17 +35,23 @@ async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncI
     assert config.keys_file is not None
     directory = UserDirectory(config.tokens_file, config.user_key)
     doorkeeper = Doorkeeper(GuardKeys.read(config.keys_file), lambda: directory.users, tell)
-    async with doorkeeper.at_door(config.servers, config.sid):
-        tasks = (
-            asyncio.create_task(_refreshing(directory, config.check_s)),
-            asyncio.create_task(_following(directory, config)),
-        )
-        try:
-            yield doorkeeper
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async with doorkeeper.at_door(config.servers, config.sid), following(directory, config):
+        yield doorkeeper
+
+
+@asynccontextmanager
+async def following(directory: UserDirectory, config: AuthorizerConfig) -> AsyncIterator[None]:
+    """Keeps `directory` up with the users' file and the bus, until the end of the block."""
+    tasks = (
+        asyncio.create_task(_refreshing(directory, config.check_s)),
+        asyncio.create_task(_following(directory, config)),
+    )
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _refreshing(directory: UserDirectory, every_s: float) -> None:

@@ -1,0 +1,147 @@
+"""The guard of a server that several meshes share, each a tenant with an account of its own (ADR-0028).
+
+Whose a caller is follows from what proves it: the root that signed its credential, or the users among whom its
+token is found. So there is nothing in which a caller could name another's tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from bus.callout import Caller, Callout, Grant
+from bus.credentials import root_of, root_public
+from bus.guard_keys import GuardKeys
+from bus.logs import get_logger
+from entities.authorizer.callout import Doorkeeper, PresentUsers, Tell
+from entities.authorizer.evictions import Evictions
+from entities.authorizer.guarding import following
+from entities.authorizer.service import AuthorizerConfig
+from entities.authorizer.user_directory import UserDirectory
+from schemas.access import Revocation
+from schemas.errors import Refused
+
+log = get_logger("authorizer.tenants")
+
+GUARD = "guard"
+"""As whom the guard connects to the server, and into each tenant's account."""
+SKEW_S = 30.0
+"""How far the clock of a tenant's authorizer may be behind ours."""
+TICK_S = 1e-6
+"""Two revocations of one user are this far apart at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenant:
+    """`users`: its files; `bus_token` there is its root, from which the guard has its own credential."""
+
+    account: str
+    users: AuthorizerConfig
+
+
+class TenantGuard:
+    """Sends each caller to the doorkeeper of its tenant. Refusals of strangers are its own."""
+
+    def __init__(self, doorkeepers: Mapping[str, Doorkeeper], strangers: Doorkeeper) -> None:
+        """`doorkeepers` by the public key of their root; `strangers` knows nobody, and says so."""
+        self.doorkeepers = doorkeepers
+        self.strangers = strangers
+
+    def decide(self, caller: Caller) -> Grant:
+        """
+        Raises:
+            Refused: the reason, for the log.
+        """
+        return self._whose(caller).decide(caller)
+
+    def _whose(self, caller: Caller) -> Doorkeeper:
+        if caller.signature:
+            try:
+                root = root_of(caller.token)
+            except Refused:
+                root = ""
+            return self.doorkeepers.get(root, self.strangers)
+        knowing = [one for one in self.doorkeepers.values() if caller.token and one.knows(caller.token)]
+        if len(knowing) > 1:
+            log.warning("one token is of users of several tenants", accounts=[one.account for one in knowing])
+        return knowing[0] if len(knowing) == 1 else self.strangers
+
+
+@asynccontextmanager
+async def guarding_tenants(
+    servers: Sequence[str], keys: GuardKeys, tenants: Sequence[Tenant], tell: Tell | None = None
+) -> AsyncIterator[TenantGuard]:
+    """Answers the servers about connections to any of these tenants, until the end of the block.
+
+    Who is revoked is thrown out, since a tenant's own authorizer has no keys to do it.
+
+    Raises:
+        BadInput: a tenant's users' file or key is missing or wrong.
+        BusUnreachable, Refused: the servers are away, or have other keys.
+    """
+    doorkeepers: dict[str, Doorkeeper] = {}
+    async with AsyncExitStack() as stack:
+        followed = []
+        for tenant in tenants:
+            directory = UserDirectory(tenant.users.tokens_file, tenant.users.user_key)
+            root = root_public(tenant.users.bus_token or "")
+            doorkeepers[root] = Doorkeeper(
+                keys, _present(directory), tell, root=root, account=tenant.account
+            )
+            evictions = Evictions(servers, keys, name=GUARD, account=tenant.account)
+            revocations = _Revocations(evictions, time.time())
+            directory.revoked = revocations.heard
+            followed.append((directory, tenant.users, revocations))
+        guard = TenantGuard(doorkeepers, Doorkeeper(keys, lambda: (), tell, account=""))
+        await stack.enter_async_context(Callout.running(servers, keys, guard.decide, name=GUARD))
+        for directory, config, revocations in followed:
+            await stack.enter_async_context(revocations.carried_out())
+            await stack.enter_async_context(following(directory, config))
+        yield guard
+
+
+def _present(directory: UserDirectory) -> PresentUsers:
+    return lambda: directory.users
+
+
+class _Revocations:
+    """Ends the connections of whoever is revoked while we watch, once each.
+
+    Older ones come, too, whenever the bucket is read anew: who comes in after them came by a newer token.
+    """
+
+    def __init__(self, evictions: Evictions, since: float) -> None:
+        self._evictions = evictions
+        self._since = since - SKEW_S
+        self._done: dict[tuple[str, str], float] = {}
+        self._waiting: dict[str, None] = {}
+        self._some = asyncio.Event()
+
+    def heard(self, revocation: Revocation) -> None:
+        what = (revocation.kind, revocation.id)
+        if revocation.at < max(self._since, self._done.get(what, 0.0) + TICK_S):
+            return
+        self._done[what] = revocation.at
+        self._waiting[revocation.user] = None
+        self._some.set()
+
+    @asynccontextmanager
+    async def carried_out(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._carry_out())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _carry_out(self) -> None:
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            while self._waiting:
+                user = next(iter(self._waiting))
+                del self._waiting[user]
+                await self._evictions.throw_out(user)
