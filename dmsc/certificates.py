@@ -51,8 +51,12 @@ class CertificateFiles:
         return self.folder / "server-key.pem"
 
 
-def make_certificates(folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS) -> CertificateFiles:
+def make_certificates(
+    folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS, by: CertificateFiles | None = None
+) -> CertificateFiles:
     """A server certificate for these hosts, signed by the folder's CA, which is made if there is none.
+
+    `by`: the CA of another folder signs instead; its certificate is copied, its key is not.
 
     Raises:
         BadInput: no host, or the folder can't be written or holds half a CA.
@@ -62,7 +66,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], *, days: int = SERVER_
         raise BadInput("a certificate is for hosts: name each that clients connect to with --host")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        ca, ca_key = _authority(files)
+        ca, ca_key = _authority(by or files)
+        if by is not None:
+            _write(files.ca, by.ca.read_bytes(), mode=0o644)
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
         certificate = (

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bus.embedded_cluster import EmbeddedCluster, copies
 from dmsc import layout, ports
@@ -21,6 +22,7 @@ from dmsc.identities import credentials
 from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
+from dmsc.tenancy import HostsBus, hosts_bus, not_one_mesh
 from dmsc.zygote import Zygote, reap_orphan
 from schemas.door import MeshStatus
 from schemas.errors import BadInput, DmscError, Unavailable
@@ -65,21 +67,25 @@ async def running_mesh(
         Unavailable: it did not become ready; the text says what is missing.
     """
     folder = StateFolder(options.state)
+    if folder.tenants():
+        raise not_one_mesh(folder)
     with folder.hold():
         folder.write_tokens()
         folder.logs.mkdir(exist_ok=True)
+        if any(url.startswith("tls://") for url in folder.host_servers()):
+            options = replace(options, tls=True)
         if options.tls:
             certify(options, folder)
         started_at = time.time()
         async with _bus(options, folder, say) as bus:
-            inner = [_local(url) for url in bus.urls]
+            inner = [local(url) for url in bus.urls]
             async with _started(options, folder, inner, say, progress, started_at, zygote) as (
                 supervisor,
                 gateways,
                 metrics,
             ):
                 file = MeshFile(
-                    servers=tuple(_outer(url, options) for url in inner),
+                    servers=tuple(outer(url, options) for url in inner),
                     gateways=gateways,
                     pid=os.getpid(),
                     started_at=started_at,
@@ -119,8 +125,11 @@ async def _burying(zygote: Zygote | None, known: Callable[[], dict[str, int]]) -
         await asyncio.gather(burying, return_exceptions=True)
 
 
-def certify(options: MeshOptions, folder: StateFolder) -> None:
-    """A certificate for this machine's names, and a CA if there is none; believed from here on."""
+def certify(options: MeshOptions, folder: StateFolder, by: StateFolder | None = None) -> None:
+    """A certificate for this machine's names, and a CA if there is none; believed from here on.
+
+    `by`: signed by that folder's CA instead.
+    """
     from bus import trust
     from dmsc.certificates import CertificateFiles, make_certificates, still_good
 
@@ -132,11 +141,12 @@ def certify(options: MeshOptions, folder: StateFolder) -> None:
     hosts = list(dict.fromkeys(hosts))
     files = CertificateFiles(folder.tls.ca.parent)
     if not still_good(files, hosts):
-        make_certificates(files.folder, hosts)
+        authority = None if by is None else CertificateFiles(by.tls.ca.parent)
+        make_certificates(files.folder, hosts, by=authority)
     trust.believe(files.ca)
 
 
-def _pids(bus: EmbeddedCluster, supervisor: Supervisor) -> dict[str, int]:
+def _pids(bus: EmbeddedCluster | HostsBus, supervisor: Supervisor) -> dict[str, int]:
     """Process ids by name, of those that live."""
     servers = {
         "bus" if len(bus.servers) == 1 else f"bus-{number}": server.pid
@@ -147,8 +157,26 @@ def _pids(bus: EmbeddedCluster, supervisor: Supervisor) -> dict[str, int]:
 
 
 @asynccontextmanager
-async def _bus(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncIterator[EmbeddedCluster]:
-    """The bus's servers, started again on the same port and store if they should die."""
+async def _bus(
+    options: MeshOptions, folder: StateFolder, say: Say
+) -> AsyncIterator[EmbeddedCluster | HostsBus]:
+    """The bus of this mesh: its own servers, with a guard in this process, or its host's."""
+    if folder.host_servers():
+        yield await hosts_bus(folder)
+        return
+    server = own_servers(options, folder, say, token=folder.bus_token(), guard=folder.guard_keys())
+    async with server as bus, _guarded(folder, [local(url) for url in bus.urls]):
+        yield bus
+
+
+@asynccontextmanager
+async def own_servers(
+    options: MeshOptions, folder: StateFolder, say: Say, **how: Any
+) -> AsyncIterator[EmbeddedCluster]:
+    """Servers of our own, started again on the same port and store if they should die.
+
+    `how`: as for `EmbeddedServer`.
+    """
     port = options.nats_port
     if port is None and not ports.is_free(options.bind, NATS_PORT):
         say(f"port {NATS_PORT} is taken, using a free one for the bus")
@@ -161,15 +189,13 @@ async def _bus(options: MeshOptions, folder: StateFolder, say: Say) -> AsyncIter
         size=options.servers,
         port=port,
         host=options.bind,
-        token=folder.bus_token(),
-        guard=folder.guard_keys(),
         tls=folder.tls if options.tls else None,
+        **how,
     )
     async with bus:
         keeper = asyncio.create_task(bus.keep(say))
         try:
-            async with _guarded(folder, [_local(url) for url in bus.urls]):
-                yield bus
+            yield bus
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
@@ -231,7 +257,7 @@ async def _started(
         }
         folder.write_mesh(
             MeshFile(
-                servers=tuple(_outer(url, options) for url in bus_urls),
+                servers=tuple(outer(url, options) for url in bus_urls),
                 gateways=gateways,
                 pid=os.getpid(),
                 started_at=started_at,
@@ -243,7 +269,7 @@ async def _started(
         children, metrics = _metered(options, children)
         environment = {
             "DMSC_BUS": together,
-            "DMSC_REPLICAS": str(copies(options.servers)),
+            "DMSC_REPLICAS": str(copies(len(bus_urls))),
         }
         if options.tls:
             tls = folder.tls
@@ -322,12 +348,12 @@ def say_if(say: Say, text: str) -> None:
         say(text)
 
 
-def _local(url: str) -> str:
+def local(url: str) -> str:
     """The server's address for processes of this machine."""
     return url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
 
 
-def _outer(url: str, options: MeshOptions) -> str:
+def outer(url: str, options: MeshOptions) -> str:
     """The server's address for other machines, where it listens for them."""
     if options.bind not in ("0.0.0.0", "::"):
         return url

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmsc.state_folder import StateFolder, default_state
+from dmsc.state_folder import MeshFile, StateFolder, default_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,7 @@ def find_bus(
     if named:
         ours = folder.bus_token() if _own(named, folder) else None
         return BusAddress(servers=named, token=token or os.environ.get("DMSC_BUS_TOKEN") or ours)
-    mesh = folder.mesh()
-    _believe(folder)
+    mesh = _mesh_of(folder)
     if mesh is None:
         raise BusUnreachable(
             f"no mesh runs on {folder.path}: start one with `dmsc up`, or name its bus with --bus (DMSC_BUS)"
@@ -63,8 +62,7 @@ def find_gateway(
     if named:
         ours = folder.token() if _own(named, folder) else None
         return GatewayAddress(urls=named, token=token or os.environ.get("DMSC_TOKEN") or ours)
-    mesh = folder.mesh()
-    _believe(folder)
+    mesh = _mesh_of(folder)
     if mesh is None or not mesh.gateways:
         raise Unavailable(
             f"no mesh runs on {folder.path}: start one with `dmsc up`, or name its gateway with --gateway"
@@ -85,6 +83,18 @@ def read_token(path: Path) -> str:
     if not text:
         raise BadInput(f"{path}: is empty; a credential is made with `dmsc credential`")
     return text
+
+
+def _mesh_of(folder: StateFolder) -> MeshFile | None:
+    """The mesh that runs there. Raises `BadInput` where it is a host of several."""
+    mesh = folder.mesh()
+    _believe(folder)
+    if mesh is not None and mesh.tenants:
+        from schemas.errors import BadInput
+
+        places = " or ".join(f"--state '{place}'" for place in mesh.tenants.values())
+        raise BadInput(f"{folder.path} hosts the meshes of several tenants: say whose by {places}")
+    return mesh
 
 
 def _believe(folder: StateFolder) -> None:

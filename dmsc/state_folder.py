@@ -9,6 +9,8 @@ guard.json   the authorizer's keys, with which it guards the bus (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
 user_key     signs the tokens of `dmsc user` (mode 0600); the authorizer's alone
 tls/         the CA and certificates of `dmsc up --tls` (keys: mode 0600)
+bus          of a tenant (ADR-0028): its host's servers, one a line. Such a mesh starts none, and guards none
+tenants/     of a host: the state folder of each tenant's mesh
 nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
 """
 
@@ -20,7 +22,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,6 +54,7 @@ class MeshFile:
     children: dict[str, int] = field(default_factory=dict)  # process name → pid
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # process name → arguments of `dmsc`
     metrics: dict[str, str] = field(default_factory=dict)  # process name → URL for Prometheus
+    tenants: dict[str, str] = field(default_factory=dict)  # of a host: tenant → its state folder
 
 
 class StateFolder:
@@ -84,11 +87,13 @@ class StateFolder:
         return GuardKeys.read(self.guard_file).root == root_public(root)
 
     def guard_keys(self) -> GuardKeys | None:
-        """The authorizer's keys; None where the bus has a plain token instead."""
+        """The authorizer's keys; None where the bus has a plain token instead, or is a host's."""
         from bus.guard_keys import GuardKeys
         from bus.identity import is_root
 
-        return GuardKeys.read(self.guard_file) if is_root(self.bus_token()) else None
+        if self.host_servers() or not is_root(self.bus_token()):
+            return None
+        return GuardKeys.read(self.guard_file)
 
     @property
     def tls(self) -> Tls:
@@ -105,6 +110,26 @@ class StateFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    # --- tenants -------------------------------------------------------------------------------------
+    def tenant(self, name: str) -> StateFolder:
+        """Of a host: the state folder of a tenant."""
+        return StateFolder(self.path / "tenants" / name)
+
+    def tenants(self) -> tuple[str, ...]:
+        """Of a host: the tenants that it has had."""
+        folder = self.path / "tenants"
+        return tuple(sorted(each.name for each in folder.iterdir())) if folder.is_dir() else ()
+
+    def host_servers(self) -> tuple[str, ...]:
+        """Of a tenant: the servers of its host; empty for a mesh that has its own."""
+        try:
+            return tuple((self.path / "bus").read_text(encoding="utf-8").split())
+        except OSError:
+            return ()
+
+    def write_host_servers(self, urls: Sequence[str]) -> None:
+        write_private(self.path / "bus", "\n".join(urls) + "\n", mode=0o644)
 
     # --- who runs it ---------------------------------------------------------------------------------
     @contextmanager
@@ -211,7 +236,8 @@ class StateFolder:
             if _read_secret(self.path / name) is None:
                 write_private(self.path / name, f"{text}\n")
         root = self.bus_token() or ""
-        if is_root(root) and not (self.guard_file.exists() and self._guards(root)):
+        own = is_root(root) and not self.host_servers()
+        if own and not (self.guard_file.exists() and self._guards(root)):
             write_private(self.guard_file, GuardKeys.generate(root).text())
         token = self.token() or ""
         digest = hashlib.sha256(token.encode()).hexdigest()
@@ -224,6 +250,14 @@ class StateFolder:
             write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
         else:
             write_private(self.tokens_file, "users:\n" + entry)
+
+    def write_host_keys(self) -> GuardKeys:
+        """Of a host: the guard's keys, made if they are missing. A host has no root of its own."""
+        from bus.guard_keys import GuardKeys
+
+        if not self.guard_file.exists():
+            write_private(self.guard_file, GuardKeys.generate(None).text())
+        return GuardKeys.read(self.guard_file)
 
 
 def _write_new_key(path: Path) -> None:

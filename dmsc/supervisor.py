@@ -50,7 +50,9 @@ class Supervisor:
         secrets: Callable[[ChildSpec], Mapping[str, str]] = lambda child: {},
         say: Callable[[str], None],
         zygote: Zygote | None = None,
+        grace_s: float = STOP_GRACE_S,
     ) -> None:
+        self._grace_s = grace_s
         self._children = children
         self._logs = logs
         self._environment = {**os.environ, **environment}
@@ -120,7 +122,7 @@ class Supervisor:
 
     async def _reap(self, process: Child) -> None:
         try:
-            await asyncio.wait_for(asyncio.shield(process.wait()), STOP_GRACE_S)
+            await asyncio.wait_for(asyncio.shield(process.wait()), self._grace_s)
         except TimeoutError:
             _signal(process, signal.SIGKILL)
             await process.wait()

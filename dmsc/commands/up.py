@@ -16,9 +16,16 @@ from dmsc.options import AccessFileOption, JsonOption, StateOption, print_json
 from dmsc.running import leave, run_async
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from dmsc.hosting import RunningHost
     from dmsc.layout import MeshOptions
+    from dmsc.mesh import RunningMesh, Say
     from dmsc.state_folder import MeshFile, StateFolder
     from dmsc.zygote import Zygote
+
+    Running = Callable[[Say, Say, Zygote | None], AbstractAsyncContextManager[RunningMesh | RunningHost]]
 
 
 def up(
@@ -70,10 +77,25 @@ def up(
         bool, typer.Option("--tls", help="Encrypt the bus and the gateways, by a CA in the state folder.")
     ] = False,
     access_file: AccessFileOption = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tenant",
+            metavar="NAME",
+            help="Instead: a mesh per tenant on one server, which see nothing of each other; repeatable.",
+        ),
+    ] = None,
+    quota: Annotated[
+        float | None,
+        typer.Option(
+            "--quota", metavar="GIB", help="What each tenant may keep on the bus (64, shared equally)."
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when ready; stop with `dmsc down`.")
     ] = False,
     json: JsonOption = False,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
     """Start a mesh on this machine: server, all entities, one node agent per cluster.
 
@@ -99,13 +121,18 @@ def up(
         tls,
         access_file,
     )
+    running = _host(options, tenant, quota) if tenant else _mesh(options, quota)
     if detach:
         _detached(options, json)
         return
     from dmsc.zygote import hatched
 
+    if parent is not None:
+        from dmsc.parent_death import end_with_parent
+
+        end_with_parent(parent)
     with hatched() as zygote:
-        run_async(_up(options, json, zygote))
+        run_async(_up(running, json, zygote))
 
 
 def down(
@@ -180,11 +207,30 @@ def _options(
     )
 
 
-async def _up(options: MeshOptions, json: bool, zygote: Zygote | None) -> None:
+def _mesh(options: MeshOptions, quota: float | None) -> Running:
+    from dmsc.mesh import running_mesh
+    from schemas.errors import BadInput
+
+    if quota is not None:
+        raise BadInput("--quota is of tenants; name them with --tenant")
+    return lambda say, progress, zygote: running_mesh(options, say, progress, zygote)
+
+
+def _host(options: MeshOptions, tenants: list[str], quota: float | None) -> Running:
+    from dmsc.hosting import GIB, HostOptions, running_host
+    from schemas.errors import BadInput
+
+    if options.metrics_port:
+        raise BadInput("--metrics-port with --tenant: 0 (any) or off; one port is for one mesh")
+    bytes_ = None if quota is None else int(quota * GIB)
+    host = HostOptions(tenants=tuple(tenants), mesh=options, quota_bytes=bytes_)
+    return lambda say, progress, zygote: running_host(host, say, progress, zygote)
+
+
+async def _up(running: Running, json: bool, zygote: Zygote | None) -> None:
     import asyncio
 
     from dmsc.interrupts import interrupts
-    from dmsc.mesh import running_mesh
     from dmsc.starting_view import StartingView
 
     view = StartingView()
@@ -203,7 +249,7 @@ async def _up(options: MeshOptions, json: bool, zygote: Zygote | None) -> None:
     ready = False
     with interrupts(stop):
         try:
-            async with running_mesh(options, view.say, view.progress, zygote) as mesh:
+            async with running(view.say, view.progress, zygote) as mesh:
                 view.close()
                 _show(mesh.folder, mesh.file, json, detached=False)
                 ready = True
@@ -264,11 +310,19 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     console = Console(soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_row("bus", ", ".join(mesh.servers))
+    for name, place in mesh.tenants.items():
+        table.add_row(f"tenant {name}", f"--state '{place}'")
     for name, url in mesh.gateways.items():
         table.add_row(f"cluster {name}", f"{url}  {mesh.clusters.get(name, 0)} slots")
     table.add_row("state", str(folder.path))
-    console.print(f"mesh ready in {took_s:.1f} s (pid {mesh.pid})", style="bold", highlight=False)
+    what = "tenants" if mesh.tenants else "mesh"
+    console.print(f"{what} ready in {took_s:.1f} s (pid {mesh.pid})", style="bold", highlight=False)
     console.print(table)
+    if mesh.tenants:
+        console.print("each    dmsc status, train, tap, user, down … with its --state", highlight=False)
+        stop = f"dmsc down --state '{folder.path}'" if detached else "Ctrl-C"
+        console.print(f"stop    {stop}", highlight=False, markup=False)
+        return
     here = "" if folder.path == Path(".dmsc").absolute() else f" --state '{folder.path}'"
     console.print(f"train   dmsc train FILE.yaml{here}", highlight=False, markup=False)
     for url in list(mesh.gateways.values())[:1]:

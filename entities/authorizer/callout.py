@@ -57,7 +57,7 @@ class Doorkeeper:
     ) -> None:
         """`tell` takes the lines about those who were let in; by default they go to the log.
 
-        `account`: where they are put; `root`: the public key that checks its credentials, if not that of `keys`.
+        `account`: where they are put; `root`: checks its credentials, if not that of `keys` (public).
         """
         self.account = account
         self.granted: Counter[str] = Counter()  # by kind or role
@@ -94,7 +94,10 @@ class Doorkeeper:
             self._refused(caller, error)
             raise
         self.granted[what] += 1
-        self._tell("let in", connection=caller.name[:120], host=caller.host, as_=grant.name, what=what)
+        where = {} if self.account == ACCOUNT else {"account": self.account}
+        self._tell(
+            "let in", connection=caller.name[:120], host=caller.host, as_=grant.name, what=what, **where
+        )
         return grant
 
     def _decide(self, caller: Caller, now: float) -> tuple[str, Grant]:

@@ -28,7 +28,10 @@ def connection_of(user: str) -> str:
 
 
 class Evictions:
-    """Ends connections in one account, at the servers' system account. A connection of its own for each time: it is rare."""
+    """Ends connections in one account, at the servers' system account.
+
+    It dials for each time: that is rare.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The guard of a server that several meshes share, each a tenant with an account of its own (ADR-0028).
+"""The guard of a server that several meshes share, each a tenant with its own account (ADR-0028).
 
-Whose a caller is follows from what proves it: the root that signed its credential, or the users among whom its
-token is found. So there is nothing in which a caller could name another's tenant.
+Whose a caller is follows from what proves it: the root that signed its credential, or the users among whom
+its token is found. So there is nothing in which a caller could name another's tenant.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ async def guarding_tenants(
         for tenant in tenants:
             directory = UserDirectory(tenant.users.tokens_file, tenant.users.user_key)
             root = root_public(tenant.users.bus_token or "")
-            doorkeepers[root] = Doorkeeper(
-                keys, _present(directory), tell, root=root, account=tenant.account
-            )
+            doorkeepers[root] = Doorkeeper(keys, _present(directory), tell, root=root, account=tenant.account)
             evictions = Evictions(servers, keys, name=GUARD, account=tenant.account)
             revocations = _Revocations(evictions, time.time())
             directory.revoked = revocations.heard
