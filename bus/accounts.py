@@ -38,6 +38,8 @@ class Account:
     limits: Limits | None = None
 
 
+BUCKETS_BYTES = 64 << 20
+"""They have no bounds of their own: the records of thousands of instances and jobs are a fraction of this."""
 ALONE = (Account(),)
 """Of a server with one mesh."""
 
@@ -48,8 +50,8 @@ def account_of(tenant: str) -> str:
 
 
 def least_store_bytes() -> int:
-    """What the streams of a mesh reserve; buckets and objects come on top."""
-    return sum(spec.max_bytes for spec in stream_specs.STREAMS)
+    """What the streams of a mesh reserve, and room for its buckets; objects come on top."""
+    return sum(spec.max_bytes for spec in stream_specs.STREAMS) + BUCKETS_BYTES
 
 
 def account_lines(accounts: Sequence[Account], copies: int = 1) -> list[str]:

@@ -165,6 +165,14 @@ async def _make(link: Link, config: dict[str, Any]) -> None:
         kept = {key: present[key] for key in UNCHANGEABLE if key in present}
         changed = {key: value for key, value in config.items() if key not in UNCHANGEABLE} | kept
         await jetstream.call(link, f"STREAM.UPDATE.{name}", changed)
+    except Unavailable as error:
+        if error.fields.get("number") not in jetstream.NO_SPACE:
+            raise
+        # The server asks for room before it sees that the stream is there: a full mesh must start again.
+        with contextlib.suppress(NotFound):
+            await jetstream.call(link, f"STREAM.INFO.{name}")
+            return
+        raise
 
 
 async def append(
