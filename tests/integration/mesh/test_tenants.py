@@ -12,15 +12,18 @@ import pytest
 
 from dmsc.async_client import AsyncClient
 from dmsc.client import Client
+from dmsc.layout import MeshOptions
+from dmsc.mesh import running_mesh
+from dmsc.settings import find_gateway
 from dmsc.state_folder import MeshFile, StateFolder
 from schemas.door import MeshStatus
-from schemas.errors import Refused
+from schemas.errors import BadInput, Refused
 from schemas.job import JobState
 from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import Running, dmsc, running, wait_for
 from tests.integration.mesh.conftest import tiny_job
 
-READY_S = 90.0
+READY_S = 150.0
 PORTS = ("--nats-port", "0", "--http-port", "0")
 pytestmark = pytest.mark.timeout(240)
 
@@ -99,11 +102,15 @@ def test_what_is_the_hosts_is_with_the_host(host: Host) -> None:
         assert tenant.path.stat().st_mode & 0o077 == 0
     assert host.folder.bus_token() is None, "and the host has no root of its own"
     assert "monitoring" not in next(host.folder.store.glob("*.ports")).read_text()
-    said = dmsc("status", cwd=host.folder.path.parent)
-    assert said.returncode != 0
-    assert f"--state '{host.folder.tenant('red').path}'" in said.stderr
-    again = dmsc("up", cwd=host.folder.path.parent)
-    assert "--tenant blue --tenant red" in again.stderr
+    with pytest.raises(BadInput, match=r"tenants/red' or --state '.*tenants/blue'"):
+        find_gateway(state=host.folder.path)
+    with pytest.raises(BadInput, match="start it with --tenant blue --tenant red"):
+        asyncio.run(started(MeshOptions(state=host.folder.path)))
+
+
+async def started(options: MeshOptions) -> None:
+    async with running_mesh(options, print):
+        pass
 
 
 def test_one_killed_or_stopped_leaves_the_other_at_work(host: Host) -> None:
