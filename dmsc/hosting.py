@@ -189,9 +189,13 @@ async def _started(
     found, remark = ports.choose(mesh.bind, mesh.http_port, HTTP_PORT, wanted, "--http-port")
     say_if(say, remark and f"{remark.partition(',')[0]}, the gateways take free ones")
     follow = mesh.http_port != 0 and not remark
+    running = {name: pid for name, each in tenants.items() if (pid := each.owner()) is not None}
+    for name, pid in running.items():
+        say(f"the mesh of {name} runs already, by itself (pid {pid}); it is left alone")
     children = [
         tenant_child(name, each, mesh, found[index * len(mesh.clusters)] if follow else 0)
         for index, (name, each) in enumerate(tenants.items())
+        if name not in running
     ]
     async with Supervisor(children, logs=folder.logs, environment={}, say=say, grace_s=STOP_S) as supervisor:
         await _until_ready(supervisor, tenants, progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from bus.credentials import Credential, issue, new_root
 from bus.departures import departures
 from bus.embedded import EmbeddedServer
 from bus.guard_keys import GuardKeys
-from bus.identity import Identity
+from bus.identity import Identity, inbox_of_token
 from bus.streams import stream_configs
 from bus.subjects import SUBJECTS
 from entities.authorizer import Authorizer, AuthorizerConfig
@@ -328,12 +329,30 @@ async def test_each_hears_of_its_own_departures(shared: Shared) -> None:
                 assert name != "of-red/0"
 
 
-async def test_the_host_has_no_say_in_what_tenants_are_without_its_guard(shared: Shared) -> None:
-    """A tenant's root makes identities of that tenant, and none that the servers' own accounts know."""
-    for subject in ("$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.USER.AUTH", "$SYS.REQ.ACCOUNT.tenant-blue.INFO"):
-        async with shared.bus(shared.red, Identity(name="tap", kind=K.TAP)) as red:
-            with pytest.raises(DmscError):
-                await red.link.ask(subject, b"", timeout_s=2.0)
+async def test_an_administrator_asks_the_server_about_nobody_else(shared: Shared) -> None:
+    """Who may publish anything at all: the account is what ends it."""
+    token = shared.red.token(Role.ADMIN)
+    inbox = inbox_of_token(token)
+    asked = (
+        "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.tenant-blue.API.INFO", "$JS.blue.API.STREAM.NAMES",
+        "$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.PING.JSZ",
+        "$SYS.REQ.ACCOUNT.tenant-blue.INFO", "$SYS.REQ.ACCOUNT.tenant-blue.CONNZ", "$SYS.REQ.USER.AUTH",
+        "$SYS.REQ.ACCOUNT.PING.CONNZ", "$SYS.REQ.ACCOUNT.PING.INFO",
+    )  # fmt: skip
+    speaking = {"headers": True, "no_responders": True}
+    async with shared.bus(shared.blue), wire(shared.server.url, token, **speaking) as admin:
+        admin.writer.write(f"SUB {inbox}.> 1\r\n".encode())
+        for number, subject in enumerate(asked):
+            admin.writer.write(f"PUB {subject} {inbox}.{number} 0\r\n\r\n".encode())
+        answer = re.compile(rb"H?MSG %s\.(\d+) " % inbox.encode())
+        lines = b"".join(await admin.until_pong())
+        async with asyncio.timeout(PATIENCE_S):
+            while len(set(answer.findall(lines))) < len(asked):  # each has one, be it that nobody is there
+                lines += await admin.reader.readline()
+        lines += b"".join(await admin.until_pong())
+    assert b"wire/0" in lines, "one's own connections are told"
+    assert b"tenant-blue" not in lines
+    assert b"orchestrator" not in lines, "who is connected there"
 
 
 async def command(bus: Bus, side: Side, op: Any, **more: Any) -> UserAnswer:
