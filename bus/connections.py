@@ -11,7 +11,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from bus.accounts import ACCOUNT
+from bus.departures import ACCOUNT
 from bus.dial import KeyUser
 from bus.guard_keys import GuardKeys
 from bus.link import Link

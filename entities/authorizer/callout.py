@@ -12,9 +12,9 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from bus.accounts import ACCOUNT
 from bus.callout import Caller, Callout, Grant
 from bus.credentials import check
+from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
 from bus.identity import Identity, inbox_of_token
 from bus.logs import get_logger

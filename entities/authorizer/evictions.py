@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from bus.accounts import ACCOUNT
 from bus.connections import Connections
+from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
 from schemas.errors import DmscError
