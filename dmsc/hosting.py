@@ -12,15 +12,16 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bus.accounts import Account, Limits, account_of, least_store_bytes
 from bus.embedded_cluster import EmbeddedCluster, copies
 from dmsc import layout, ports
 from dmsc.layout import ChildSpec, MeshOptions
-from dmsc.mesh import HTTP_PORT, Say, certify, local, outer, own_servers, say_if
+from dmsc.mesh import HTTP_PORT, Say, buried, certify, local, outer, own_servers, say_if
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
+from dmsc.zygote import Zygote
 from schemas.base import is_token
 from schemas.errors import BadInput
 
@@ -85,7 +86,7 @@ class RunningHost:
 
 @asynccontextmanager
 async def running_host(
-    options: HostOptions, say: Say, progress: Say | None = None
+    options: HostOptions, say: Say, progress: Say | None = None, zygote: Zygote | None = None
 ) -> AsyncIterator[RunningHost]:
     """Start the server, its guard, and the tenants' meshes; stop them when the block ends.
 
@@ -117,7 +118,7 @@ async def running_host(
             urls = [outer(local(url), options.mesh) for url in bus.urls]
             for each in tenants.values():
                 each.write_host_servers(urls)
-            async with _started(options, folder, tenants, say, progress) as supervisor:
+            async with _started(options, folder, tenants, say, progress, zygote) as supervisor:
                 file = MeshFile(
                     servers=tuple(urls),
                     pid=os.getpid(),
@@ -128,7 +129,11 @@ async def running_host(
                 )
                 folder.write_mesh(file)
                 supervisor.ready = True
-                yield RunningHost(folder=folder, file=file, supervisor=supervisor)
+                bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
+                    replace(file, children=_pids(bus, supervisor))
+                )
+                async with buried(zygote, lambda: _pids(bus, supervisor)):
+                    yield RunningHost(folder=folder, file=file, supervisor=supervisor)
 
 
 def _make_folders(options: HostOptions, folder: StateFolder, tenants: dict[str, StateFolder]) -> None:
@@ -182,6 +187,7 @@ async def _started(
     tenants: dict[str, StateFolder],
     say: Say,
     progress: Say | None,
+    zygote: Zygote | None,
 ) -> AsyncIterator[Supervisor]:
     """The tenants' meshes, ready."""
     mesh = options.mesh
@@ -197,7 +203,9 @@ async def _started(
         for index, (name, each) in enumerate(tenants.items())
         if name not in running
     ]
-    async with Supervisor(children, logs=folder.logs, environment={}, say=say, grace_s=STOP_S) as supervisor:
+    async with Supervisor(
+        children, logs=folder.logs, environment={}, say=say, zygote=zygote, grace_s=STOP_S
+    ) as supervisor:
         await _until_ready(supervisor, tenants, progress)
         yield supervisor
 

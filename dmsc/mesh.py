@@ -100,12 +100,12 @@ async def running_mesh(
                 bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
                     replace(file, children=_pids(bus, supervisor))
                 )
-                async with _burying(zygote, lambda: _pids(bus, supervisor)):
+                async with buried(zygote, lambda: _pids(bus, supervisor)):
                     yield RunningMesh(folder=folder, file=file, options=options, supervisor=supervisor)
 
 
 @asynccontextmanager
-async def _burying(zygote: Zygote | None, known: Callable[[], dict[str, int]]) -> AsyncIterator[None]:
+async def buried(zygote: Zygote | None, known: Callable[[], dict[str, int]]) -> AsyncIterator[None]:
     """With a zygote, whoever a child leaves behind becomes ours: it is waited for when it ends."""
     if zygote is None:
         yield
