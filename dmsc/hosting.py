@@ -125,6 +125,7 @@ async def running_host(
                     started_at=started_at,
                     ready_at=time.time(),
                     children=_pids(bus, supervisor),
+                    commands=supervisor.commands,
                     tenants={name: str(each.path) for name, each in tenants.items()},
                 )
                 folder.write_mesh(file)
