@@ -222,6 +222,8 @@ def _host(options: MeshOptions, tenants: list[str], quota: float | None) -> Runn
 
     if options.metrics_port:
         raise BadInput("--metrics-port with --tenant: 0 (any) or off; one port is for one mesh")
+    if quota is not None and not 0 < quota < 1 << 20:  # NaN, too
+        raise BadInput(f"--quota {quota:g}: must be GiB above 0")
     bytes_ = None if quota is None else int(quota * GIB)
     host = HostOptions(tenants=tuple(tenants), mesh=options, quota_bytes=bytes_)
     return lambda say, progress, zygote: running_host(host, say, progress, zygote)

@@ -69,6 +69,7 @@ def test_a_tenants_command_line_is_one_that_up_takes() -> None:
     ("arguments", "said"),
     [
         (("--quota", "2"), "name them with --tenant"),
+        (("--tenant", "red", "--quota", "nan"), "GiB above 0"),
         (("--tenant", "red", "--metrics-port", "9464"), "one port is for one mesh"),
     ],
 )
