@@ -22,7 +22,7 @@ from entities.authorizer.guarding import following
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.user_directory import UserDirectory
 from schemas.access import Revocation
-from schemas.errors import Refused
+from schemas.errors import BadInput, Refused
 
 log = get_logger("authorizer.tenants")
 
@@ -79,7 +79,7 @@ async def guarding_tenants(
     Who is revoked is thrown out, since a tenant's own authorizer has no keys to do it.
 
     Raises:
-        BadInput: a tenant's users' file or key is missing or wrong.
+        BadInput: a tenant's users' file or key is missing or wrong, or two tenants have one root.
         BusUnreachable, Refused: the servers are away, or have other keys.
     """
     doorkeepers: dict[str, Doorkeeper] = {}
@@ -88,6 +88,11 @@ async def guarding_tenants(
         for tenant in tenants:
             directory = UserDirectory(tenant.users.tokens_file, tenant.users.user_key)
             root = root_public(tenant.users.bus_token or "")
+            if root in doorkeepers:
+                raise BadInput(
+                    f"{tenant.account} and {doorkeepers[root].account} have the same root: a tenant's folder was"
+                    " copied; remove bus_token from the copy"
+                )
             doorkeepers[root] = Doorkeeper(keys, _present(directory), tell, root=root, account=tenant.account)
             evictions = Evictions(servers, keys, name=GUARD, account=tenant.account)
             revocations = _Revocations(evictions, time.time())

@@ -33,7 +33,7 @@ from schemas.access import UserAnswer, UserCommand
 from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope
-from schemas.errors import DmscError, NoResponders, Refused, Unavailable
+from schemas.errors import BadInput, DmscError, NoResponders, Refused, Unavailable
 from schemas.job import JobEvent
 from schemas.registry import Resolve, Resolved
 from schemas.signals import Role
@@ -242,6 +242,16 @@ async def test_who_belongs_to_none_or_to_two_is_refused(shared: Shared) -> None:
     options: dict[str, Any] = {"auth_token": stolen.chain[0]}
     with pytest.raises(Shut):
         async with wire(shared.server.url, of_blue.text, "orchestrator", K.ORCHESTRATOR, **options):
+            pass
+
+
+async def test_a_copied_folder_is_not_two_tenants(shared: Shared) -> None:
+    twice = [
+        Tenant(account=account, users=_at(shared.server, shared.red))
+        for account in ("tenant-red", "tenant-b")
+    ]
+    with pytest.raises(BadInput, match="have the same root"):
+        async with guarding_tenants([shared.server.url], shared.keys, twice):
             pass
 
 
