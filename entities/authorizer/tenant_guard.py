@@ -90,8 +90,8 @@ async def guarding_tenants(
             root = root_public(tenant.users.bus_token or "")
             if root in doorkeepers:
                 raise BadInput(
-                    f"{tenant.account} and {doorkeepers[root].account} have the same root: a tenant's folder was"
-                    " copied; remove bus_token from the copy"
+                    f"{tenant.account} and {doorkeepers[root].account} have the same root, as copies of a"
+                    " folder have; remove bus_token from one"
                 )
             doorkeepers[root] = Doorkeeper(keys, _present(directory), tell, root=root, account=tenant.account)
             evictions = Evictions(servers, keys, name=GUARD, account=tenant.account)
