@@ -108,13 +108,13 @@ async def test_arrays_travel_and_what_is_overtaken_is_left_out() -> None:
 
 
 async def test_without_a_model_it_is_hopeless_after_a_few_tries_and_can_be_asked_again() -> None:
-    async with running(Modelless) as model:
+    async with running(Modelless, InferenceConfig(answer_s=0.5, pause_s=0.01, max_failures=2)) as model:
         async with asyncio.timeout(WAIT_S):
             said = await model.failed.get()
         assert said == (
-            "suspended after 3 failed inferences, the last: no model: OSError: weights.pt: no such file"
+            "suspended after 2 failed inferences, the last: no model: OSError: weights.pt: no such file"
         )
         model.start(1)
         async with asyncio.timeout(WAIT_S):
             await model.failed.get()
-    assert model.process.counters.starts == 6
+    assert model.process.counters.starts == 4
