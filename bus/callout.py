@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -30,6 +31,8 @@ QUESTIONS = "$SYS.REQ.USER.AUTH"
 QUEUE_GROUP = "authorizer"
 SEALED_BY = "Nats-Server-Xkey"
 UNLIMITED = -1
+REMEMBERED = 256
+"""Permissions whose JSON is kept: a node's instances come one by one, whoever comes back comes often."""
 FIRST_PAUSE_S = 0.005
 """After a restart of the server its guard is there before those who want to come in."""
 
@@ -122,7 +125,7 @@ class Callout:
         """One question. Never raises."""
         try:
             sealed_by = (message.headers or {}).get(SEALED_BY, "")
-            question = nats_jwt.decode(self._keys.sealing_keys.open(message.data, sealed_by).decode())
+            question = nats_jwt.decode_once(self._keys.sealing_keys.open(message.data, sealed_by).decode())
             asked = question["nats"]
             answer = self._answered(asked)
             sealed = self._keys.sealing_keys.seal(answer.encode(), sealed_by)
@@ -145,32 +148,20 @@ class Callout:
         )
         user, server, now = str(asked["user_nkey"]), str(asked["server_id"]["id"]), int(time.time())
         nats_jwt.raw_public(user)
-        response: dict[str, Any] = {"type": "authorization_response", "version": 2}
         try:
             grant = self._decide(caller)
         except Refused:
             self.counters.refused += 1
-            response["error"] = "refused"
+            verdict = '"error":"refused"'
         else:
             self.counters.granted += 1
-            response["jwt"] = self._user_jwt(user, grant, now)
+            verdict = f'"jwt":"{self._user_jwt(user, grant, now)}"'
         issuer = self._keys.issuer_keys
-        claims = {"iss": issuer.public, "sub": user, "aud": server, "iat": now, "nats": response}
-        return nats_jwt.encode(claims, issuer)
+        claims = {"iss": issuer.public, "sub": user, "aud": server, "iat": now}
+        response = f'{{"type":"authorization_response","version":2,{verdict}}}'
+        return nats_jwt.encode(claims, issuer, nats=response)
 
     def _user_jwt(self, user: str, grant: Grant, now: int) -> str:
-        permissions = grant.permissions
-        rights: dict[str, Any] = {
-            "type": "user",
-            "version": 2,
-            "pub": _rule(permissions.publish, permissions.never),
-            "sub": _rule(permissions.subscribe),
-            "subs": UNLIMITED,
-            "data": UNLIMITED,
-            "payload": UNLIMITED,
-        }
-        if permissions.answers:
-            rights["resp"] = {"max": 1, "ttl": int(ANSWER_S * 1e9)}
         claims = {
             "iss": self._keys.issuer_keys.public,
             "sub": user,
@@ -178,9 +169,25 @@ class Callout:
             "name": grant.name,
             "iat": now,
             "exp": grant.expires_at,
-            "nats": rights,
         }
-        return nats_jwt.encode(claims, self._keys.issuer_keys)
+        return nats_jwt.encode(claims, self._keys.issuer_keys, nats=_rights(grant.permissions))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _rights(permissions: Permissions) -> str:
+    """As a user's JWT has them."""
+    rights: dict[str, Any] = {
+        "type": "user",
+        "version": 2,
+        "pub": _rule(permissions.publish, permissions.never),
+        "sub": _rule(permissions.subscribe),
+        "subs": UNLIMITED,
+        "data": UNLIMITED,
+        "payload": UNLIMITED,
+    }
+    if permissions.answers:
+        rights["resp"] = {"max": 1, "ttl": int(ANSWER_S * 1e9)}
+    return nats_jwt.to_json(rights)
 
 
 def _rule(patterns: tuple[str, ...], never: tuple[str, ...] = ()) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from bus import nats_jwt
@@ -36,6 +37,8 @@ CLOCK_SKEW_S = 60.0
 """How far the clocks of who signs and who checks may differ."""
 ROOT_CONNECTION_S = 24 * 3600.0
 """Whoever holds the root signs itself a credential of this lifetime, at each dial anew."""
+PARSED = 64
+"""Credentials that are not taken apart again at each dial: a process has one for each of its entities."""
 ENTITY_LIFETIME_S = 365 * 86_400.0
 INSTANCE_LIFETIME_S = 30 * 86_400.0
 """Longer than a job: an instance cannot renew its credential, and ends with it."""
@@ -64,15 +67,20 @@ class Credential:
         Raises:
             BadInput: damaged, or not a credential.
         """
-        try:
-            body = json.loads(from_base64(text.strip().removeprefix(CREDENTIAL_PREFIX)))
-            chain = tuple(str(link) for link in body["chain"])
-            keys = SigningKeys(body["seed"])
-            if not chain or nats_jwt.decode(chain[-1]).get("sub") != keys.public:
-                raise BadInput("its key is another's")
-        except (ValueError, KeyError, TypeError, BadInput, Refused):
-            raise BadInput("the credential for the bus is damaged: copy all of it") from None
-        return cls(chain, keys)
+        return _parsed(text)
+
+
+@lru_cache(maxsize=PARSED)
+def _parsed(text: str) -> Credential:
+    try:
+        body = json.loads(from_base64(text.strip().removeprefix(CREDENTIAL_PREFIX)))
+        chain = tuple(str(link) for link in body["chain"])
+        keys = SigningKeys(body["seed"])
+        if not chain or nats_jwt.decode(chain[-1]).get("sub") != keys.public:
+            raise BadInput("its key is another's")
+    except (ValueError, KeyError, TypeError, BadInput, Refused):
+        raise BadInput("the credential for the bus is damaged: copy all of it") from None
+    return Credential(chain, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,7 @@ def issue(
     root: str, identity: Identity, *, lifetime_s: float = ENTITY_LIFETIME_S, now: float | None = None
 ) -> str:
     """A credential that the root signs. Raises `BadInput` where `root` is none."""
-    return _signed((), _root_keys(root), identity, lifetime_s, now)
+    return _signed((), _root_keys(root), identity, lifetime_s, now).text
 
 
 def delegate(
@@ -128,7 +136,7 @@ def delegate(
         return token
     own = Credential.parse(token)
     _may_hand_on(own.identity, identity)
-    return _signed(own.chain, own.keys, identity, lifetime_s, now)
+    return _signed(own.chain, own.keys, identity, lifetime_s, now).text
 
 
 def present(token: str, name: str, kind: EntityKind) -> Presented:
@@ -138,8 +146,9 @@ def present(token: str, name: str, kind: EntityKind) -> Presented:
         BadInput: damaged.
     """
     if is_root(token):
-        token = issue(token, _as_anybody(name, kind), lifetime_s=ROOT_CONNECTION_S)
-    credential = Credential.parse(_chosen(token, name))
+        credential = _signed((), _root_keys(token), _as_anybody(name, kind), ROOT_CONNECTION_S, None)
+    else:
+        credential = Credential.parse(_chosen(token, name))
     keys = credential.keys
 
     def sign(nonce: str) -> bytes:
@@ -255,7 +264,7 @@ def may_hand_on(giver: Identity, receiver: Identity) -> bool:
 
 def _signed(
     chain: Sequence[str], keys: SigningKeys, identity: Identity, lifetime_s: float, now: float | None
-) -> str:
+) -> Credential:
     at = time.time() if now is None else now
     own = SigningKeys.user()
     link = nats_jwt.encode(
@@ -269,7 +278,7 @@ def _signed(
         },
         keys,
     )
-    return Credential((*chain, link), own).text
+    return Credential((*chain, link), own)
 
 
 def _root_keys(root: str) -> SigningKeys:

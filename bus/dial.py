@@ -194,12 +194,13 @@ class Dialer:
         """nats-py calls both at each attempt, the signature's first."""
         from bus.credentials import present  # cryptography takes 50 ms to import, and not everybody needs it
 
-        shown = present(token, self.name, self._kind)
+        shown, is_new = present(token, self.name, self._kind), True
 
         def sign(nonce: str) -> bytes:
-            nonlocal shown
-            if is_root(token):  # a new credential each time, since they expire
+            nonlocal shown, is_new
+            if is_root(token) and not is_new:  # a new credential each time, since they expire
                 shown = present(token, self.name, self._kind)
+            is_new = False
             return shown.sign(nonce)
 
         return {"signature_cb": sign, "token": lambda: shown.chain}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -29,7 +28,10 @@ SEALED = b"xkv1"
 """How the server marks what it has encrypted (version 1 of its format): mark, nonce of 24 bytes, box."""
 NONCE_BYTES = 24
 REMEMBERED = 4_096
-"""Claims whose signature was found right: a node agent's come again with each of its instances."""
+"""Claims whose signature was found right, and public keys: a node agent's come again with each of its
+instances."""
+CORRESPONDENTS = 64
+"""Servers whose shared key is not computed again with each question."""
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 
 
@@ -69,10 +71,11 @@ class SigningKeys:
 class SealingKeys:
     """A pair of curve25519 keys: what the server encrypts for whoever decides about connections."""
 
-    __slots__ = ("_key", "public", "seed")
+    __slots__ = ("_boxes", "_key", "public", "seed")
 
     def __init__(self, seed: str) -> None:
         """`seed`: 64 hexadecimal digits."""
+        self._boxes: dict[str, Box] = {}
         try:
             self._key = PrivateKey(bytes.fromhex(seed))
         except (ValueError, TypeError, CryptoError):
@@ -93,22 +96,28 @@ class SealingKeys:
             raise Refused("not sealed")
         nonce, rest = data[len(SEALED) : len(SEALED) + NONCE_BYTES], data[len(SEALED) + NONCE_BYTES :]
         try:
-            return bytes(Box(self._key, PublicKey(raw_public(sender))).decrypt(rest, nonce))
+            return self._box(sender).decrypt(rest, nonce)
         except (CryptoError, ValueError, TypeError):
             raise Refused("sealed by or for somebody else") from None
 
     def seal(self, data: bytes, receiver: str) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
-        box = Box(self._key, PublicKey(raw_public(receiver)))
-        return SEALED + nonce + bytes(box.encrypt(data, nonce).ciphertext)
+        return SEALED + nonce + self._box(receiver).encrypt(data, nonce).ciphertext
+
+    def _box(self, other: str) -> Box:
+        """What both ends can compute, and nobody else. Raises `ValueError`, `CryptoError`."""
+        known = self._boxes.get(other)
+        if known is None:
+            if len(self._boxes) >= CORRESPONDENTS:
+                self._boxes.clear()
+            known = self._boxes[other] = Box(self._key, PublicKey(raw_public(other)))
+        return known
 
 
-def encode(claims: dict[str, Any], keys: SigningKeys) -> str:
-    """A JWT of these claims, `jti` added."""
-    body = json.dumps(claims, separators=(",", ":"))
-    digest = hashlib.new("sha512_256", body.encode()).digest()
-    name = base64.b32encode(digest).decode().rstrip("=")
-    text = f'{body[:-1]},"jti":"{name}"}}'
+def encode(claims: Mapping[str, Any], keys: SigningKeys, *, nats: str = "") -> str:
+    """A JWT of these claims and a `jti` of its own. `nats`: the claim of that name, where it is JSON."""
+    more = f',"nats":{nats}' if nats else ""
+    text = f'{to_json(claims)[:-1]}{more},"jti":"{os.urandom(16).hex()}"}}'
     signed = f"{_HEAD}.{to_base64(text.encode())}"
     return f"{signed}.{to_base64(keys.sign(signed.encode()))}"
 
@@ -122,17 +131,22 @@ def decode(token: str) -> Mapping[str, Any]:
     return _decoded(token)
 
 
-@lru_cache(maxsize=REMEMBERED)
-def _decoded(token: str) -> Mapping[str, Any]:
+def decode_once(token: str) -> dict[str, Any]:
+    """As `decode`, of a token that is not likely to come again: it is not remembered."""
     try:
         head, body, signature = token.split(".")
         claims = json.loads(from_base64(body))
-        if json.loads(from_base64(head)) != _HEADER or not isinstance(claims, dict):
+        if (head != _HEAD and json.loads(from_base64(head)) != _HEADER) or not isinstance(claims, dict):
             raise Refused("not a JWT of NATS's kind")
         verify(claims["iss"], f"{head}.{body}".encode(), from_base64(signature))
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Refused("not a JWT") from None
-    return MappingProxyType(claims)
+    return claims
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _decoded(token: str) -> Mapping[str, Any]:
+    return MappingProxyType(decode_once(token))
 
 
 def verify(public: str, data: bytes, signature: bytes) -> None:
@@ -141,9 +155,14 @@ def verify(public: str, data: bytes, signature: bytes) -> None:
         Refused: `signature` of `data` is not by the owner of `public`.
     """
     try:
-        VerifyKey(raw_public(public)).verify(data, signature)
+        _verify_key(public).verify(data, signature)
     except (BadSignatureError, ValueError, TypeError, CryptoError):
         raise Refused("its signature is not that of the key that it names") from None
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _verify_key(public: str) -> VerifyKey:
+    return VerifyKey(raw_public(public))
 
 
 def raw_public(text: str) -> bytes:
@@ -151,7 +170,7 @@ def raw_public(text: str) -> bytes:
     if not isinstance(text, str):
         raise ValueError("not a public key")
     data = base64.b32decode(text + "=" * (-len(text) % 8))
-    if len(data) != 35 or bytes(nkeys.crc16_checksum(bytearray(data[:-2]))) != data[-2:]:
+    if len(data) != 35 or _checksum(data[:-2]) != data[-2:]:
         raise ValueError("not a public key")
     return data[1:-2]
 
@@ -166,8 +185,14 @@ def from_base64(text: str) -> bytes:
 
 
 def _encoded(prefix: int, raw: bytes) -> str:
-    body = bytearray([prefix]) + raw
-    return base64.b32encode(bytes(body + nkeys.crc16_checksum(body))).decode().rstrip("=")
+    body = bytes([prefix]) + raw
+    return base64.b32encode(body + _checksum(body)).decode().rstrip("=")
 
 
+def _checksum(body: bytes) -> bytes:
+    """CRC-16/XMODEM, as nkeys have it behind the key."""
+    return binascii.crc_hqx(body, 0).to_bytes(2, "little")
+
+
+to_json = json.JSONEncoder(separators=(",", ":")).encode
 _HEAD = to_base64(json.dumps(_HEADER, separators=(",", ":")).encode())
