@@ -36,8 +36,9 @@ STREAM_TIMEOUT = httpx.Timeout(10.0, read=40.0)
 """Streams: a gateway sends a comment at least every 15 s, so 40 s of silence is a dead connection."""
 
 
-ENDINGS = ("lagged", "closing")
-"""Events by which a gateway ends a stream that can be taken up again, there or elsewhere."""
+ENDINGS = ("lagged", "closing", "refused")
+"""Events by which a gateway ends a stream that can be taken up again, there or elsewhere; who was refused
+then hears why."""
 
 ENDING_LINES = tuple(f"event: {name}" for name in ENDINGS)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 from bus.connection import Bus
@@ -23,9 +22,6 @@ GUARDED = (EntityKind.ORCHESTRATOR, EntityKind.SERVICE_REGISTRY, EntityKind.AUTH
 """Whom everybody needs. Node agents and modules are many: one that is away says nothing of the others."""
 
 _LEVEL = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
-
-request_cause: ContextVar[str | None] = ContextVar("request_cause", default=None)
-"""Id of the HTTP request at hand: the cause of the messages that it leads to, unless they have another."""
 
 
 class Asks(Protocol):
@@ -55,9 +51,7 @@ class Backends:
         **tokens: Any,
     ) -> Any:
         async with self._watched(row):
-            return await self._bus.request(
-                row, message, timeout_s=timeout_s, cause=cause or request_cause.get(), **tokens
-            )
+            return await self._bus.request(row, message, timeout_s=timeout_s, cause=cause, **tokens)
 
     async def command(
         self,
@@ -74,7 +68,7 @@ class Backends:
                 row,
                 message,
                 deadline_s=deadline_s,
-                cause=cause or request_cause.get(),
+                cause=cause,
                 may_repeat=lambda: self._budget.spend(time.monotonic()),
                 **tokens,
             )

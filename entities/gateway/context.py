@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request, Response
 
 from bus.connection import Bus
-from entities.gateway.admission import Facts, Load
+from entities.gateway.admission import Facts
 from entities.gateway.backends import Backends
 from entities.gateway.dashboard import Dashboard
 from entities.gateway.desk import Desk
@@ -17,6 +18,9 @@ from entities.gateway.event_feed import EventHub
 from entities.gateway.event_stream import EventStream
 from entities.gateway.guard import Guard
 from entities.gateway.idempotency import KeptAnswers, key_token, request_digest
+from entities.gateway.job_view import JobView
+from entities.gateway.kept_reads import KeptReads
+from entities.gateway.load import Load
 from entities.gateway.metrics_door import DoorMetrics
 from entities.gateway.promotions import PromotionDesk
 from entities.gateway.readiness import ReadinessProbe
@@ -37,6 +41,7 @@ class Door:
     hub: EventHub
     kept: KeptAnswers
     load: Load
+    reads: KeptReads
     probe: ReadinessProbe
     metrics: DoorMetrics
     dashboard: Dashboard
@@ -47,6 +52,12 @@ class Door:
         return self.desk.guard
 
     @property
+    def view(self) -> JobView:
+        """The jobs, as this gateway follows them."""
+        assert self.desk.view is not None  # there is an HTTP door
+        return self.desk.view
+
+    @property
     def records(self) -> Mapping[str, ServiceRecord]:
         """The registry's, as this gateway follows them."""
         return self.follower.view.records
@@ -55,18 +66,17 @@ class Door:
         """A JSON body, up to the door's limit."""
         return await read_body(keyed.request, self.config.max_job_bytes)
 
-    def stream(self, request: Request, token: str, pieces: AsyncGenerator[bytes, None]) -> EventStream:
+    def stream(
+        self, request: Request, token: str, action: str, resource: str, pieces: AsyncGenerator[bytes, None]
+    ) -> EventStream:
         """An event stream for a bearer who was let in: whoever it was until now, it counts for the user. It
-        ends when the token does.
+        ends once the bearer may no more do `action` on `resource`.
 
         Raises `RateLimited` or `Overloaded`.
         """
         facts: Facts = request.scope["dmsc"]
         facts.identity = f"user {self.guard.user_of(token)}"
-        access = self.guard.bearer(token)
-        if access is not None:
-            pieces = self.guard.while_valid(access, pieces)
-        return EventStream(facts, self.hub, pieces)
+        return EventStream(facts, self.hub, partial(self.guard.lasting, token, action, resource), pieces)
 
     async def once(
         self, keyed: Keyed, token: str, action: str, resource: str, act: Act, body: bytes = b""

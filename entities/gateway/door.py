@@ -16,7 +16,6 @@ from entities.gateway.api_document import complete
 from entities.gateway.context import Door
 from entities.gateway.dashboard.routes import dashboard
 from entities.gateway.error_answers import explain_errors
-from entities.gateway.request_origin import RequestOrigin
 from entities.gateway.requests import BODIES
 from entities.gateway.routes.access import access
 from entities.gateway.routes.chaos import chaos
@@ -47,6 +46,18 @@ RESOURCES = (
 """Each makes a router over the door."""
 
 
+def build_door(door: Door) -> Admission:
+    """The application behind its admission."""
+    return Admission(
+        build_app(door),
+        guard=door.guard,
+        metrics=door.metrics,
+        load=door.load,
+        reads=door.reads,
+        config=door.config,
+    )
+
+
 def build_app(door: Door) -> FastAPI:
     """The application; all state is in what it is given."""
     app = FastAPI(
@@ -59,8 +70,6 @@ def build_app(door: Door) -> FastAPI:
         separate_input_output_schemas=False,
         redirect_slashes=False,
     )
-    app.add_middleware(Admission, guard=door.guard, metrics=door.metrics, load=door.load, config=door.config)
-    app.add_middleware(RequestOrigin)  # the last is the outermost: its correlation stands in the log
     explain_errors(app)
     for resource in RESOURCES:
         app.include_router(resource(door))

@@ -20,10 +20,16 @@ class DoorConfig:
     rate: Rate = USUAL_RATE  # of one identity: a user, else an address
     unknown_rate: Rate = UNKNOWN_RATE  # of an address, without a token that was let in before
     open_requests: int = 256  # being answered, streams and files left out; beyond it 503
-    lag_s: float = 0.2  # a lag of the loop that stays above this refuses requests until it is less
+    queued_requests: int = 128  # that came and wait for their turn; beyond it 503
+    burst_s: float = 0.15  # how long the first of them may have waited; beyond it 503
+    standing_s: float = 0.02  # … once somebody has been waiting for burst_s without a break
     drain_s: float = 5.0  # at the end, for requests that are being answered
     events: EventsConfig = field(default_factory=EventsConfig)
 
     def __post_init__(self) -> None:
-        if self.open_requests < 1 or self.lag_s <= 0 or self.drain_s < 0:
-            raise ValueError("open_requests must be at least 1, lag_s above 0 and drain_s not below 0")
+        if min(self.open_requests, self.queued_requests) < 1:
+            raise ValueError("open_requests and queued_requests must be at least 1")
+        if not 0 < self.standing_s <= self.burst_s:
+            raise ValueError("standing_s must be above 0, and not above burst_s")
+        if self.drain_s < 0:
+            raise ValueError("drain_s must not be below 0")

@@ -42,7 +42,7 @@ class Feed:
         self._config = config
         self._lines: dict[int, Line] = {}
         self._bytes = 0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: set[asyncio.Future[bool]] = set()
         for line in lines:
             self.add(line)
 
@@ -78,16 +78,16 @@ class Feed:
 
     async def wait(self, timeout_s: float) -> bool:
         """Until there may be more; False after `timeout_s`."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
         self._waiting.add(future)
+        # Cheaper than asyncio.timeout, and this is on the way of every event to every client.
+        timer = loop.call_later(timeout_s, _settle, future, False)
         try:
-            async with asyncio.timeout(timeout_s):
-                await future
-        except TimeoutError:
-            return False
+            return await future
         finally:
+            timer.cancel()
             self._waiting.discard(future)
-        return True
 
     def wake(self) -> None:
         """All who wait, a few at a time: a thousand in a row would keep every request waiting."""
@@ -99,8 +99,7 @@ class Feed:
                 future = next(waiting, None)
                 if future is None:
                     return
-                if not future.done():
-                    future.set_result(None)
+                _settle(future, True)
             loop.call_soon(some)
 
         some()
@@ -281,6 +280,11 @@ class EventHub:
         yield EVENT_STREAMS(self.open, gateway=self._gateway)
         yield EVENT_FEEDS(len(self._feeds), gateway=self._gateway)
         yield STREAMS_LAGGED(self._lagged, gateway=self._gateway)
+
+
+def _settle(future: asyncio.Future[bool], outcome: bool) -> None:
+    if not future.done():
+        future.set_result(outcome)
 
 
 def _ended(task: asyncio.Task[None]) -> None:

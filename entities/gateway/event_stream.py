@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 from fastapi import Response
@@ -12,6 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from entities.gateway.admission import Facts
 from entities.gateway.event_feed import EventHub
+from entities.gateway.events import refused_record
+
+Allowed = Callable[[Callable[[str], None]], AbstractContextManager[None]]
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -38,34 +41,64 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, facts: Facts, hub: EventHub, pieces: AsyncGenerator[bytes, None], status_code: int = 200
+        self,
+        facts: Facts,
+        hub: EventHub,
+        allowed: Allowed,
+        pieces: AsyncGenerator[bytes, None],
+        status_code: int = 200,  # FastAPI's document reads it here
     ) -> None:
+        """`allowed`: within it, its argument is called with the reason once the client may read no more."""
         super().__init__(status_code=status_code)
         self._facts = facts
+        self._allowed = allowed
         self._pieces = pieces
         self._room = hub.admitted(facts.identity)
         self._room.__enter__()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._facts.is_stream = True
-        sending = asyncio.create_task(self._send(send), name=f"events {scope['path']}")
+        refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def refuse(why: str) -> None:
+            if not refused.done():
+                refused.set_result(why)
+
         leaving = asyncio.create_task(_left(receive))
+        sending: asyncio.Task[None] | None = None
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            with self._allowed(refuse):
+                sending = asyncio.create_task(self._send(send), name=f"events {scope['path']}")
+                await asyncio.wait({sending, leaving, refused}, return_when=asyncio.FIRST_COMPLETED)
+            if refused.done() and not sending.done():
+                await _ended(sending)
+                said = asyncio.create_task(_say_refused(send, refused.result()))
+                sending = said
+                await asyncio.wait({said, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._room.__exit__(None, None, None)
-            for task in (sending, leaving):
-                task.cancel()
-            outcomes = await asyncio.gather(sending, leaving, return_exceptions=True)
-        if isinstance(outcomes[0], Exception) and not isinstance(outcomes[0], OSError):
-            raise outcomes[0]
+            failure = None if sending is None else await _ended(sending)
+            await _ended(leaving)
+        if failure is not None and not isinstance(failure, OSError):
+            raise failure
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         async with aclosing(self._pieces) as pieces:
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _say_refused(send: Send, why: str) -> None:
+    await send({"type": "http.response.body", "body": refused_record(why)})
+
+
+async def _ended(task: asyncio.Task[None]) -> Exception | None:
+    """Cancels what is not over; its failure."""
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    return outcome if isinstance(outcome, Exception) else None
 
 
 async def _left(receive: Receive) -> None:

@@ -74,6 +74,11 @@ def closing() -> bytes:
     return f"retry: 200\nevent: closing\ndata: {said}\n\n".encode()
 
 
+def refused_record(why: str) -> bytes:
+    """The last thing that a client hears whose token counts no more, or who may read no more."""
+    return f"event: refused\ndata: {json.dumps({'detail': why})}\n\n".encode()
+
+
 def first_sequence(start: int | None, last_event_id: str | None) -> int:
     """Where to begin: after `Last-Event-ID` if the client came back with one, else at `start`, else at 1."""
     if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():

@@ -11,15 +11,15 @@ import contextlib
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 
 from bus import subjects
 from bus.buckets import Change
 from bus.connection import Bus
 from entities.gateway.backends import Asks
 from schemas.access import Revocation
-from schemas.errors import Refused
+from schemas.errors import DmscError, Refused
 from schemas.signals import AccessDecision, AccessRequest
 
 
@@ -29,6 +29,20 @@ class GuardConfig:
 
     timeout_s: float = 3.0  # the authorizer's answer; nobody gets in without one
     remembered: int = 4096  # decisions kept; the least recently used go
+    recheck_s: float = 1.0  # how often a stream's right is looked at; remembered answers cost nothing
+
+
+@dataclass(slots=True)
+class _Lasting:
+    """Streams that stand on the same right."""
+
+    ends: list[Callable[[str], None]] = field(default_factory=list)
+    looking: asyncio.Task[None] = field(init=False)
+
+    def end(self, why: str) -> None:
+        ends, self.ends = self.ends, []
+        for end in ends:
+            end(why)
 
 
 class Guard:
@@ -42,6 +56,7 @@ class Guard:
         self._bearers: OrderedDict[str, AccessDecision] = OrderedDict()
         self._asking: dict[tuple[str, str, str], asyncio.Future[AccessDecision]] = {}
         self._revoked: dict[str, Revocation] = {}  # by its key in the bucket
+        self._lasting: dict[tuple[str, str, str], _Lasting] = {}
         self._news = asyncio.Event()  # replaced at each revocation
         self.asked = 0
 
@@ -61,6 +76,11 @@ class Guard:
             news.set()
         elif change.key:
             self._revoked.pop(change.key, None)
+
+    def remembered(self, token: str, action: str, resource: str) -> bool:
+        """Whether `check` would say yes without asking anybody."""
+        known = self._known.get((token_digest(token), action, resource))
+        return known is not None and time.monotonic() < known[0] and not self.void(known[1])
 
     def user_of(self, token: str) -> str | None:
         """Whose token it was when it was last asked about, for limits; says nothing of what it may do."""
@@ -86,33 +106,44 @@ class Guard:
         why = f" ({revocation.reason})" if revocation.reason else ""
         return f"this token of {decision.user} was revoked by {revocation.by}{why}; ask for a new one"
 
-    async def while_valid(
-        self, decision: AccessDecision, chunks: AsyncGenerator[bytes, None]
-    ) -> AsyncGenerator[bytes, None]:
-        """What comes, until it ends or the decision is void: for streams that outlive a request."""
-        coming: asyncio.Task[bytes] | None = None
+    @contextlib.contextmanager
+    def lasting(self, token: str, action: str, resource: str, end: Callable[[str], None]) -> Iterator[None]:
+        """For what outlives a request, a stream: within the block `end` is called, with the reason, once the
+        bearer may no more. A revocation or an expiry counts at once; whatever else changes the answer, within
+        `recheck_s` of the end of a remembered one. Costs nothing while nothing changes.
+        """
+        key = (token_digest(token), action, resource)
+        held = self._lasting.get(key)
+        if held is None:
+            held = self._lasting[key] = _Lasting()
+            held.looking = asyncio.create_task(self._look_again(held, token, action, resource))
+        held.ends.append(end)
         try:
-            while not self.void(decision):
-                if coming is None:
-                    coming = asyncio.ensure_future(anext(chunks))
-                left_s = None if decision.expires_at is None else max(0.0, decision.expires_at - time.time())
-                news = asyncio.create_task(self._news.wait())
-                try:
-                    await asyncio.wait({coming, news}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    news.cancel()
-                if coming.done():
-                    finished, coming = coming, None
-                    try:
-                        chunk = finished.result()
-                    except StopAsyncIteration:
-                        return
-                    yield chunk
+            yield
         finally:
-            if coming is not None:
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
-            await chunks.aclose()
+            if end in held.ends:
+                held.ends.remove(end)
+            if not held.ends and self._lasting.get(key) is held:
+                del self._lasting[key]
+                held.looking.cancel()
+
+    async def _look_again(self, held: _Lasting, token: str, action: str, resource: str) -> None:
+        """Until it is refused, or nobody is left. An authorizer that is away changes nothing."""
+        while True:
+            news = self._news
+            left_s = self._config.recheck_s
+            try:
+                decision = await self.check(token, action, resource)
+                if decision.expires_at is not None:
+                    left_s = min(left_s, max(0.0, decision.expires_at - time.time()))
+            except Refused as error:
+                held.end(error.text)
+                return
+            except DmscError:
+                pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await news.wait()
 
     async def check(self, token: str, action: str, resource: str) -> AccessDecision:
         """The decision that allows it.

@@ -23,6 +23,7 @@ class JobView:
     def __init__(self, bus: Bus) -> None:
         self.current = asyncio.Event()
         self._bucket = bus.bucket(subjects.JOB_RECORD)
+        self.revision = 0  # another one after each change
         self._records: dict[str, JobRecord] = {}
 
     async def run(self) -> None:
@@ -44,14 +45,15 @@ class JobView:
             self.current.set()
         elif isinstance(change.message, JobRecord):
             self.take(change.message)
-        else:
-            self._records.pop(change.key, None)
+        elif self._records.pop(change.key, None) is not None:
+            self.revision += 1
 
     def take(self, record: JobRecord) -> None:
         """What the orchestrator answered, or the bucket has; an older account of a job counts for nothing."""
         known = self._records.get(record.job)
         if known is None or (known.epoch, known.changed_at) <= (record.epoch, record.changed_at):
             self._records[record.job] = record
+            self.revision += 1
 
     def get(self, job: str) -> JobRecord | None:
         return self._records.get(job)

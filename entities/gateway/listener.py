@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from schemas.errors import BadInput
 
@@ -66,7 +66,7 @@ def url_of(sock: socket.socket, host: str, advertised_host: str = "", protocol: 
     return f"{protocol}://{f'[{name}]' if ':' in name else name}:{sock.getsockname()[1]}"
 
 
-def configured(app: FastAPI, tls: tuple[Path, Path] | None = None) -> uvicorn.Config:
+def configured(app: ASGIApp, tls: tuple[Path, Path] | None = None) -> uvicorn.Config:
     """How `app` is served. `tls`: certificate and key; None: plain HTTP.
 
     Raises `BadInput` with one line where these can't be used.

@@ -21,6 +21,10 @@ class DoorMetrics:
     records: Callable[[], Collection[ServiceRecord]]
     answered: Counter[int] = field(default_factory=Counter)
 
+    def refused(self) -> None:
+        """One more, before it was read."""
+        self.answered[503] += 1
+
     def readings(self) -> Iterator[Reading]:
         for status, count in self.answered.items():
             yield HTTP_REQUESTS(count, gateway=self.gateway, status=str(status))

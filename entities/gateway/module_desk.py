@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bus import subjects
 from bus.connection import Bus
-from entities.gateway.backends import Backends, request_cause
+from entities.gateway.backends import Backends
 from entities.gateway.guard import Guard
 from schemas.errors import Ack, NoResponders, NotFound
 from schemas.module_status import (
@@ -86,7 +86,5 @@ class ModuleDesk:
         users = {job: (await self._guard.check(token, "observation.write", job)).user for job in about}
         for one in observations:
             let_in = one.model_copy(update={"user": users[one.job or ALL_JOBS]})
-            await self._bus.publish(
-                subjects.OBSERVATION, let_in, cause=request_cause.get(), source=one.source
-            )
+            await self._bus.publish(subjects.OBSERVATION, let_in, source=one.source)
         return Ack(note=f"{len(observations)} taken")

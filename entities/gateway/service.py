@@ -47,9 +47,9 @@ from schemas.step import MicrobatchClaim
 from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
-    from entities.gateway.admission import Load
     from entities.gateway.dashboard import Dashboard
     from entities.gateway.event_feed import EventHub
+    from entities.gateway.load import Load
     from entities.gateway.metrics_door import DoorMetrics
 
 log = get_logger("gateway")
@@ -154,13 +154,15 @@ class Gateway:
             yield
             return
         # Only here: FastAPI costs memory that a gateway without an outer door need not have.
-        from entities.gateway.admission import Load
         from entities.gateway.context import Door
         from entities.gateway.dashboard import Dashboard
-        from entities.gateway.door import build_app
+        from entities.gateway.door import build_door
+        from entities.gateway.early_refusal import refusing_early
         from entities.gateway.event_feed import EventHub
         from entities.gateway.idempotency import KeptAnswers
+        from entities.gateway.kept_reads import KeptReads
         from entities.gateway.listener import bind, configured, serving, url_of
+        from entities.gateway.load import Load
         from entities.gateway.metrics_door import DoorMetrics
         from entities.gateway.promotions import PromotionDesk
         from entities.gateway.readiness import ReadinessProbe
@@ -171,7 +173,7 @@ class Gateway:
             self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
         )
         hub = self._hub = EventHub(self._bus, self.config.sid, config.events)
-        load = self._load = Load()
+        load = self._load = Load(config)
         view = self.desk.view = JobView(self._bus)
         probe = ReadinessProbe(self._bus, self.follower)
         dashboard = self.dashboard = Dashboard(
@@ -186,6 +188,7 @@ class Gateway:
             hub=hub,
             kept=KeptAnswers(self._bus, lambda: registry.view.records if registry.informed else None),
             load=load,
+            reads=KeptReads(),
             probe=probe,
             metrics=self._metrics,
             dashboard=dashboard,
@@ -200,16 +203,16 @@ class Gateway:
             await load.drained(config.drain_s)
 
         protocol = "http" if self.config.tls is None else "https"
-        served = configured(build_app(door), self.config.tls)
+        served = configured(build_door(door), self.config.tls)
+        served.http_protocol_class = refusing_early(served.http_protocol_class, load, door.metrics.refused)
         async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(view.run()), tasks.create_task(load.measure())]
+            watching = tasks.create_task(view.run())
             try:
                 async with serving(served, sock, drain):
                     self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
                     yield
             finally:
-                for helper in helpers:
-                    helper.cancel()
+                watching.cancel()
 
     # --- Type 2 and Type 4: what we know ------------------------------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:

@@ -1,7 +1,7 @@
 """The dashboard's HTTP: its files, one aggregated view, live events, log search, and the tap.
 
-Files need no token, for nothing of the mesh is in them; all the rest is checked by Type 3, and a stream again
-and again while it is open, so that a revoked token ends it.
+Files need no token, for nothing of the mesh is in them; all the rest is checked by Type 3, a stream for as
+long as it is open (`Door.stream`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _views(router: APIRouter, door: Door) -> None:
         A client that lags eight deltas behind gets an `overview` in their place.
         """
         access = await desk.may_look(token)
-        return await _streaming(door, request, token, desk.live(token, access))
+        return await _streaming(door, request, token, "mesh.read", "mesh", desk.live(access))
 
 
 def _searches(router: APIRouter, door: Door) -> None:
@@ -119,17 +119,12 @@ def _searches(router: APIRouter, door: Door) -> None:
         scope = await desk.scopes.scope(token)
         patterns = subject or ["signal.>"]
         left_out(scope, patterns)
-
-        async def still() -> None:
-            await desk.still(token, "tap.read", "bus")
-
-        return await _streaming(
-            door, request, token, desk.taps.stream(patterns, where or [], replies, scope, still)
-        )
+        frames = desk.taps.stream(patterns, where or [], replies, scope)
+        return await _streaming(door, request, token, "tap.read", "bus", frames)
 
 
 async def _streaming(
-    door: Door, request: Request, token: str, frames: AsyncGenerator[bytes, None]
+    door: Door, request: Request, token: str, action: str, resource: str, frames: AsyncGenerator[bytes, None]
 ) -> EventStream:
     """Waits for the first frame, so that what goes wrong until then has a status of its own."""
     first = await anext(frames)
@@ -140,4 +135,4 @@ async def _streaming(
             async for frame in frames:
                 yield frame
 
-    return door.stream(request, token, all_of())
+    return door.stream(request, token, action, resource, all_of())

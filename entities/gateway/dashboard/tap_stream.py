@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from bus.tap_scope import may
 from bus.tapped import Tapped
 from entities.gateway.dashboard.viewers import sse
 from schemas.door import TapScope
-from schemas.errors import Refused, Unavailable
+from schemas.errors import Unavailable
 
 TAPS = 16
 """Taps of one gateway at a time: each listens by itself."""
@@ -50,9 +50,8 @@ class TapRooms:
         filters: Sequence[str],
         replies: bool,
         scope: TapScope,
-        still: Callable[[], Awaitable[None]],
     ) -> AsyncGenerator[bytes, None]:
-        """Batches of messages as server-sent events until the client goes, or `still` raises `Refused`.
+        """Batches of messages as server-sent events until the client goes.
 
         The first event tells that it listens; before it:
 
@@ -68,14 +67,12 @@ class TapRooms:
         self._open += 1
         try:
             async with tap:
-                async for event in self._events(tap, scope, still):
+                async for event in self._events(tap, scope):
                     yield event
         finally:
             self._open -= 1
 
-    async def _events(
-        self, tap: Tap, scope: TapScope, still: Callable[[], Awaitable[None]]
-    ) -> AsyncGenerator[bytes, None]:
+    async def _events(self, tap: Tap, scope: TapScope) -> AsyncGenerator[bytes, None]:
         config = self.config
         waiting: deque[Tapped] = deque(maxlen=config.per_batch)
         looked = 0
@@ -97,11 +94,6 @@ class TapRooms:
             yield sse("ready", {"patterns": tap.lens.patterns, "hidden": scope.hidden, "role": scope.role})
             while not reader.done():
                 await asyncio.sleep(config.every_s)
-                try:
-                    await still()
-                except Refused as error:
-                    yield sse("refused", {"detail": error.text})
-                    return
                 batch = [_shown(tapped, config.body_chars) for tapped in waiting]
                 waiting.clear()
                 turn.set()

@@ -58,7 +58,7 @@ def faults(door: Door) -> APIRouter:
         tokens: dict[str, Any] = {} if job is None else {"job": job}
         first = first_sequence(start, last_event_id)
         records = door.hub.follow(subjects.FAULT_RECORD, tokens, fault_line, first)
-        return door.stream(request, token, records)
+        return door.stream(request, token, "fault.read", job or "faults", records)
 
     @router.get("/{fault}", response_model=FaultRecord)
     async def read(fault: FaultId, token: Token) -> Response:

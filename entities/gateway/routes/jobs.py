@@ -60,18 +60,22 @@ def jobs(door: Door) -> APIRouter:
         user: Annotated[str | None, Query(max_length=200, description="only this user's")] = None,
     ) -> Response:
         """The mesh's jobs in the order of their submission."""
-        found = [
-            record
-            for record in (await desk.list(token)).jobs
-            if state in (None, record.state) and user in (None, record.user)
-        ]
+        jobs = (await desk.list(token)).jobs
+        revision = door.view.revision
+        found = [record for record in jobs if state in (None, record.state) and user in (None, record.user)]
         part, after = cut(found, lambda record: (record.submitted_at, record.job), page.limit, page.cursor)
-        return paged(request, JobPage(jobs=part, next=after))
+        page_of_jobs = paged(request, JobPage(jobs=part, next=after))
+        if not door.view.current.is_set():
+            return page_of_jobs
+        return door.reads.keep(
+            request, page_of_jobs, "job.list", "jobs", revision, lambda: door.view.revision
+        )
 
     @router.get("/{job}", response_model=JobRecord)
-    async def read(job: JobId, token: Token) -> Response:
+    async def read(request: Request, job: JobId, token: Token) -> Response:
         """The job's record."""
-        return answer(await desk.read(token, job))
+        record = await desk.read(token, job)
+        return door.reads.keep(request, answer(record), "job.read", job, record, lambda: door.view.get(job))
 
     @router.get("/{job}/load", response_model=JobLoad)
     async def load(job: JobId, token: Token) -> Response:
@@ -134,6 +138,6 @@ def jobs(door: Door) -> APIRouter:
             first_sequence(start, last_event_id),
             lambda: desk.has_ended(job),
         )
-        return door.stream(request, token, records)
+        return door.stream(request, token, "job.read", job, records)
 
     return router

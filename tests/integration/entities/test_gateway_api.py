@@ -49,7 +49,9 @@ def quiet() -> Iterator[None]:
 async def gateway(quiet: None, dial: Dial, start: Start, authorizer: Authorizer) -> Gateway:
     await start(Orchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR), OrchestratorConfig()))
     config = GatewayConfig(
-        cluster="east", http_port=0, door=DoorConfig(rate=NO_LIMIT, unknown_rate=NO_LIMIT, lag_s=60.0)
+        cluster="east",
+        http_port=0,
+        door=DoorConfig(rate=NO_LIMIT, unknown_rate=NO_LIMIT, burst_s=60.0, standing_s=60.0),
     )
     service = Gateway(await dial("gateway-east", EntityKind.GATEWAY), config)
     await start(service)

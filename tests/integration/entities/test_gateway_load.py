@@ -50,7 +50,9 @@ class Gateways:
     async def begin(self, cluster: str, **bounds: Any) -> Gateway:
         service = Gateway(
             await self._dial(f"gateway-{cluster}", EntityKind.GATEWAY),
-            GatewayConfig(cluster=cluster, http_port=0, door=DoorConfig(lag_s=60.0, **bounds)),
+            GatewayConfig(
+                cluster=cluster, http_port=0, door=DoorConfig(burst_s=60.0, standing_s=60.0, **bounds)
+            ),
         )
         self.tasks[cluster] = await self._start(service)
         return service
@@ -277,13 +279,32 @@ async def test_more_open_than_may_be_is_refused_before_it_is_begun(
     path = f"{gateway.url}/v1/jobs/{job}/cancel"
     waiting = asyncio.create_task(http.post(path, headers=bearer("ruth")))
     await asyncio.wait_for(begun.wait(), 15)
-    refused = await http.get(f"{gateway.url}/v1/jobs", headers=bearer("ruth"))
-    assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+    place = urlsplit(gateway.url or "")
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+
+    async def answer_to(method: str, path: str) -> tuple[int, bytes]:
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ruth\r\nContent-Length: 0\r\n\r\n"
+        )
+        writer.write(head.encode())
+        told = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(told.split(b"content-length: ")[1].split(b"\r")[0])
+        if told[9:12] == b"503":
+            assert b"retry-after: 1\r\n" in told
+        return int(told[9:12]), await reader.readexactly(length)
+
+    # Both before it is read and behind the parser, on one connection; probes are answered.
+    for method in ("GET", "GET", "POST", "GET"):
+        status, body = await answer_to(method, "/v1/jobs")
+        assert (status, json.loads(body)["code"]) == (503, "overloaded")
+        assert (await answer_to("GET", "/healthz"))[0] == 200
     held.set()
     assert (await waiting).status_code == 200
+    assert (await answer_to("GET", "/v1/jobs"))[0] == 200
+    writer.close()
     assert (await http.get(f"{gateway.url}/v1/jobs", headers=bearer("ruth"))).status_code == 200
     told = {(reading.metric.name, reading.labels): reading.value for reading in gateway.readings()}
-    assert told["dmsc_http_refused_total", ("gateway-east", "open")] == 1
+    assert told["dmsc_http_refused_total", ("gateway-east", "open")] == 4
     assert told["dmsc_gateway_breaker_state", ("gateway-east", "orchestrator")] == 0
 
 
@@ -465,14 +486,14 @@ async def test_datasets_by_the_client_with_progress(gateways: Gateways, tmp_path
             await client.delete_dataset("corpus.bin")
 
 
-async def test_a_request_is_the_cause_of_its_messages(
+async def test_a_request_is_found_by_its_id(
     gateways: Gateways, http: httpx.AsyncClient, smo: StandInOrchestrator
 ) -> None:
     gateway = await gateways.begin("east")
     answer = await submit(http, gateway, X_Request_Id="mine-1")
-    assert answer.headers["x-request-id"] == "mine-1"
-    assert (smo.causes[-1] or "").startswith("mine-1.")
+    assert answer.headers["x-request-id"] == answer.headers["x-correlation-id"] == "mine-1"
+    assert smo.origins[-1] == ("mine-1", "")
     await submit(http, gateway, X_Request_Id="mine-1")
     assert len(smo.jobs) == 2, "the same id twice is two requests"
     odd = await submit(http, gateway, X_Request_Id='a"b c')
-    assert odd.headers["x-request-id"].startswith("http-")
+    assert odd.headers["x-request-id"] == smo.origins[-1][0] != 'a"b c'

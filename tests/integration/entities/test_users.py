@@ -133,26 +133,23 @@ async def test_a_stream_ends_with_the_token_that_opened_it(authorizer: Authorize
     token = await add(bus, "nina", "viewer")
     guard = Guard(bus, "gateway-east")
 
-    async def endless() -> Any:
-        yield b"first"
-        await asyncio.get_running_loop().create_future()
-
     async with guard.following(bus):
-        access = await guard.check(token, "mesh.read", "mesh")
-        got: list[bytes] = []
-        opened = asyncio.Event()
+        await guard.check(token, "mesh.read", "mesh")
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        with guard.lasting(token, "mesh.read", "mesh", ended.set_result):
+            await command(bus, "root", "revoke", "nina", reason="left")
+            async with asyncio.timeout(10):
+                assert "revoked by root (left)" in await ended
 
-        async def read() -> None:
-            async for chunk in guard.while_valid(access, endless()):
-                got.append(chunk)
-                opened.set()
 
-        reading = asyncio.create_task(read())
-        await opened.wait()
-        await command(bus, "root", "revoke", "nina")
+async def test_a_stream_ends_when_its_token_expires(authorizer: Authorizer, bus: Bus) -> None:
+    token = await add(bus, "nina", "viewer", expires_s=1.0)
+    guard = Guard(bus, "gateway-east")
+    await guard.check(token, "mesh.read", "mesh")
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    with guard.lasting(token, "mesh.read", "mesh", ended.set_result):
         async with asyncio.timeout(10):
-            await reading
-        assert got == [b"first"]
+            assert "expired" in await ended
 
 
 async def test_an_expired_token_is_refused_with_one_line(authorizer: Authorizer, bus: Bus) -> None:

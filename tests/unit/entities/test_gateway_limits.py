@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entities.gateway.admission import LAG_TICKS, Load
 from entities.gateway.breaker import Breaker, BreakerConfig, BreakerState, RetryBudget
+from entities.gateway.early_refusal import is_plain
 from entities.gateway.event_feed import PIECE_BYTES, Feed
 from entities.gateway.events import EventsConfig, Line
 from entities.gateway.idempotency import key_token, next_step, request_digest
+from entities.gateway.load import TURN, Load, Queue
 from entities.gateway.paging import cut, decode_cursor, encode_cursor
 from entities.gateway.rate_limit import Buckets, Rate
 from schemas.door import KeptAnswer
@@ -140,14 +141,65 @@ def test_repetitions_are_a_part_of_the_calls_and_some_a_second() -> None:
     assert (budget.repeated, budget.refused) == (6, 4)
 
 
-def test_one_long_turn_is_no_overload_and_a_queue_that_stays_is() -> None:
+def test_a_burst_may_wait_for_a_while_and_a_queue_that_stays_may_not() -> None:
+    queue = Queue(most=3, burst_s=0.1, standing_s=0.02)
+    assert not queue.is_too_long(5.0)
+    queue.join(5.0)
+    assert not queue.is_too_long(5.09)
+    assert queue.is_too_long(5.11)
+    queue.join(5.11)
+    queue.came.popleft()  # the next has waited for 0.01 s only, behind somebody who waited for long
+    assert not queue.is_too_long(5.12)
+    assert queue.is_too_long(5.14)
+    queue.came.popleft()  # nobody waits: what comes now is a new burst
+    queue.join(5.2)
+    assert not queue.is_too_long(5.29)
+    queue.join(5.29)
+    queue.unread = 1
+    assert queue.is_too_long(5.29), "no room"
+
+
+async def test_requests_begin_a_few_at_a_time_in_their_order() -> None:
     load = Load()
-    load.lags.append(3.0)
-    assert load.standing_lag_s == 0
-    load.lags.extend([0.3] * LAG_TICKS)
-    assert load.standing_lag_s == pytest.approx(0.3)
-    load.lags.append(0.0)
-    assert load.standing_lag_s == 0
+    began: list[int] = []
+    turns: list[int] = []
+
+    async def request(number: int) -> None:
+        await load.turn()
+        began.append(number)
+
+    tasks = [asyncio.create_task(request(number)) for number in range(3 * TURN)]
+    leaves = tasks[TURN + 1]
+    while len(began) < len(tasks) - 1:
+        before = len(began)
+        await asyncio.sleep(0)
+        turns.append(len(began) - before)
+        leaves.cancel()
+    assert began == [number for number in range(3 * TURN) if number != TURN + 1]
+    assert max(turns) == TURN
+    assert not load.queue.came
+
+
+@pytest.mark.parametrize(
+    ("data", "plain"),
+    [
+        (b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nContent-Length: 0\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nContent-Length: 2\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: a\r\ncontent-length:02\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nExpect: 100-continue\r\n\r\n", False),
+        (b"GET / HTTP/1.0\r\nhost: a\r\n\r\n", False),
+        (b"POST / HTTP/1.1\r\nhost: a\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n", False),
+        (b"GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\n", False),
+        (b"GET /a HTTP/1.1\n\nGET /b HTTP/1.1\r\n\r\n", False),
+        (b"", False),
+    ],
+)
+def test_what_is_plain_enough_to_be_refused_unread(data: bytes, plain: bool) -> None:
+    assert is_plain(data) is plain
 
 
 # --- idempotency keys ---------------------------------------------------------------------------------------
