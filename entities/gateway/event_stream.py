@@ -70,12 +70,12 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             with self._allowed(refuse):
                 sending = asyncio.create_task(self._send(send), name=f"events {scope['path']}")
-                await asyncio.wait({sending, leaving, refused}, return_when=asyncio.FIRST_COMPLETED)
+                outcomes: set[asyncio.Future[Any]] = {sending, leaving, refused}
+                await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
             if refused.done() and not sending.done():
                 await _ended(sending)
-                said = asyncio.create_task(_say_refused(send, refused.result()))
-                sending = said
-                await asyncio.wait({said, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                sending = asyncio.create_task(_say_refused(send, refused.result()))
+                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._room.__exit__(None, None, None)
             failure = None if sending is None else await _ended(sending)
