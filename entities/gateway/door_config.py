@@ -20,9 +20,9 @@ class DoorConfig:
     rate: Rate = USUAL_RATE  # of one identity: a user, else an address
     unknown_rate: Rate = UNKNOWN_RATE  # of an address, without a token that was let in before
     open_requests: int = 256  # being answered, streams and files left out; beyond it 503
-    queued_requests: int = 128  # that came and wait for their turn; beyond it 503
-    burst_s: float = 0.15  # how long the first of them may have waited; beyond it 503
-    standing_s: float = 0.02  # … once somebody has been waiting for burst_s without a break
+    queued_requests: int = 256  # that came and wait for their turn; beyond it 503
+    burst_s: float = 0.5  # how long the first of them may have waited; beyond it 503
+    standing_s: float = 0.05  # … once somebody has been waiting for burst_s without a break
     drain_s: float = 5.0  # at the end, for requests that are being answered
     events: EventsConfig = field(default_factory=EventsConfig)
 
