@@ -331,10 +331,11 @@ def spread(values: Sequence[float]) -> str:
 
 async def measure(options: argparse.Namespace, parts: Parts) -> dict[str, Any]:
     jobs = []
-    for number in range(options.jobs):
+    for number in range(options.jobs + 1):
         token = USERS[number % 4]
         answer = await once(parts.url, "POST", "/v1/jobs", token, json.dumps(JOB).encode())
         jobs.append(json.loads(answer.body)["job"])
+    talker = jobs.pop()
     mix = [f"/v1/jobs/{job}" for job in jobs] * 7 + ["/v1/jobs?limit=20"] * len(jobs) * 2
     mix += [f"/v1/jobs/{job}/load" for job in jobs]
     found: dict[str, Any] = {}
@@ -347,7 +348,7 @@ async def measure(options: argparse.Namespace, parts: Parts) -> dict[str, Any]:
         found["streams_opened_s"] = time.perf_counter() - opened
         found |= await load(options, parts, mix, streams)
         found |= await overload(options, parts, mix)
-        found |= await slow(parts, jobs[0])
+        found |= await slow(parts, talker)  # nobody else follows it
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)

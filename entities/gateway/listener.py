@@ -41,7 +41,9 @@ class _Server(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket; port 0 takes any free one. Raises `BadInput` with one line where it can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol: asyncio takes Nagle's algorithm off only such connections, and the second part of an
+    # answer would wait 40 ms for the acknowledgement of the first.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from entities.gateway.early_refusal import is_plain
 from entities.gateway.event_feed import PIECE_BYTES, Feed
 from entities.gateway.events import EventsConfig, Line
 from entities.gateway.idempotency import key_token, next_step, request_digest
+from entities.gateway.listener import bind
 from entities.gateway.load import TURN, Load, Queue
 from entities.gateway.paging import cut, decode_cursor, encode_cursor
 from entities.gateway.rate_limit import Buckets, Rate
@@ -200,6 +202,21 @@ async def test_requests_begin_a_few_at_a_time_in_their_order() -> None:
 )
 def test_what_is_plain_enough_to_be_refused_unread(data: bytes, plain: bool) -> None:
     assert is_plain(data) is plain
+
+
+async def test_answers_do_not_wait_for_acknowledgements() -> None:
+    sock = bind("127.0.0.1", 0)
+    nagle: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        nagle.set_result(not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async with await asyncio.start_server(accepted, sock=sock):
+        _, writer = await asyncio.open_connection(*sock.getsockname()[:2])
+        assert not await nagle
+        writer.close()
 
 
 # --- idempotency keys ---------------------------------------------------------------------------------------
