@@ -2,7 +2,7 @@
 
 Requests are begun some at a time, so that the loop comes round in milliseconds however many have come; the
 others wait for their turn. What is too much shows in how long the first of them has waited: a burst may wait
-for a while, a queue that stays may not (as in Nichols and Jacobson, "Controlling queue delay", ACM Queue
+for a while, a queue that stands may not (as in Nichols and Jacobson, "Controlling queue delay", ACM Queue
 2012, and Maurer, "Fail at scale", ACM Queue 2015). Then whoever comes is refused at once, and who waits is
 served soon.
 """
@@ -23,6 +23,11 @@ log = get_logger("door")
 
 TURN = 8
 """Requests that are begun while the loop comes round once."""
+CALM_S = 0.05
+"""Without anybody waiting; less is a gap in a queue that stands."""
+STANDING_SHARE = 8
+"""A queue that stands may have this part of a burst's length: of those who come at once, the first one's wait
+says nothing yet."""
 TOLD_S = 1.0
 """Between two lines about refusals that have no line of their own."""
 
@@ -36,21 +41,29 @@ class Queue:
     standing_s: float
     came: deque[float] = field(default_factory=deque)
     unread: int = 0  # came in this turn of the loop, and have not begun to wait yet
-    since: float = 0.0  # when the first one came while nobody waited
+    since: float = 0.0  # when it began to stand
+    left_at: float = float("-inf")  # when somebody's turn came last
 
     def join(self, now: float) -> None:
-        if not self.came:
+        if not self.came and now - self.left_at > CALM_S:
             self.since = now
         self.came.append(now)
 
+    def leave(self, now: float) -> None:
+        """The first one's turn has come."""
+        self.came.popleft()
+        self.left_at = now
+
     def is_too_long(self, now: float) -> bool:
         """Whether one more is to be refused."""
-        if len(self.came) + self.unread >= self.most:
+        waiting = len(self.came) + self.unread
+        if waiting >= self.most:
             return True
         if not self.came:
             return False
-        stands = now - self.since > self.burst_s
-        return now - self.came[0] > (self.standing_s if stands else self.burst_s)
+        if now - self.since <= self.burst_s:
+            return now - self.came[0] > self.burst_s
+        return waiting >= self.most // STANDING_SHARE or now - self.came[0] > self.standing_s
 
 
 class Load:
@@ -107,7 +120,7 @@ class Load:
         loop = asyncio.get_running_loop()
         while self._turns and self._begun < TURN:
             first = self._turns.popleft()
-            self.queue.came.popleft()
+            self.queue.leave(loop.time())
             if not first.done():  # cancelled, if so
                 self._begin(loop)
                 first.set_result(None)

@@ -143,22 +143,27 @@ def test_repetitions_are_a_part_of_the_calls_and_some_a_second() -> None:
     assert (budget.repeated, budget.refused) == (6, 4)
 
 
-def test_a_burst_may_wait_for_a_while_and_a_queue_that_stays_may_not() -> None:
-    queue = Queue(most=3, burst_s=0.1, standing_s=0.02)
+def test_a_burst_may_wait_for_a_while_and_a_queue_that_stands_may_not() -> None:
+    queue = Queue(most=16, burst_s=0.1, standing_s=0.02)
     assert not queue.is_too_long(5.0)
     queue.join(5.0)
     assert not queue.is_too_long(5.09)
+    queue.unread = 15
+    assert queue.is_too_long(5.09), "no room"
+    queue.unread = 0
     assert queue.is_too_long(5.11)
-    queue.join(5.11)
-    queue.came.popleft()  # the next has waited for 0.01 s only, behind somebody who waited for long
-    assert not queue.is_too_long(5.12)
-    assert queue.is_too_long(5.14)
-    queue.came.popleft()  # nobody waits: what comes now is a new burst
-    queue.join(5.2)
-    assert not queue.is_too_long(5.29)
-    queue.join(5.29)
+    queue.leave(5.11)
+    queue.join(5.12)  # nobody waited, but for a moment only
+    assert not queue.is_too_long(5.13)
+    assert queue.is_too_long(5.15), "it stands, so 0.02 s are the most"
+    queue.leave(5.15)
+    queue.join(5.15)
     queue.unread = 1
-    assert queue.is_too_long(5.29), "no room"
+    assert queue.is_too_long(5.15), "nor may so many wait"
+    queue.unread = 0
+    queue.leave(5.16)
+    queue.join(5.3)  # what comes after a while is a new burst
+    assert not queue.is_too_long(5.39)
 
 
 async def test_requests_begin_a_few_at_a_time_in_their_order() -> None:
