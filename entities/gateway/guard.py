@@ -117,15 +117,21 @@ class Guard:
         if held is None:
             held = self._lasting[key] = _Lasting()
             held.looking = asyncio.create_task(self._look_again(held, token, action, resource))
+            held.looking.add_done_callback(lambda _: self._over(key, held))
         held.ends.append(end)
         try:
             yield
         finally:
             if end in held.ends:
                 held.ends.remove(end)
-            if not held.ends and self._lasting.get(key) is held:
-                del self._lasting[key]
+            if not held.ends:
+                self._over(key, held)
                 held.looking.cancel()
+
+    def _over(self, key: tuple[str, str, str], held: _Lasting) -> None:
+        """Whoever comes from now on is looked after anew."""
+        if self._lasting.get(key) is held:
+            del self._lasting[key]
 
     async def _look_again(self, held: _Lasting, token: str, action: str, resource: str) -> None:
         """Until it is refused, or nobody is left. An authorizer that is away changes nothing."""
