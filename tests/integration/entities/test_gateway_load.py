@@ -497,3 +497,27 @@ async def test_a_request_is_found_by_its_id(
     assert len(smo.jobs) == 2, "the same id twice is two requests"
     odd = await submit(http, gateway, X_Request_Id='a"b c')
     assert odd.headers["x-request-id"] == smo.origins[-1][0] != 'a"b c'
+
+
+async def test_an_answer_is_repeated_to_whoever_may_have_it_until_the_job_changes(
+    gateways: Gateways, http: httpx.AsyncClient, smo: StandInOrchestrator
+) -> None:
+    gateway = await gateways.begin("east")
+    job = (await submit(http, gateway)).json()["job"]
+    for path in (f"/v1/jobs/{job}", "/v1/jobs?limit=5"):
+        url = f"{gateway.url}{path}"
+        first = await http.get(url, headers=bearer("ruth"))
+        again = await http.get(url, headers=bearer("ruth"))
+        assert (again.status_code, again.content) == (200, first.content)
+        assert again.headers["content-type"] == "application/json"
+        assert again.headers["x-request-id"] != first.headers["x-request-id"]
+        assert int(again.headers["ratelimit-remaining"]) < 400
+        other = await http.get(url, headers=bearer("vera"))
+        assert (other.status_code, other.content) == (200, first.content)
+        assert (await http.get(url, headers=bearer("nobody"))).status_code == 401
+        assert (await http.get(url)).status_code == 401
+    cancelled = await http.post(f"{gateway.url}/v1/jobs/{job}/cancel", headers=bearer("ruth"))
+    assert cancelled.json()["state"] == "cancelled"
+    assert (await http.get(f"{gateway.url}/v1/jobs/{job}", headers=bearer("ruth"))).json() == cancelled.json()
+    listed = await http.get(f"{gateway.url}/v1/jobs?limit=5", headers=bearer("ruth"))
+    assert listed.json()["jobs"] == [cancelled.json()]
