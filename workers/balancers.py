@@ -86,7 +86,7 @@ class Candidate:
         takes_ms, wire_ms = self.service_ms / self.weight, self.wire_ms
         return (
             takes_ms if takes_ms >= wire_ms else wire_ms
-        )  # `max` takes twice as long, and this is asked often
+        )  # sooner than `max`, and asked often
 
     @property
     def done_ms(self) -> float:
