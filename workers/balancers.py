@@ -84,9 +84,7 @@ class Candidate:
     def paced_ms(self) -> float:
         """Milliseconds between two microbatches: the link to it, or it, whichever is slower."""
         takes_ms, wire_ms = self.service_ms / self.weight, self.wire_ms
-        return (
-            takes_ms if takes_ms >= wire_ms else wire_ms
-        )  # sooner than `max`, and asked often
+        return takes_ms if takes_ms >= wire_ms else wire_ms  # sooner than `max`, and asked often
 
     @property
     def done_ms(self) -> float:
