@@ -216,7 +216,7 @@ class Router:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            while waiting := self._changed or self._due:
+            while not self._failed and (waiting := self._changed or self._due):
                 job, stage = key = next(iter(waiting))
                 self._changed.pop(key, None)
                 if self._due.pop(key, self) is None:
@@ -225,8 +225,7 @@ class Router:
                 await asyncio.sleep(TURN_S)  # what has come meanwhile may be more urgent
             if self._failed:
                 await asyncio.sleep(self.config.retry_s)
-                failed, self._failed = self._failed, {}
-                self._changed |= failed
+                self._changed, self._failed = self._failed | self._changed, {}
                 self._dirty.set()
 
     async def _write_tables(self, job: str, only: frozenset[int] | None = None) -> None:
