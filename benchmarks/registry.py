@@ -10,6 +10,8 @@ and the range are printed. Everything runs on loopback.
   like the bucket's. With each write synced (as in `dmsc up`), and without.
 * snapshot: a new watcher until it has all records, `RegistryFollower` against a watch of nats-py's key-value
 * change: from the moment that a state change is sent until a follower's callback, while every instance beats
+* route table: from the moment that an instance is drained until a sender's binder has the table that says so,
+  with a router as a process of its own; all instances are one job of 8 stages, and beat
 * heartbeats: processor time of the registry's process ÷ wall time at one beat per instance and second
 * memory: growth of the registry's resident memory ÷ instances
 """
@@ -34,10 +36,12 @@ import nats
 import psutil
 
 from bus import codec, subjects
+from bus.buckets import Change
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.jetstream import call
 from entities.registry_view import RegistryFollower
+from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import DmscError
 from schemas.registry import (
@@ -51,7 +55,8 @@ from schemas.registry import (
     StateChange,
     TensorSchema,
 )
-from schemas.signals import Registration, RegistrationLease
+from schemas.signals import CommunicationPolicy, Registration, RegistrationLease, StagePolicy
+from workers.next_hop import Binder
 
 STAGES, CLUSTERS = 8, 4
 KEPT = (
@@ -70,10 +75,13 @@ BARS = {
     "memory": "≤ 4096 B",
     f"change at {SMALL}": "p99 ≤ 20 ms",
     "change at all": "p99 ≤ 100 ms",
+    f"route table at {SMALL}": "p99 ≤ 20 ms",
+    "route table at all": "p99 ≤ 100 ms",
 }
+ROUTER = "router-c0"
 
 
-def record(job: str, number: int) -> ServiceRecord:
+def record(job: str, number: int, state: InstanceState = InstanceState.PENDING) -> ServiceRecord:
     """An instance as workers register them."""
     stage = number % STAGES
     cluster = f"c{number // STAGES % CLUSTERS}"
@@ -82,7 +90,7 @@ def record(job: str, number: int) -> ServiceRecord:
         prefix=f"train/{job}/stage/{stage}",
         kind=EntityKind.INSTANCE,
         incarnation=f"i{number:06d}",
-        state=InstanceState.PENDING,
+        state=state,
         endpoint=Endpoint(cluster=cluster, node=f"{cluster}-n{number % 97}", pid=number, address="127.0.0.1"),
         capability=Capability(memory_bytes=16 << 30, flops_per_s=1e12),
         input_schema=BOUNDARY,
@@ -314,6 +322,73 @@ async def changes(url: str, job: str, instances: int, seconds: float) -> list[fl
     return sorted(found)
 
 
+@contextlib.asynccontextmanager
+async def routing(server: EmbeddedServer, bus: Bus, job: str) -> AsyncIterator[None]:
+    """A router of the first cluster, in a process of its own, that routes the job."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dmsc", "run", "router", "--cluster", "c0", "--log-level", "warning"),
+        env={**os.environ, "DMSC_BUS": server.url, "DMSC_BUS_TOKEN": TOKEN},
+    )
+    policy = CommunicationPolicy(
+        job=job,
+        revision=1,
+        entry_gateway="gateway-c0",
+        clusters=("c0",),
+        stages=tuple(StagePolicy(stage=stage, window=2) for stage in range(STAGES)),
+        reason="bench",
+    )
+    try:
+        await bus.command(subjects.QOS_POLICY, policy, deadline_s=60, sid=ROUTER)
+        yield
+    finally:
+        child.terminate()
+        await child.wait()
+
+
+async def tables(url: str, job: str, instances: int, seconds: float) -> list[float]:
+    """Milliseconds from draining an instance until a binder has a table in which it gets nothing new."""
+    waiting: dict[str, asyncio.Future[float]] = {}
+    began: dict[int, asyncio.Event] = {stage: asyncio.Event() for stage in range(STAGES)}
+    binder = Binder("c0")
+
+    async def heard(change: Change) -> None:
+        table = change.message
+        if not isinstance(table, RouteTable):
+            return
+        binder.update(table)
+        began[table.stage].set()
+        now = time.perf_counter()
+        for entry in table.entries:
+            if entry.weight == 0 and entry.sid in waiting and not waiting[entry.sid].done():
+                waiting[entry.sid].set_result(now)
+
+    found = []
+    chosen = random.Random(2)
+    async with (
+        Bus.connect(url, name="agent", kind=EntityKind.CLUSTER, token=TOKEN) as agent,
+        Bus.connect(url, name="sender", kind=EntityKind.INSTANCE, token=TOKEN) as bus,
+    ):
+        watch = await bus.bucket(subjects.ROUTE_TABLE).watch(heard, job=job, cluster="c0")
+        for event in began.values():
+            await event.wait()
+        until = time.perf_counter() + seconds
+        for number in chosen.sample(range(instances), instances):
+            if time.perf_counter() > until:
+                break
+            one = record(job, number)
+            moved = StateChange(
+                sid=one.sid, incarnation=one.incarnation, state=InstanceState.DRAINING, reason="bench"
+            )
+            waiting = {one.sid: asyncio.get_running_loop().create_future()}
+            sent = time.perf_counter()
+            await agent.command(subjects.STATE_CHANGE, moved, deadline_s=30, sid=one.sid)
+            async with asyncio.timeout(30):
+                found.append((await waiting[one.sid] - sent) * 1e3)
+            await asyncio.sleep(chosen.uniform(0.02, 0.06))
+        await watch.stop()
+    return sorted(found)
+
+
 async def processor_share(registry: psutil.Process, seconds: float) -> float:
     def used() -> float:
         times = registry.cpu_times()
@@ -348,6 +423,20 @@ async def standing(instances: int, rounds: int, seconds: float) -> dict[str, Any
     return found
 
 
+async def routed(instances: int, seconds: float) -> dict[str, Any]:
+    """A change until the route table that follows from it is in use."""
+    found: dict[str, Any] = {}
+    for key, count in ((f"route table at {SMALL}", SMALL), ("route table at all", instances)):
+        with tempfile.TemporaryDirectory() as folder:
+            async with mesh(Path(folder), True) as (server, bus, _), beating(server.url, "j", count):
+                for start in range(0, count, SMALL):
+                    lot = range(start, min(count, start + SMALL))
+                    await register(bus, [record("j", each, InstanceState.ACTIVE) for each in lot])
+                async with routing(server, bus, "j"):
+                    found[key] = await tables(server.url, "j", count, seconds)
+    return found
+
+
 def spread(values: list[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
@@ -373,13 +462,15 @@ def report(found: dict[str, Any], instances: int) -> None:
             f"{'snapshot':24} {spread(one['ratios'])}× raw   ours {spread(one['ours_s'], 3)} s, "
             f"raw {spread(one['raw_s'], 3)} s   bar {BARS['snapshot']}"
         )
-        for key in (f"change at {SMALL}", "change at all"):
+    for key in BARS:
+        if key in found and BARS[key].startswith("p99"):
             ordered = found[key]
             print(
                 f"{key.replace('all', str(instances)):24} p50 {percentile(ordered, 0.5):.1f} ms, "
                 f"p99 {percentile(ordered, 0.99):.1f} ms, longest {ordered[-1]:.1f} ms "
                 f"of {len(ordered)}   bar {BARS[key]}"
             )
+    if "beats" in found:
         print(f"{'heartbeats':24} {found['beats']:.2f} cores at {instances}/s   bar {BARS['beats']}")
         print(f"{'memory':24} {found['memory']:.0f} B per instance   bar {BARS['memory']}")
         print(f"{'taken for dead':24} {found['faulted']} of {instances}")
@@ -393,6 +484,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             found[key] = await registrations(arguments.instances, arguments.rounds, sync)
     if wanted in (None, "standing"):
         found |= await standing(arguments.instances, arguments.rounds, arguments.seconds)
+    if wanted in (None, "routed"):
+        found |= await routed(arguments.instances, arguments.seconds)
     return found
 
 
@@ -401,7 +494,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--instances", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--only", choices=("registrations", "standing"))
+    parser.add_argument("--only", choices=("registrations", "standing", "routed"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--beat", nargs=3, metavar=("URL", "JOB", "INSTANCES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

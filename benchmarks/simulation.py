@@ -28,9 +28,8 @@ from dmsc.composition import node_name
 from dmsc.layout import MeshOptions
 from dmsc.mesh import running_mesh
 from dmsc.settings import find_bus
-from dmsc.simulation.report import summarise
+from dmsc.simulation.parallel import simulate
 from dmsc.simulation.scenario import Scenario
-from dmsc.simulation.world import World
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobSpec, JobState
 from schemas.step import MicrobatchClaim
@@ -210,9 +209,7 @@ def predict(name: str, calibration: Calibration, wanted: JobSpec, measured: Meas
             "overheads": calibration.overheads,
         }
     )
-    world = World(scenario, 0, Path())
-    world.run()
-    found = summarise(world).jobs[0].step_p50_s
+    found = simulate(scenario, 0, Path()).jobs[0].step_p50_s
     assert found is not None
     return wanted.training.microbatches / found
 

@@ -6,8 +6,10 @@ validating what we have just built ourselves. Decoding trusts nothing.
 
 from __future__ import annotations
 
+import gc
 import time
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import msgpack
 from pydantic import ValidationError
@@ -20,8 +22,12 @@ from schemas.errors import BadMessage
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest message that is sent or read: the server's `max_payload` (tensors never travel on the bus)."""
+LARGE_BYTES = 64 << 10
+"""From here on a message is read without the garbage collector."""
 KNOWN_SENDERS = 4_096
 """Senders whose identity is not checked again at each of their messages."""
+
+T = TypeVar("T")
 
 _senders: dict[tuple[str, str, str], Sender] = {}
 _check_envelope = Envelope.__pydantic_validator__.validate_python
@@ -105,6 +111,10 @@ def decode(data: bytes, expected: type[Message] | None = None) -> tuple[Message,
         BadMessage: with field `reason`: oversized, malformed, envelope, unknown type, wrong type,
             wrong version, or invalid body.
     """
+    return _decode(data, expected) if len(data) < LARGE_BYTES else _undisturbed(_decode, data, expected)
+
+
+def _decode(data: bytes, expected: type[Message] | None) -> tuple[Message, Envelope]:
     raw = _unpack(data)
     sender: Any = raw.get("sender")
     try:
@@ -131,6 +141,10 @@ def decode_answer(data: bytes) -> Message:
     Raises:
         BadMessage: as `decode`.
     """
+    return _decode_answer(data) if len(data) < LARGE_BYTES else _undisturbed(_decode_answer, data)
+
+
+def _decode_answer(data: bytes) -> Message:
     raw = _unpack(data)
     try:
         wire_type, (major, minor), body = raw["type"], raw["version"], raw["body"]
@@ -157,6 +171,18 @@ def _unpack(data: bytes) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise BadMessage(f"envelope: a {type(raw).__name__}, not a map", reason="envelope")
     return raw
+
+
+def _undisturbed(read: Callable[..., T], *arguments: Any) -> T:
+    """Reads without the garbage collector: a large message is thousands of objects that stay, none of them in
+    a cycle, and looking through them again and again takes longer than reading."""
+    if not gc.isenabled():
+        return read(*arguments)
+    gc.disable()
+    try:
+        return read(*arguments)
+    finally:
+        gc.enable()
 
 
 def _remember(sender: Sender) -> None:

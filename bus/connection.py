@@ -19,6 +19,7 @@ from bus.departures import connection_name
 from bus.dial import Token
 from bus.identity import inbox_of, inbox_of_token, is_credential, is_root
 from bus.link import Link
+from bus.lots import LotServer, LotSubscription
 from bus.objects import ObjectStore
 from bus.packed import Sendable
 from bus.services import Handler, Server, Subscription
@@ -291,8 +292,29 @@ class Bus:
             pending_limit=pending_limit,
         )  # fmt: skip
 
+    async def serve_lots(
+        self,
+        row: Subject,
+        handler: LotServer,
+        *,
+        most: int = 256,
+        concurrency: int = 8,
+        pending_limit: int = 65_536,
+        **tokens: Any,
+    ) -> Subscription:
+        """As `serve`, for a handler that takes up to `most` messages together: a list of (message, envelope).
+        It returns, in their order, answers or errors. What it raises reaches all.
+        """
+        subscription = LotSubscription(
+            self, row, row.wildcard(**tokens), server=handler, most=most, concurrency=concurrency,
+            pending_limit=pending_limit,
+        )  # fmt: skip
+        return await self._started(subscription)
+
     async def _listen(self, row: Subject, tokens: dict[str, Any], **options: Any) -> Subscription:
-        subscription = Subscription(self, row, row.wildcard(**tokens), **options)
+        return await self._started(Subscription(self, row, row.wildcard(**tokens), **options))
+
+    async def _started(self, subscription: Subscription) -> Subscription:
         await subscription.start()
         self._subscriptions.add(subscription)
         return subscription

@@ -16,6 +16,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from bus.commands import Outgoing, send_many
 from bus.link import Link
 from schemas.errors import BadInput, BusUnreachable, Conflict, DmscError, NoResponders, NotFound, Unavailable
 
@@ -113,8 +114,11 @@ async def publish_batch(
         DeadlineExceeded, BusUnreachable: not known whether they were.
     """
     *before, (subject, payload, headers) = messages
-    for number, (each, content, its) in enumerate(before, start=1):
-        await link.send(each, content, headers=its | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
+    outgoing = [
+        Outgoing(each, content, headers=its | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
+        for number, (each, content, its) in enumerate(before, start=1)
+    ]
+    await send_many(link, outgoing)
     last_headers = headers | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), BATCH_COMMIT: "1"}
     last_sequence = await publish(link, subject, payload, last_headers, timeout_s=timeout_s)
     return list(range(last_sequence - len(messages) + 1, last_sequence + 1))
@@ -135,13 +139,15 @@ async def publish_many(
     loop = asyncio.get_running_loop()
     found: list[int | DmscError] = []
     with contextlib.ExitStack() as stack:
-        asked = []
+        asked, outgoing = [], []
         for subject, payload, headers in messages:
             inbox, question = stack.enter_context(link.question(subject))
             asked.append(question)
-            try:
-                await link.send(subject, payload, reply=inbox, headers=headers)
-            except DmscError as error:
+            outgoing.append(Outgoing(subject, payload, inbox, headers))
+        try:
+            await send_many(link, outgoing)
+        except DmscError as error:
+            for question in asked:
                 question.fail(error)
         for question in asked:
             timer = None if question.answer.done() else loop.call_later(timeout_s, question.expire, timeout_s)

@@ -248,14 +248,24 @@ class Link:
 
         What is sent first goes first: whoever comes while others wait, waits behind them.
         """
-        if self.client.pending_data_size <= PRESSURE_BYTES and not self._waiting:
+        if self.client.pending_data_size > PRESSURE_BYTES or self._waiting:
+            await self._in_turn(lambda: self._publish(subject, payload, reply, headers))
+        else:
             await self._publish(subject, payload, reply, headers)
-            return
+
+    async def write(self, commands: bytes, count: int) -> None:
+        """`count` publications in one piece (`bus.commands`); otherwise as `send`."""
+        if self.client.pending_data_size > PRESSURE_BYTES or self._waiting:
+            await self._in_turn(lambda: self._write(commands, count))
+        else:
+            await self._write(commands, count)
+
+    async def _in_turn(self, publish: Callable[[], Awaitable[None]]) -> None:
         self._waiting += 1
         try:
             async with self._turn:
                 await self._relieved(self.client)
-                await self._publish(subject, payload, reply, headers)
+                await publish()
         finally:
             self._waiting -= 1
 
@@ -266,9 +276,7 @@ class Link:
         try:
             await client.publish(subject, payload, reply=reply, headers=headers)
         except nats.errors.OutboundBufferLimitError:
-            raise BusUnreachable(
-                f"{self.unreachable()}; {BUFFER_BYTES >> 20} MiB wait to be sent, no more is kept"
-            ) from None
+            raise self._full() from None
         except nats.errors.MaxPayloadError:
             raise BadMessage(
                 f"{len(payload):,} bytes for {subject}: the server takes {client.max_payload:,} at most",
@@ -278,6 +286,22 @@ class Link:
             raise BadMessage(f"{subject!r} is not a subject", reason="subject") from None
         except (nats.errors.Error, OSError):
             raise self.unreachable() from None
+
+    async def _write(self, commands: bytes, count: int) -> None:
+        client = self.client
+        if client.is_closed or client.is_draining_pubs:
+            raise self.unreachable()
+        if not client.is_connected and client.pending_data_size + len(commands) > BUFFER_BYTES:
+            raise self._full()
+        client.stats["out_msgs"] += count
+        client.stats["out_bytes"] += len(commands)
+        await client._send_command(commands)
+        if client._flush_queue is not None and client._flush_queue.empty():
+            await client._flush_pending()
+
+    def _full(self) -> BusUnreachable:
+        waiting = f"{BUFFER_BYTES >> 20} MiB wait to be sent, no more is kept"
+        return BusUnreachable(f"{self.unreachable()}; {waiting}")
 
     async def _relieved(self, client: Client) -> None:
         """Waits until the client has written what it holds, or the connection is lost (then it keeps it)."""

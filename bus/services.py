@@ -168,23 +168,30 @@ class Subscription:
 
     async def _work(self, feed: Feed) -> None:
         """Takes messages one after the other. One worker always waits, as long as there may be more."""
-        handle = self._handle
         while True:
-            raw = await feed.messages.get()
-            self._idle -= 1
-            if self._idle == 0 and len(self._workers) < self._concurrency:
-                self._hire(feed)
             try:
-                await handle(raw)
+                await self._take(feed)
             except asyncio.CancelledError:
                 if asked_to_end():
                     raise
                 self._failed(None)
             except Exception as error:
                 self._failed(error)
-            finally:
-                self._idle += 1
-                feed.done(raw)
+
+    async def _take(self, feed: Feed) -> None:
+        raw = await feed.messages.get()
+        self._busy(feed)
+        try:
+            await self._handle(raw)
+        finally:
+            self._idle += 1
+            feed.done(raw)
+
+    def _busy(self, feed: Feed) -> None:
+        """A worker has something to do: another one waits in its place."""
+        self._idle -= 1
+        if self._idle == 0 and len(self._workers) < self._concurrency:
+            self._hire(feed)
 
     def _on_drop(self) -> None:
         self._bus.counters.dropped += 1
@@ -199,7 +206,7 @@ class Subscription:
 
     async def _hear(self, handler: Handler, raw: Msg) -> None:
         try:
-            _refuse_stored(raw)
+            refuse_stored(raw)
             message, envelope = codec.decode(raw.data, self.row.schema)
         except BadMessage as error:
             handling.set(None)
@@ -210,7 +217,7 @@ class Subscription:
 
     async def _serve(self, server: Server, raw: Msg) -> None:
         try:
-            _refuse_stored(raw)
+            refuse_stored(raw)
             message, envelope = codec.decode(raw.data, self.row.schema)
         except BadMessage as error:
             handling.set(None)
@@ -233,12 +240,12 @@ class Subscription:
                 # Cut short by shutdown: no answer, so that the asker repeats it to whoever takes over.
                 self._memory.settle(envelope.id, None, time.monotonic())
                 raise
-            reply = self._encode(_internal("its work was cancelled"), envelope.id)
+            reply = self._encode(internal("its work was cancelled"), envelope.id)
         except DmscError as error:
             reply = self._encode(error.to_reply(), envelope.id)
         except Exception as error:
             self._failed(error)
-            reply = self._encode(_internal("see its log"), envelope.id)
+            reply = self._encode(internal("see its log"), envelope.id)
         await self._reply(self._memory.settle(envelope.id, reply, time.monotonic()), reply)
 
     def _encode(self, message: Sendable, cause: str | None) -> bytes:
@@ -247,7 +254,7 @@ class Subscription:
             return codec.encode(message, bus.sender_map, bus.next_id(), cause)
         except BadMessage as error:
             log.error("answer cannot be sent", subject=self.subject, error=error.text)
-            return codec.encode(_internal(error.text), bus.sender_map, bus.next_id(), cause)
+            return codec.encode(internal(error.text), bus.sender_map, bus.next_id(), cause)
 
     async def _reply(self, inboxes: set[str], reply: bytes) -> None:
         for inbox in inboxes:
@@ -267,7 +274,7 @@ class Subscription:
         )  # fmt: skip
 
 
-def _refuse_stored(raw: Msg) -> None:
+def refuse_stored(raw: Msg) -> None:
     """JetStream sends what it has stored to whatever subject a reader names as its reply, and asks nobody
     whether that reader may publish there (`bus.permissions`): its marks can't be taken off.
 
@@ -278,5 +285,5 @@ def _refuse_stored(raw: Msg) -> None:
         raise BadMessage(f"{raw.subject}: a stored message, sent here by a reader", reason="replayed")
 
 
-def _internal(text: str) -> ErrorReply:
+def internal(text: str) -> ErrorReply:
     return ErrorReply(code=DmscError.code, text=f"the service failed: {text}")

@@ -82,6 +82,11 @@ class Ejection:
             if ms > config.latency_factor * peers and ms > peers + config.latency_ms:
                 self.failed(member, f"transfers take {ms:.0f} ms, {ms / peers:.0f}× its peers'", now)
 
+    @property
+    def suspects(self) -> bool:
+        """Whether anybody has failed, ever: else all are well, and nobody need be looked at."""
+        return bool(self._instances)
+
     def health(self, members: Sequence[Member], now: float) -> dict[Member, Health]:
         """How all of a stage are now; ejects who has failed often enough. Forgets who is not named."""
         config = self._config

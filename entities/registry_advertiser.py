@@ -32,7 +32,7 @@ CHUNK_BYTES = 256 << 10
 class AdvertiseConfig:
     """How changes and the full state are told."""
 
-    coalesce_s: float = 0.02  # changes this close share one Type 2; longer saves messages, delays routes
+    coalesce_s: float = 0.01  # changes this close share one Type 2; longer saves messages, delays routes
     full_every_s: float = 10.0  # the periodic full state of draft §4.3; heals whoever missed a delta
     chunk_records: int = 256  # records per advertisement: what a reader decodes in one go
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from bus import subjects
@@ -23,7 +23,7 @@ from entities.registry_advertiser import AdvertiseConfig, RegistryAdvertiser
 from entities.registry_core import LeaseConfig, RegistryCore
 from entities.registry_writer import RegistryWriter
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, BadMessage, Refused
+from schemas.errors import Ack, BadMessage, DmscError, Refused
 from schemas.registry import (
     Endpoint,
     Heartbeat,
@@ -40,6 +40,8 @@ log = get_logger("service-registry")
 
 FEW = 64
 """Up to so many changes of one lot are told one by one in the log."""
+TOGETHER = 256
+"""Registrations that are decided in one go: some ten milliseconds, in which nothing else runs."""
 SHOWN = 8
 """So many SIDs stand in one line of the log."""
 
@@ -98,7 +100,9 @@ class RegistryLeader:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._writer.run(), name="write")
                 subscriptions += [
-                    await bus.serve(subjects.REGISTRATION, self._register, concurrency=many),
+                    await bus.serve_lots(
+                        subjects.REGISTRATION, self._register, most=TOGETHER, concurrency=many // TOGETHER
+                    ),
                     await bus.serve(subjects.STATE_CHANGE, self._change, concurrency=many),
                     await bus.serve(subjects.RESOLVE, self._resolve),
                     await bus.serve(subjects.RELEASE_JOB, self._release),
@@ -121,21 +125,39 @@ class RegistryLeader:
                 await self._bus.link.unsubscribe(feed)
 
     # --- Type 1 and discovery ------------------------------------------------------------------------
-    async def _register(self, message: Registration, envelope: Envelope) -> RegistrationLease:
-        record = message.record
+    async def _register(
+        self, asked: Sequence[tuple[Registration, Envelope]]
+    ) -> list[RegistrationLease | DmscError]:
+        """Many in a storm: they are decided one by one, written and answered together."""
+        await self._confirmed()
+        now = time.monotonic()
+        touched: set[str] = set()
+        refused: dict[int, DmscError] = {}
+        for number, (message, envelope) in enumerate(asked):
+            try:
+                touched |= self._admit(message.record, connection_name(envelope.sender), now)
+            except DmscError as error:
+                refused[number] = error
+        held = {message.record.sid for number, (message, _) in enumerate(asked) if number not in refused}
+        unwritten = await self._writer.write_each(touched)
+        await self._writer.settled(held - touched)
+        if touched and not self._crowded:
+            for record in (message.record for message, _ in asked if message.record.sid in touched):
+                log.info("registered", sid=record.sid, state=record.state, incarnation=record.incarnation)
+        return [
+            refused.get(number) or unwritten.get(message.record.sid) or self._lease(message.record.sid)
+            for number, (message, _) in enumerate(asked)
+        ]
+
+    def _admit(self, record: ServiceRecord, holder: str, now: float) -> frozenset[str]:
         if record.sid == self._bus.sender.name:
             raise BadMessage(f"sid {record.sid} is the registry's own; choose another", sid=record.sid)
-        await self._confirmed()
-        touched = self.core.register(record, time.monotonic(), connection_name(envelope.sender))
-        if touched:
-            await self._writer.write(touched)
-            if not self._crowded:
-                log.info("registered", sid=record.sid, state=record.state, incarnation=record.incarnation)
-        else:
-            await self._writer.settled(record.sid)
+        return self.core.register(record, now, holder)
+
+    def _lease(self, sid: str) -> RegistrationLease:
         return RegistrationLease(
-            sid=record.sid,
-            route_id=self.core.route_id(record.sid),
+            sid=sid,
+            route_id=self.core.route_id(sid),
             heartbeat_s=self.config.lease.heartbeat_s,
             expiry_s=self.config.lease.expiry_s,
             revision=self.advertiser.revision,

@@ -30,6 +30,7 @@ class RegistryView:
     def __init__(self) -> None:
         self.revision = 0
         self.records: dict[str, ServiceRecord] = {}
+        self._of_jobs: dict[str, dict[int | None, dict[str, ServiceRecord]]] = {}
 
     def apply(self, advertisement: RouteAdvertisement) -> frozenset[str] | None:
         """The SIDs that changed; None where this advertisement does not follow what we hold."""
@@ -40,25 +41,27 @@ class RegistryView:
         if not advertisement.previous <= self.revision <= advertisement.revision:
             return None  # something in between was missed, or the registry was set up anew
         self.revision = advertisement.revision
-        touched = {record.sid for record in advertisement.changed if self.records.get(record.sid) != record}
-        self.records.update((record.sid, record) for record in advertisement.changed)
-        touched |= {sid for sid in advertisement.removed if self.records.pop(sid, None) is not None}
+        touched = {record.sid for record in advertisement.changed if self._put(record)}
+        touched |= {sid for sid in advertisement.removed if self._drop(sid) is not None}
         return frozenset(touched)
 
     def snapshot(self, resolved: Resolved) -> frozenset[str]:
         """Take over the registry's answer to a `Resolve` without filters; the SIDs that differ."""
         return self._replace(resolved.revision, resolved.records)
 
-    def instances(self, *, job: str | None = None, cluster: str | None = None) -> tuple[ServiceRecord, ...]:
-        """Records that belong to jobs, in order of SID."""
+    def instances(
+        self, *, job: str | None = None, stage: int | None = None, cluster: str | None = None
+    ) -> tuple[ServiceRecord, ...]:
+        """Records that belong to jobs, in order of SID. Looks at those of the job, or of its stage, alone."""
+        jobs = self._of_jobs.values() if job is None else (self._of_jobs.get(job, {}),)
         return tuple(
             sorted(
                 (
                     record
-                    for record in self.records.values()
-                    if record.job is not None
-                    and (job is None or record.job == job)
-                    and (cluster is None or record.endpoint.cluster == cluster)
+                    for stages in jobs
+                    for held in (stages.values() if stage is None else (stages.get(stage, {}),))
+                    for record in held.values()
+                    if cluster is None or record.endpoint.cluster == cluster
                 ),
                 key=lambda record: record.sid,
             )
@@ -67,18 +70,39 @@ class RegistryView:
     def active(self, *, job: str, stage: int) -> tuple[ServiceRecord, ...]:
         """The active instances of one stage of a job, in order of SID."""
         return tuple(
-            record
-            for record in self.instances(job=job)
-            if record.stage == stage and record.state is InstanceState.ACTIVE
+            record for record in self.instances(job=job, stage=stage) if record.state is InstanceState.ACTIVE
         )
 
     def _replace(self, revision: int, records: Iterable[ServiceRecord]) -> frozenset[str]:
         fresh = {record.sid: record for record in records}
-        touched = {sid for sid, record in fresh.items() if self.records.get(sid) != record}
-        touched |= self.records.keys() - fresh.keys()
+        gone = self.records.keys() - fresh.keys()
+        for sid in gone:
+            self._drop(sid)
         self.revision = revision
-        self.records = fresh
-        return frozenset(touched)
+        return frozenset(gone | {sid for sid, record in fresh.items() if self._put(record)})
+
+    def _put(self, record: ServiceRecord) -> bool:
+        """Whether it is news."""
+        before = self.records.get(record.sid)
+        if before == record:
+            return False
+        if before is not None and (before.job, before.stage) != (record.job, record.stage):
+            self._drop(record.sid)
+        self.records[record.sid] = record
+        if record.job is not None:
+            self._of_jobs.setdefault(record.job, {}).setdefault(record.stage, {})[record.sid] = record
+        return True
+
+    def _drop(self, sid: str) -> ServiceRecord | None:
+        record = self.records.pop(sid, None)
+        if record is not None and record.job is not None:
+            stages = self._of_jobs[record.job]
+            del stages[record.stage][sid]
+            if not stages[record.stage]:
+                del stages[record.stage]
+            if not stages:
+                del self._of_jobs[record.job]
+        return record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from bus.buckets import Bucket, Writing
 from bus.logs import get_logger
@@ -20,6 +20,22 @@ from schemas.registry import ServiceRecord
 log = get_logger("service-registry")
 
 Read = Callable[[str], Packed[ServiceRecord] | None]
+
+
+class _Receipt:
+    """Of records that somebody waits for, all together."""
+
+    def __init__(self, count: int) -> None:
+        self.errors: dict[str, DmscError] = {}
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left = count
+
+    def told(self, sid: str, error: DmscError | None) -> None:
+        if error is not None:
+            self.errors[sid] = error
+        self._left -= 1
+        if not self._left and not self.done.done():  # else whoever asked has left
+            self.done.set_result(None)
 
 
 class RegistryWriter:
@@ -51,8 +67,8 @@ class RegistryWriter:
         self._lot = lot
         self._retry_s = retry_s
         self._revisions: dict[str, int] = {}
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        self._flying: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, list[_Receipt]] = {}
+        self._flying: dict[str, list[_Receipt]] = {}
         self._something = asyncio.Event()
 
     def knows(self, sid: str, revision: int) -> None:
@@ -72,22 +88,29 @@ class RegistryWriter:
         Raises:
             BadMessage: the bucket will never take one of them.
         """
-        self.soon(sids)
-        for future in [self._told(self._waiting[sid]) for sid in sids]:
-            await future
+        for error in (await self.write_each(sids)).values():
+            raise error
 
-    async def settled(self, sid: str) -> None:
-        """Returns once nothing of this record is on its way: what is repeated may not be written yet."""
-        for pending in (self._waiting, self._flying):
-            if sid in pending:
-                await self._told(pending[sid])
-                return
+    async def write_each(self, sids: Collection[str]) -> dict[str, DmscError]:
+        """As `write`; returns why the bucket will never take some of them."""
+        self.soon(sids)
+        return await self._told([self._waiting[sid] for sid in sids])
+
+    async def settled(self, sids: Iterable[str]) -> None:
+        """Returns once nothing of these is on its way: what is repeated may not be written yet."""
+        waiting, flying = self._waiting, self._flying
+        pending = [waiting[sid] if sid in waiting else flying.get(sid) for sid in sids]
+        await self._told([those for those in pending if those is not None])
 
     @staticmethod
-    def _told(those: list[asyncio.Future[None]]) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        those.append(future)
-        return future
+    async def _told(pending: Collection[list[_Receipt]]) -> dict[str, DmscError]:
+        if not pending:
+            return {}
+        receipt = _Receipt(len(pending))
+        for each in pending:
+            each.append(receipt)
+        await receipt.done
+        return receipt.errors
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -135,13 +158,8 @@ class RegistryWriter:
             left = again
 
     def _tell(self, sid: str, error: DmscError | None = None) -> None:
-        for future in self._flying.pop(sid, ()):
-            if future.done():
-                continue  # whoever asked has left
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
+        for receipt in self._flying.pop(sid, ()):
+            receipt.told(sid, error)
 
     async def _resolved(self, sid: str, error: DmscError) -> bool:
         """Whether the write may be repeated at once: a mark of a deleted key, a write of ours whose answer

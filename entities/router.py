@@ -54,6 +54,13 @@ from schemas.telemetry import InstanceSample
 log = get_logger("router")
 
 
+TURN_S = 0.002
+"""Pause after the tables of a stage: everything else gets its turn, what changes them first of all."""
+
+StageKey = tuple[str, int]
+"""(job, stage)."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Written:
     """A table as it stands in the bucket: `decision` None: another router's, or an earlier one's of ours."""
@@ -102,7 +109,11 @@ class Router:
         self._tables = bus.bucket(subjects.ROUTE_TABLE)
         self._written: dict[tuple[str, int], _Written] = {}
         self._table_lock = asyncio.Lock()
-        self._dirty_jobs: set[str] = set()
+        self._places: dict[str, StageKey] = {}  # of the instances that we know of
+        # Stages to look at again, in order: instances changed; time passed; the bucket did not take a table.
+        self._changed: dict[StageKey, None] = {}
+        self._due: dict[StageKey, None] = {}
+        self._failed: dict[StageKey, None] = {}
         self._dirty = asyncio.Event()
         self._measured = LoadStatistics()
         self._links = LinkStatistics()
@@ -182,16 +193,18 @@ class Router:
         records = self.follower.view.records
         for sid in sids:
             record = records.get(sid)
+            before = self._places.pop(sid, None)
+            if before is not None:
+                self._changed[before] = None
             if record is None:
                 self._measured.forget(sid)
                 self._links.forget(sid)
                 for judge in self._slow.values():
                     judge.forget(sid)
-                # Whose it was is known only to the tables that name it: look at all of them.
-                self._dirty_jobs.update(self.book.active)
                 continue
-            if record.job is not None:
-                self._dirty_jobs.add(record.job)
+            if record.job is not None and record.stage is not None:
+                place = self._places[sid] = (record.job, record.stage)
+                self._changed[place] = None
             if record.state is InstanceState.FAULTED and self._is_ours(record):
                 self._report_faulted(record)
         self._dirty.set()
@@ -199,14 +212,20 @@ class Router:
         self._compute_news.set()
 
     async def _keep_tables(self) -> None:
+        """One stage after the other, those whose instances changed first: all of a large job take a while."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            jobs, self._dirty_jobs = sorted(self._dirty_jobs), set()
-            for job in jobs:
-                await self._write_tables(job)
-            if self._dirty_jobs:  # the bucket did not take one
+            while not self._failed and (waiting := self._changed or self._due):
+                job, stage = key = next(iter(waiting))
+                self._changed.pop(key, None)
+                if self._due.pop(key, self) is None:
+                    self._judge_latency(job, stage)
+                await self._write_tables(job, frozenset({stage}))
+                await asyncio.sleep(TURN_S)  # what has come meanwhile may be more urgent
+            if self._failed:
                 await asyncio.sleep(self.config.retry_s)
+                self._changed, self._failed = self._failed | self._changed, {}
                 self._dirty.set()
 
     async def _write_tables(self, job: str, only: frozenset[int] | None = None) -> None:
@@ -217,18 +236,19 @@ class Router:
             policy = self.book.active.get(job)
             if policy is None:
                 return
-            instances = self.follower.view.instances(job=job)
             now = asyncio.get_running_loop().time()
-            try:
-                for stage in policy.stages:
-                    if stage.stage >= 0 and (only is None or stage.stage in only):
-                        health = self._health(job, stage.stage, instances, now)
-                        decision = decide_table(policy, stage, instances, self._measured, health, self._links)
-                        await self._write_table(policy, stage, decision, now)
-            except DmscError as error:
-                log.warning("route table not written yet", job=job, code=error.code, error=error.text)
-                self._dirty_jobs.add(job)
-                self._dirty.set()
+            stages = [one for one in policy.stages if one.stage >= 0 and (only is None or one.stage in only)]
+            for number, stage in enumerate(stages):
+                instances = self.follower.view.instances(job=job, stage=stage.stage)
+                health = self._health(job, stage.stage, instances, now)
+                decision = decide_table(policy, stage, instances, self._measured, health, self._links)
+                try:
+                    await self._write_table(policy, stage, decision, now)
+                except DmscError as error:
+                    log.warning("route table not written yet", job=job, code=error.code, error=error.text)
+                    self._failed |= dict.fromkeys((job, one.stage) for one in stages[number:])
+                    self._dirty.set()
+                    return
 
     async def _write_table(
         self, policy: CommunicationPolicy, stage: StagePolicy, decision: TableDecision, now: float
@@ -264,21 +284,18 @@ class Router:
         while True:
             await asyncio.sleep(self.config.measured_s)
             for policy in self.book.active.values():
-                self._judge_latency(policy)
-            if self.book.active:
-                self._dirty_jobs.update(self.book.active)
+                self._due |= dict.fromkeys((policy.job, stage.stage) for stage in policy.stages)
+            if self._due:
                 self._dirty.set()
 
-    def _judge_latency(self, policy: CommunicationPolicy) -> None:
-        """Far outliers of each stage count as failing, by what the instances of all clusters say."""
-        stages: dict[int, dict[Member, float]] = {stage.stage: {} for stage in policy.stages}
-        for record in self.follower.view.instances(job=policy.job):
+    def _judge_latency(self, job: str, stage: int) -> None:
+        """Far outliers of a stage count as failing, by what the instances of all clusters say."""
+        latencies: dict[Member, float] = {}
+        for record in self.follower.view.active(job=job, stage=stage):
             figures = self._measured.of(record.sid, record.incarnation)
-            if figures is not None and record.stage in stages and record.state is InstanceState.ACTIVE:
-                stages[record.stage][member_of(record)] = figures.latency_ms
-        now = asyncio.get_running_loop().time()
-        for stage, latencies in stages.items():
-            self._ejection(policy.job, stage).measured(latencies, now)
+            if figures is not None:
+                latencies[member_of(record)] = figures.latency_ms
+        self._ejection(job, stage).measured(latencies, asyncio.get_running_loop().time())
 
     def _ejection(self, job: str, stage: int) -> Ejection:
         return self._ejections.setdefault((job, stage), Ejection(self.config.ejection))
@@ -286,11 +303,9 @@ class Router:
     def _health(
         self, job: str, stage: int, instances: Iterable[ServiceRecord], now: float
     ) -> dict[Member, Health]:
-        active = [
-            member_of(record)
-            for record in instances
-            if record.stage == stage and record.state is InstanceState.ACTIVE
-        ]
+        if not self._ejection(job, stage).suspects:
+            return {}
+        active = [member_of(record) for record in instances if record.state is InstanceState.ACTIVE]
         return self._ejection(job, stage).health(active, now)
 
     # --- samples → Types 4 and 5 up ------------------------------------------------------------------------
@@ -347,8 +362,10 @@ class Router:
         ours = self.follower.view.instances(cluster=self.config.cluster)
         now = asyncio.get_running_loop().time()
         weights: dict[Member, float] = {}
-        for job, stage in self._ejections:
-            everyone = self.follower.view.instances(job=job)
+        for (job, stage), ejection in self._ejections.items():
+            if not ejection.suspects:
+                continue
+            everyone = self.follower.view.instances(job=job, stage=stage)
             health = self._health(job, stage, everyone, now)
             weights.update((member, state.factor) for member, state in health.items())
         return compute_entries(ours, self._measured, self.book.active, weights)
@@ -427,7 +444,7 @@ class Router:
             return
         now = asyncio.get_running_loop().time()
         self._ejection(message.job, record.stage).failed(member_of(record), f"{message.reporter} {told}", now)
-        self._dirty_jobs.add(message.job)
+        self._changed[message.job, record.stage] = None
         self._dirty.set()
 
     def _is_ours(self, record: ServiceRecord) -> bool:

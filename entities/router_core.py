@@ -126,7 +126,7 @@ def worth_writing(before: TableDecision | None, after: TableDecision) -> Literal
 
 
 def member_of(record: ServiceRecord) -> Member:
-    return Member(sid=record.sid, incarnation=record.incarnation)
+    return Member.of(record.sid, record.incarnation)
 
 
 def policy_weight(policy: CommunicationPolicy | None, record: ServiceRecord) -> float:

@@ -6,6 +6,7 @@ Everything is keyed (epoch, step, attempt, microbatch, stage). `stage` -1 is the
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -70,6 +71,12 @@ class Member(Part):
 
     def __hash__(self) -> int:
         return hash((self.sid, self.incarnation))
+
+    @staticmethod
+    @lru_cache(maxsize=1 << 16)
+    def of(sid: str, incarnation: str) -> Member:
+        """The same object for the same one: made and checked once, and alike at first sight."""
+        return Member(sid=sid, incarnation=incarnation)
 
 
 class StepBegin(Message, wire="step.begin"):

@@ -21,7 +21,7 @@ import heapq
 import importlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from schemas.errors import BadModel
@@ -59,14 +59,11 @@ class Candidate:
     used: int = 0
     used_at: float = 0.0
     version: int = 0
-    _member: Member | None = None
+    member: Member = field(init=False)
+    """It, as what is bound names it."""
 
-    @property
-    def member(self) -> Member:
-        """It, as what is bound names it: made and checked once, not for each microbatch."""
-        if self._member is None:
-            self._member = Member(sid=self.sid, incarnation=self.incarnation)
-        return self._member
+    def __post_init__(self) -> None:
+        self.member = Member.of(self.sid, self.incarnation)
 
     @property
     def full(self) -> bool:
@@ -86,12 +83,15 @@ class Candidate:
     @property
     def paced_ms(self) -> float:
         """Milliseconds between two microbatches: the link to it, or it, whichever is slower."""
-        return max(self.takes_ms, self.wire_ms)
+        takes_ms, wire_ms = self.service_ms / self.weight, self.wire_ms
+        return takes_ms if takes_ms >= wire_ms else wire_ms  # sooner than `max`, and asked often
 
     @property
     def done_ms(self) -> float:
         """Milliseconds until it has done all that is open there; others' do not come over this link."""
-        return max(self.load * self.takes_ms, self.outstanding * self.wire_ms)
+        computing_ms = (self.outstanding + self.elsewhere) * (self.service_ms / self.weight)
+        sending_ms = self.outstanding * self.wire_ms
+        return computing_ms if computing_ms >= sending_ms else sending_ms
 
     @property
     def far_ms(self) -> float:

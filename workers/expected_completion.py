@@ -94,21 +94,23 @@ class ExpectedCompletion:
     def _take_in(self, now: float) -> None:
         """Puts whoever has changed since the last choice where it belongs now."""
         counted = self._counted
+        all_rate, all_load = self._rate, self._load
         for sid, candidate in self._news.items():
             candidate.version += 1
-            takes_ms, load = candidate.takes_ms, candidate.load
+            load = candidate.load
             rate = 1.0 / candidate.paced_ms
             before = counted.get(sid)
             if before is not None:
-                self._rate -= before[0]
-                self._load -= before[1]
+                all_rate -= before[0]
+                all_load -= before[1]
             counted[sid] = (rate, load)
-            self._rate += rate
-            self._load += load
-            if candidate.full:
-                self._full.push(candidate, candidate.free_at + takes_ms / 1e3)
+            all_rate += rate
+            all_load += load
+            if candidate.outstanding >= candidate.window:
+                self._full.push(candidate, candidate.free_at + candidate.takes_ms / 1e3)
             else:
                 self._put(candidate, now)
+        self._rate, self._load = all_rate, all_load
         self._changes += len(self._news)
         self._news.clear()
         if self._changes > 64:
@@ -131,10 +133,11 @@ class ExpectedCompletion:
         return self._busy, busy
 
     def _put(self, candidate: Candidate, now: float) -> None:
-        if candidate.free_at <= now:
+        free_at = candidate.free_at
+        if free_at <= now:
             self._idle.push(candidate, (candidate.takes_ms + candidate.far_ms, candidate.used))
         else:
-            self._busy.push(candidate, (candidate.free_at + candidate.far_ms / 1e3, candidate.used))
+            self._busy.push(candidate, (free_at + candidate.far_ms / 1e3, candidate.used))
 
     def _late_ms(self, candidate: Candidate, now: float, remaining: int) -> float:
         """By how much it would be done after the others alone had done all that is left, beyond what a trial

@@ -91,7 +91,8 @@ class Binder:
         place: number of this sender among its like: each begins its turns elsewhere, so that they do not all
             send to the same one first.
         microbatches: of a step; 0: unknown, then nothing is held back at a step's end.
-        link_cost: what this sender's own transfers to an instance take; None: nothing went there yet.
+        link_cost: what this sender's own transfers to an instance take; None: nothing went there yet. Without
+            it only the router's word counts.
         clock: seconds, monotonic.
     """
 
@@ -101,7 +102,7 @@ class Binder:
         *,
         place: int = 0,
         microbatches: int = 0,
-        link_cost: Callable[[Member], LinkCost | None] = lambda member: None,
+        link_cost: Callable[[Member], LinkCost | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
@@ -243,9 +244,10 @@ class Binder:
                 self._update(stage, candidate, load)
 
     def _update(self, stage: _Stage, candidate: Candidate, load: HopLoad | None) -> None:
-        candidate.outstanding = self._outstanding[candidate.sid]
+        outstanding = candidate.outstanding = self._outstanding[candidate.sid]
         if load is not None:
-            candidate.elsewhere = max(0, min(load.open, MOST_OPEN) - candidate.outstanding)
+            elsewhere = min(load.open, MOST_OPEN) - outstanding
+            candidate.elsewhere = elsewhere if elsewhere > 0 else 0
             self._measured(stage, candidate, load.service_ms)
         now = self._clock()
         self._weigh_link(stage, candidate, now)
@@ -255,21 +257,24 @@ class Binder:
     def _measured(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
         if not _believable(service_ms):
             return
-        stage.heard.add(candidate.sid)
-        held = stage.reported.get(candidate.sid)
+        sid = candidate.sid
+        stage.heard.add(sid)
+        held = stage.reported.get(sid)
         if held is not None and abs(service_ms / held - 1.0) <= ALIKE / 2:
             return
-        stage.reported[candidate.sid] = service_ms
+        stage.reported[sid] = service_ms
         stage.news += 1
         if len(stage.reported) == 1 or stage.news > len(stage.candidates):
             stage.settle()
         else:
-            candidate.service_ms = stage.effective_ms(candidate.sid)
+            candidate.service_ms = stage.effective_ms(sid)
 
     # --- links ------------------------------------------------------------------------------------------
     def _survey(self, stage: _Stage, now: float) -> None:
         """With a new table: the best link, and every other one beside it. O(candidates)."""
-        own = {sid for sid, held in stage.candidates.items() if self._own(held) is not None}
+        own: set[str] = set()
+        if self._link_cost is not None:
+            own = {sid for sid, held in stage.candidates.items() if self._own(held) is not None}
         told = (ms for sid, ms in stage.told_ms.items() if ms > 0 and sid not in own)
         stage.best_told_ms = min(told, default=math.inf)
         stage.linked = own
@@ -289,6 +294,8 @@ class Binder:
         """The best link anew; returns whose links matter."""
         stage.reviewed_at, stage.best_ms = now, stage.best_told_ms
         linked = [stage.candidates[sid] for sid in stage.linked if sid in stage.candidates]
+        if self._link_cost is None:
+            return linked
         for candidate in linked:
             own = self._own(candidate)
             if own is not None:
@@ -296,21 +303,24 @@ class Binder:
         return linked
 
     def _own(self, candidate: Candidate) -> LinkCost | None:
-        own = self._link_cost(candidate.member)
+        own = self._link_cost(candidate.member) if self._link_cost is not None else None
         return own if own is not None and _believable(own.transfer_ms) else None
 
     def _weigh_link(self, stage: _Stage, candidate: Candidate, now: float) -> None:
         """How much longer transfers to it take than to the best: by own ones, else by the router; of an
         unknown link nothing bad is thought. One that is shunned is measured less, and may have recovered: as
         with slow instances, it is tried again when that costs little beside the time since its last use."""
-        own = self._own(candidate)
+        own = self._own(candidate) if self._link_cost is not None else None
         if own is not None:
             transfer_ms, candidate.wire_ms = own.transfer_ms, own.wire_ms
             stage.best_ms = min(stage.best_ms, transfer_ms)
             stage.linked.add(candidate.sid)
         else:
             transfer_ms, candidate.wire_ms = stage.told_ms.get(candidate.sid) or stage.best_ms, 0.0
-        longer_ms = transfer_ms - stage.best_ms if math.isfinite(stage.best_ms) else 0.0
+        longer_ms = transfer_ms - stage.best_ms if stage.best_ms < math.inf else 0.0
+        if longer_ms <= LINK_MS / 2:  # alike in any case, as most are
+            candidate.link_ms = 0.0
+            return
         alike_ms = max(ALIKE * stage.best_ms, LINK_PART * stage.usual_ms, LINK_MS)
         if longer_ms <= (alike_ms / 2 if candidate.link_ms > 0 else alike_ms):
             candidate.link_ms = 0.0

@@ -93,7 +93,7 @@ class StageMachine:
         epoch, attempt, step, direction = notice.epoch, notice.attempt, notice.step, notice.direction
         if (
             epoch < self.epoch
-            or notice.receiver != self.member
+            or (notice.receiver is not self.member and notice.receiver != self.member)
             or (self.fenced and notice.sender in self.fenced)
         ):
             return "stale"
@@ -114,7 +114,7 @@ class StageMachine:
             return "stale"
         if hop.state in (MicrobatchState.BACKWARD_QUEUED, MicrobatchState.ACCUMULATED):
             return "held"
-        if hop.downstream != notice.sender:
+        if hop.downstream is not notice.sender and hop.downstream != notice.sender:
             return "later"  # the path that makes it our neighbour is on its way here
         return "accepted" if hop.returned is None else "held"
 
@@ -138,7 +138,9 @@ class StageMachine:
                 return []
             return self._take(notice, tensors)
         hop = self.hops.get((notice.step, notice.microbatch, notice.evaluate))
-        if hop is None or hop.downstream != notice.sender or hop.returned is not None:
+        if hop is None or hop.returned is not None:
+            return []
+        if hop.downstream is not notice.sender and hop.downstream != notice.sender:
             return []
         self.binder.returned(notice.sender.sid, notice.load)
         hop.returned = tuple(tensors)

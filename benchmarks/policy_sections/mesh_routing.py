@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.policy_sections.sheet import Bench
-from dmsc.simulation.report import summarise
+from dmsc.simulation.parallel import simulate
 from dmsc.simulation.scenario import Scenario
-from dmsc.simulation.world import World
 from policies.conservative_bandit import ConservativeBandit
 
 SEEDS = 2
@@ -71,6 +70,4 @@ def _scenario(name: str, seed: int, policy: str) -> Scenario:
 
 
 def _seconds(scenario: Scenario, seed: int) -> float:
-    world = World(scenario, seed, Path())
-    world.run()
-    return summarise(world).jobs[0].seconds
+    return simulate(scenario, seed, Path(), processes=1).jobs[0].seconds

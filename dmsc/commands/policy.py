@@ -72,17 +72,14 @@ def run(
 
     Example: dmsc policy run examples/my_policy.py
     """
-    import gc
     import sys
 
     from dmsc.composition import policy_part
     from dmsc.settings import find_bus
     from dmsc.tap_role import given_token
 
-    # Thousands of instances' telemetry: the bus must get its turn while the policy's thread computes, and
-    # messages, which hold no cycles, are not worth to be looked through for some.
+    # Thousands of instances' telemetry: the bus must get its turn while the policy's thread computes.
     sys.setswitchinterval(0.001)
-    gc.set_threshold(20_000, 20, 50)
     address = find_bus(bus, bus_token, state)
     given = None if parent is not None else given_token(token)
     owner = run_async(_user(gateway, given, state)) if given else ""

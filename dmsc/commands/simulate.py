@@ -29,6 +29,12 @@ def simulate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput over time with the events.")
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="At most so many; else one per core for long runs. The output does not depend on it."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario with the mesh's own registry, router, binder and step machines under a virtual clock.
@@ -39,6 +45,7 @@ def simulate(
     Example: dmsc simulate examples/simulate/slow-replica.yaml --plot slow.svg
     """
     from dmsc.simulation.loading import load_scenario
+    from dmsc.simulation.parallel import simulate as carry_out
     from dmsc.simulation.present import (
         JOB_COLUMNS,
         SHARE_COLUMNS,
@@ -47,18 +54,14 @@ def simulate(
         job_rows,
         share_rows,
     )
-    from dmsc.simulation.report import summarise
-    from dmsc.simulation.world import World
     from schemas.errors import BadInput
 
     if plot is not None and plot.suffix != ".svg":
         raise BadInput(f"--plot {plot}: only .svg is written")
     wanted = load_scenario(scenario, set_ or ())
-    world = World(wanted, wanted.seed if seed is None else seed, scenario.parent)
     began = time.perf_counter()
-    world.run()
+    report = carry_out(wanted, wanted.seed if seed is None else seed, scenario.parent, processes)
     took_s = time.perf_counter() - began
-    report = summarise(world)
     if plot is not None:
         _write_plot(report, plot)
     if json:

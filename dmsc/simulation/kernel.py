@@ -19,7 +19,7 @@ class Kernel:
         """Virtual seconds since the start."""
         self.events = 0
         """How many have happened."""
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._scheduled = 0
         self._stopped = False
 
@@ -32,7 +32,7 @@ class Kernel:
         """When the next event happens; infinite when nothing waits."""
         return self._heap[0][0] if self._heap else math.inf
 
-    def after(self, delay_s: float, work: Callable[..., None], *arguments: Any) -> None:
+    def after(self, delay_s: float, work: Callable[..., object], *arguments: Any) -> None:
         """Calls `work(*arguments)` in `delay_s` ≥ 0 virtual seconds."""
         self._scheduled = scheduled = self._scheduled + 1
         heappush(self._heap, (self.now + delay_s, scheduled, work, arguments))

@@ -108,7 +108,7 @@ class JobMembers(ABC):
 
     def _spawn(self, sid: str, stage: int, cluster: str, node: str | None = None) -> Instance:
         self._incarnations[sid] += 1
-        member = Member(sid=sid, incarnation=f"i{self._incarnations[sid]}")
+        member = Member.of(sid, f"i{self._incarnations[sid]}")
         node = node or self._next_node(cluster)
         number = int(sid.rpartition("r")[2])
         binder = new_binder(cluster, number, self.spec.microbatches, lambda: self.kernel.now)

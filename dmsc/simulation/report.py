@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dmsc.chaos.report import quantile
 from dmsc.simulation.instances import StageInstance
+from dmsc.simulation.network import Pair
+from dmsc.simulation.scenario import Scenario, names
 from dmsc.simulation.training import SimulatedJob, StepDone
 from dmsc.simulation.world import Happened, World
 
@@ -77,30 +80,81 @@ class Report:
         return asdict(self)
 
 
-def summarise(world: World) -> Report:
+@dataclass(frozen=True, slots=True)
+class Used:
+    """One direction of a link, as one lane's jobs used it."""
+
+    transfers: int
+    bytes: float
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one world came to: of its own jobs, so that several can be put together."""
+
+    jobs: dict[str, JobReport]
+    links: dict[str, dict[Pair, Used]]
+    """Of each lane, by a job of it."""
+    instances: int
+    simulated_s: float
+    own_events: int
+    common_events: int
+    happened: tuple[Happened, ...]
+
+
+def account(world: World) -> Account:
     """The figures of a world that has run."""
-    jobs = tuple(_job(job, world.now) for job in world.jobs.values())
-    routing = world.scenario.routing
-    return Report(
-        name=world.scenario.name,
-        seed=world.seed,
-        algorithm=routing.algorithm,
-        policy=routing.policy,
+    jobs = {name: _job(job, world.now) for name, job in world.jobs.items()}
+    links = {
+        name: {
+            pair: Used(way.transfers, way.bytes, way.busy_s)
+            for pair, way in lane.network.ways.items()
+            if way.transfers
+        }
+        for lane, name in world.lanes.items()
+    }
+    return Account(
+        jobs=jobs,
+        links=links,
         instances=world.instances,
         simulated_s=world.now,
-        events=world.events,
+        own_events=sum(lane.kernel.events for lane in world.lanes),
+        common_events=world.kernel.events,
+        happened=tuple(world.happened),
+    )
+
+
+def put_together(scenario: Scenario, seed: int, accounts: Sequence[Account]) -> Report:
+    """The report of a run of which each account tells a part."""
+    jobs_by_name = {name: job for one in accounts for name, job in one.jobs.items()}
+    jobs = tuple(jobs_by_name[name] for spec in scenario.jobs for name in names(spec))
+    used_by_name = {name: used for one in accounts for name, used in one.links.items()}
+    used: dict[Pair, list[Used]] = {}
+    for job in jobs:  # in this order: sums of floats depend on it
+        for pair, each in used_by_name.get(job.job, {}).items():
+            used.setdefault(pair, []).append(each)
+    simulated_s = max(one.simulated_s for one in accounts)
+    return Report(
+        name=scenario.name,
+        seed=seed,
+        algorithm=scenario.routing.algorithm,
+        policy=scenario.routing.policy,
+        instances=sum(one.instances for one in accounts),
+        simulated_s=simulated_s,
+        # what concerns all jobs happens in each part, as long as one of its own goes on
+        events=sum(one.own_events for one in accounts) + max(one.common_events for one in accounts),
         microbatches_per_s=sum(job.microbatches_per_s or 0.0 for job in jobs),
         tokens_per_s=sum(job.tokens_per_s or 0.0 for job in jobs),
         jobs=jobs,
-        happened=tuple(world.happened),
+        happened=max((one.happened for one in accounts), key=len),
         links={
             f"{one} → {other}": {
-                "transfers": way.transfers,
-                "bytes": way.bytes,
-                "busy": way.busy_s / world.now if world.now else 0.0,
+                "transfers": sum(each.transfers for each in used[one, other]),
+                "bytes": sum(each.bytes for each in used[one, other]),
+                "busy": sum(each.busy_s for each in used[one, other]) / simulated_s if simulated_s else 0.0,
             }
-            for (one, other), way in sorted(world.network.ways.items())
-            if way.transfers
+            for one, other in sorted(used)
         },
     )
 

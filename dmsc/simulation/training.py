@@ -68,18 +68,23 @@ class SimulatedJob(JobMembers):
         self._machine: StepMachine | None = None
 
     # --- beginning ----------------------------------------------------------------------------------------
+    def place(self) -> tuple[list[list[Member]], list[Member]]:
+        """Where all instances are. Returns the members of each stage, and the data instances."""
+        stages = [
+            [self._newest_replica(number, stage) for _ in range(stage.replicas)]
+            for number, stage in enumerate(self.stages)
+        ]
+        data = [
+            self._spawn(
+                f"{self.name}-data-r{replica}", -1, self._clusters[replica % len(self._clusters)]
+            ).member
+            for replica in range(self._data_instances)
+        ]
+        return stages, data
+
     def start(self) -> None:
         """Places and registers all instances, writes the first tables, opens the first step."""
-        stages = []
-        for number, stage in enumerate(self.stages):
-            members = [self._newest_replica(number, stage) for _ in range(stage.replicas)]
-            stages.append(members)
-        data = []
-        for replica in range(self._data_instances):
-            instance = self._spawn(
-                f"{self.name}-data-r{replica}", -1, self._clusters[replica % len(self._clusters)]
-            )
-            data.append(instance.member)
+        stages, data = self.place()
         for members in (*stages, data):
             for member in members:
                 self._register(self.instances[member], InstanceState.ACTIVE)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dmsc.simulation.instances import StageInstance
@@ -33,15 +35,38 @@ class Happened:
     text: str
 
 
+def are_apart(scenario: Scenario) -> bool:
+    """Whether jobs know nothing of each other: no link has a queue that they share."""
+    traced = scenario.link_trace is not None and scenario.link_trace.shared
+    return not traced and not any(link.shared for link in scenario.links)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which jobs a world carries out: each `of`-th, from `number` on. The others only take their places."""
+
+    number: int = 0
+    of: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """What jobs that share a link have in common: a clock, and the network as they know it."""
+
+    kernel: Kernel
+    network: Network
+
+
 class World:
     """One run. `run()` returns when all jobs are done, or at the scenario's limit."""
 
-    def __init__(self, scenario: Scenario, seed: int, folder: Path) -> None:
+    def __init__(self, scenario: Scenario, seed: int, folder: Path, part: Part = Part()) -> None:
         """
         Args:
             scenario: what is simulated.
             seed: takes the place of the scenario's own.
             folder: files that the scenario names are looked for here.
+            part: see `parallel`; all of it by default.
 
         Raises:
             BadInput: a file can't be used, or an event names something that is not there.
@@ -50,21 +75,38 @@ class World:
         self.seed = seed
         self.kernel = Kernel()
         """What concerns all jobs: samples, and the scenario's events."""
-        self._apart = not any(link.shared for link in scenario.links)
-        self._lanes = [Kernel()]
+        self._apart = are_apart(scenario)
         self.registry = RegistryCore(LeaseConfig())
-        traced = read_trace(scenario.link_trace, folder) if scenario.link_trace else Traced({}, [])
-        self.network = Network(self._lanes[0], scenario, traced.links)
-        for at_s, pair, link in traced.changes:
-            self.kernel.after(at_s, self.network.set, pair, link.latency_ms / 1e3, link.bandwidth_bytes_per_s)
         self.happened: list[Happened] = []
+        self.lanes: dict[Lane, str] = {}
+        """With a job of each."""
         self._nodes = {cluster.name: cluster.nodes for cluster in scenario.clusters}
         self._placed: Counter[str] = Counter()
+        self.planned: dict[str, SimulatedJob] = {}
+        """All jobs of the scenario."""
         self.jobs: dict[str, SimulatedJob] = {}
-        for spec in scenario.jobs:
-            for name in names(spec):
-                self.jobs[name] = self._job(name, spec, folder)
-                self.kernel.after(spec.start_s, self.jobs[name].start)
+        """Those that are carried out here."""
+        traced = read_trace(scenario.link_trace, folder) if scenario.link_trace else Traced({}, [])
+        for at_s, pair, link in traced.changes:
+            change = partial(
+                Network.set,
+                pair=pair,
+                latency_s=link.latency_ms / 1e3,
+                bytes_per_s=link.bandwidth_bytes_per_s,
+            )
+            self.kernel.after(at_s, self._each_network, change)
+        copies = [(name, spec) for spec in scenario.jobs for name in names(spec)]
+        for index, (name, spec) in enumerate(copies):
+            if self._apart or not self.planned:
+                kernel = Kernel()
+                lane = Lane(kernel, Network(kernel, scenario, traced.links))
+            job = self.planned[name] = self._job(name, spec, folder, lane)
+            if index % part.of == part.number:
+                self.jobs[name] = job
+                self.lanes[lane] = name
+                self.kernel.after(spec.start_s, job.start)
+            else:
+                self.kernel.after(spec.start_s, job.place)
         for index, event in enumerate(scenario.events):
             self._check(index, event)
             self.kernel.after(event.at_s, self._happen, event)
@@ -84,8 +126,8 @@ class World:
         try:
             while True:
                 due_s = min(self.kernel.due_s, self.scenario.limit_s)
-                for lane in self._lanes:
-                    lane.run(due_s)
+                for lane in self.lanes:
+                    lane.kernel.run(due_s)
                 if self._all_done or self.kernel.due_s > self.scenario.limit_s:
                     break
                 self.kernel.step()
@@ -103,12 +145,7 @@ class World:
     @property
     def now(self) -> float:
         """Virtual seconds: when the last job was done, once it is."""
-        return max(lane.now for lane in self._lanes)
-
-    @property
-    def events(self) -> int:
-        """How many have happened."""
-        return self.kernel.events + sum(lane.events for lane in self._lanes)
+        return max(lane.kernel.now for lane in self.lanes)
 
     @property
     def _all_done(self) -> bool:
@@ -118,13 +155,7 @@ class World:
         if self._apart or self._all_done:
             job.kernel.stop()
 
-    def _lane(self) -> Kernel:
-        """The next job's clock."""
-        if self._apart and self.jobs:
-            self._lanes.append(Kernel())
-        return self._lanes[-1]
-
-    def _job(self, name: str, spec: Job, folder: Path) -> SimulatedJob:
+    def _job(self, name: str, spec: Job, folder: Path, lane: Lane) -> SimulatedJob:
         clusters = spec.clusters or tuple(cluster.name for cluster in self.scenario.clusters)
         replicas = [stage.replicas for stage in spec.all_stages()]
         sizes = windows(replicas, spec.data_instances or min(len(clusters), replicas[0]))
@@ -138,8 +169,8 @@ class World:
             reason="initial: equal weights",
         )
         place = Place(
-            kernel=self._lane(),
-            network=self.network,
+            kernel=lane.kernel,
+            network=lane.network,
             registry=self.registry,
             routes=JobRoutes(name, policy, self.scenario.routing.policy),
             overheads=self.scenario.overheads,
@@ -178,12 +209,12 @@ class World:
             known = cluster in self._nodes and node in {f"node-{n}" for n in range(self._nodes[cluster])}
         else:
             known = cluster in self._nodes or any(
-                event.target in job.planned(self._joins(job.name)) for job in self.jobs.values()
+                event.target in job.planned(self._joins(job.name)) for job in self.planned.values()
             )
         if not known:
             raise BadInput(
                 f"events[{index}].target: {event.target!r} is no instance (such as "
-                f"{next(iter(self.jobs))}-s0-r0), no CLUSTER/node-N, and no cluster"
+                f"{next(iter(self.planned))}-s0-r0), no CLUSTER/node-N, and no cluster"
             )
 
     def _joins(self, job: str) -> Counter[int]:
@@ -223,7 +254,7 @@ class World:
                     f"{one} – {other}: latency × {event.latency_factor:g}, "
                     f"bandwidth × {event.bandwidth_factor:g}",
                 )
-                self.network.degrade(event)
+                self._each_network(partial(Network.degrade, event=event))
                 if event.for_s is not None:
                     self.kernel.after(event.for_s, self._recover, event)
 
@@ -236,7 +267,11 @@ class World:
 
     def _recover(self, event: Degrade) -> None:
         self._log("link", f"{event.between[0]} – {event.between[1]} recovers")
-        self.network.recover(event)
+        self._each_network(partial(Network.recover, event=event))
+
+    def _each_network(self, change: Callable[[Network], None]) -> None:
+        for lane in self.lanes:
+            change(lane.network)
 
     def _log(self, kind: str, text: str) -> None:
         self.happened.append(Happened(self.kernel.now, kind, text))

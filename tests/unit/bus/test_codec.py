@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import msgpack
 import pytest
 
@@ -136,3 +138,18 @@ def test_what_cannot_be_encoded_says_so() -> None:
 def test_every_declared_type_is_found_by_its_wire_name() -> None:
     for wire, cls in MESSAGE_TYPES.items():
         assert cls.wire_type == wire
+
+
+def test_the_collector_is_back_after_a_large_message_whatever_it_held() -> None:
+    large = Heartbeat(sid="a", incarnation="i1", state=InstanceState.ACTIVE, digest="x" * codec.LARGE_BYTES)
+    data = codec.encode(large, SENDER, "1")
+    assert codec.decode(data)[0] == codec.decode_answer(data) == large
+    with pytest.raises(BadMessage):
+        codec.decode(data[:-1])
+    assert gc.isenabled()
+    gc.disable()  # somebody else's decision stays
+    try:
+        assert codec.decode_answer(data) == large
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from entities.registry_view import RegistryView
 from schemas.registry import InstanceState, Resolved, ServiceRecord
 from schemas.signals import RouteAdvertisement
@@ -107,3 +109,32 @@ def test_instances_by_job_and_cluster_in_order_of_sid() -> None:
     assert [record.sid for record in view.instances(job="j", cluster="west")] == ["j-s0-r1"]
     assert [record.sid for record in view.active(job="j", stage=-1)] == ["j-data-r0"]
     assert view.active(job="k", stage=0) == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_instances_are_found_by_job_and_stage_whatever_happened_to_them(seed: int) -> None:
+    rng = random.Random(seed)
+    view = RegistryView()
+    for revision in range(1, 120):
+        records = [
+            instance().model_copy(
+                update={"sid": f"i{sid}", "job": rng.choice(["j", "k", None]), "stage": rng.randrange(3)}
+            )
+            for sid in rng.sample(range(12), rng.randrange(4))
+        ]
+        gone = tuple(f"i{rng.randrange(12)}" for _ in range(rng.randrange(3)))
+        if rng.random() < 0.1:
+            view.snapshot(
+                Resolved(revision=revision, records=tuple({one.sid: one for one in records}.values()))
+            )
+        else:
+            view.apply(delta(revision - 1, revision, *records, removed=gone))
+        for job in ("j", "k", None):
+            for stage in (0, 1, 2, None):
+                expected = [
+                    record
+                    for _, record in sorted(view.records.items())
+                    if record.job is not None and job in (None, record.job) and stage in (None, record.stage)
+                ]
+                found = view.instances(job=job, stage=stage)
+                assert list(found) == expected, f"seed {seed}, revision {revision}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dmsc.simulation.report import Report, summarise
+from dmsc.simulation.parallel import simulate
+from dmsc.simulation.report import Report
 from dmsc.simulation.scenario import Scenario
-from dmsc.simulation.world import World
 
 NO_OVERHEADS = dict.fromkeys(
     ("hop_ms", "data_ms", "begin_ms", "prepare_ms", "decide_ms", "commit_ms", "control_ms", "form_ms"), 0.0
@@ -35,7 +35,5 @@ def stage(**changes: Any) -> dict[str, Any]:
     return body()["jobs"][0]["stages"][0] | {"repeat": 1} | changes
 
 
-def run(scenario: dict[str, Any], seed: int = 0, folder: Path = Path()) -> Report:
-    world = World(Scenario.model_validate(scenario), seed, folder)
-    world.run()
-    return summarise(world)
+def run(scenario: dict[str, Any], seed: int = 0, folder: Path = Path(), processes: int = 1) -> Report:
+    return simulate(Scenario.model_validate(scenario), seed, folder, processes)

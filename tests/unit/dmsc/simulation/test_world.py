@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,3 +185,21 @@ def test_an_event_that_hits_nothing_is_bad_input() -> None:
     events = [{"kind": "slow", "at_s": 0.1, "target": "gpt-s7-r0", "factor": 4}]
     with pytest.raises(BadInput, match=r"events\[0\]\.target: 'gpt-s7-r0'"):
         run(body(events=events))
+
+
+@pytest.mark.parametrize("events", [[], [{"kind": "kill", "at_s": 0.3, "target": "a/node-1"}]])
+def test_the_output_does_not_depend_on_the_number_of_processes(events: list[dict[str, Any]]) -> None:
+    """Jobs that know nothing of each other are dealt out; places, events and sums are the same."""
+    clusters = [{"name": "a", "nodes": 4}, {"name": "b", "nodes": 3}]
+    times = {"mean_ms": 10, "distribution": "gamma", "cv": 0.3}
+    stages = [stage(repeat=2, forward_ms=times, output_bytes=1e5)]
+    scenario = body(clusters=clusters, jobs=[job(count=3, steps=8, stages=stages)], events=events)
+    alone = run(scenario, seed=3)
+    assert run(scenario, seed=3, processes=2) == alone
+    assert len(alone.happened) == len(events)
+
+
+def test_jobs_that_share_a_link_stay_together() -> None:
+    links = [{"between": ["a", "a"], "latency_ms": 0, "shared": True}]
+    scenario = body(jobs=[job(count=2)], links=links)
+    assert run(scenario, processes=4) == run(scenario)

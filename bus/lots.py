@@ -1,0 +1,125 @@
+"""Answering many at a time: what has arrived on a subject is handled together, and answered in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nats.aio.msg import Msg
+
+from bus import codec
+from bus.commands import Outgoing, send_many
+from bus.correlation import handling
+from bus.dead_letters import bury
+from bus.feed import Feed
+from bus.link import asked_to_end
+from bus.logs import get_logger
+from bus.packed import Sendable
+from bus.services import Subscription, internal, refuse_stored
+from bus.subject import Subject
+from schemas.envelope import Envelope
+from schemas.errors import BadMessage, DmscError
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+log = get_logger("bus.services")
+
+LotServer = Callable[[Sequence[tuple[Any, Envelope]]], Awaitable[Sequence[Sendable | DmscError]]]
+"""Answers, or why there is none, in the order of the questions."""
+
+
+class LotSubscription(Subscription):
+    """A listener whose workers take what has arrived, up to `most` messages, and answer them together.
+
+    All else is as with `Subscription`: a repeated one runs nothing twice, one that can't be read is buried
+    and answered, what a handler raises reaches those who asked. What is sent while a lot is handled names no
+    message as its cause; the answers name theirs.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        row: Subject,
+        subject: str,
+        *,
+        server: LotServer,
+        most: int,
+        concurrency: int,
+        pending_limit: int,
+    ) -> None:
+        super().__init__(
+            bus, row, subject, handler=None, server=None, concurrency=concurrency, queue_group=None,
+            pending_limit=pending_limit,
+        )  # fmt: skip
+        self._server = server
+        self._most = most
+
+    async def _take(self, feed: Feed) -> None:
+        lot = [await feed.messages.get()]
+        while len(lot) < self._most and not feed.messages.empty():
+            lot.append(feed.messages.get_nowait())
+        self._busy(feed)
+        try:
+            await self._serve_lot(lot)
+        finally:
+            self._idle += 1
+            for raw in lot:
+                feed.done(raw)
+
+    async def _serve_lot(self, lot: Sequence[Msg]) -> None:
+        handling.set(None)
+        questions: list[tuple[Any, Envelope]] = []
+        replies: list[Outgoing] = []
+        now = time.monotonic()
+        for raw in lot:
+            try:
+                refuse_stored(raw)
+                question = codec.decode(raw.data, self.row.schema)
+            except BadMessage as error:
+                await bury(self._bus, self.row, raw.subject, raw.data, error)
+                replies += self._replies({raw.reply}, self._encode(error.to_reply(), None))
+                continue
+            admitted = self._memory.admit(question[1].id, raw.reply, now)
+            if admitted is True:
+                questions.append(question)
+            elif admitted is not False:
+                replies += self._replies({raw.reply}, admitted)
+        if questions:
+            replies += await self._answers(questions)
+        try:
+            await send_many(self._bus.link, replies)
+        except DmscError as error:  # the bus is away: the askers repeat, and find the answers remembered
+            log.debug("answers not sent", subject=self.subject, error=error.text)
+
+    async def _answers(self, questions: Sequence[tuple[Any, Envelope]]) -> list[Outgoing]:
+        answers: Sequence[Sendable | DmscError]
+        try:
+            answers = await self._server(questions)
+        except asyncio.CancelledError:
+            if asked_to_end():
+                # Cut short by shutdown: no answer, so that the askers repeat it to whoever takes over.
+                for _, envelope in questions:
+                    self._memory.settle(envelope.id, None, time.monotonic())
+                raise
+            answers = [internal("its work was cancelled")] * len(questions)
+        except DmscError as error:
+            answers = [error] * len(questions)
+        except Exception as error:
+            self._failed(error)
+            answers = [internal("see its log")] * len(questions)
+        replies: list[Outgoing] = []
+        now = time.monotonic()
+        for (_, envelope), answer in zip(questions, answers, strict=True):
+            handling.set(envelope)
+            told = answer.to_reply() if isinstance(answer, DmscError) else answer
+            reply = self._encode(told, envelope.id)
+            replies += self._replies(self._memory.settle(envelope.id, reply, now), reply)
+        handling.set(None)
+        return replies
+
+    @staticmethod
+    def _replies(inboxes: set[str], reply: bytes) -> list[Outgoing]:
+        return [Outgoing(inbox, reply) for inbox in inboxes if inbox]
