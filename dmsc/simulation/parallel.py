@@ -11,6 +11,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from dmsc.parent_death import end_with_parent
 from dmsc.simulation.report import Account, Report, account, put_together
 from dmsc.simulation.scenario import Join, Scenario
 from dmsc.simulation.world import Part, World, are_apart
@@ -39,7 +40,9 @@ def simulate(scenario: Scenario, seed: int, folder: Path, processes: int | None 
         mine.run()
         return put_together(scenario, seed, [account(mine)])
     # A new interpreter each: a copy of this one would take along whatever threads hold at that moment.
-    with ProcessPoolExecutor(count - 1, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        count - 1, multiprocessing.get_context("spawn"), initializer=end_with_parent, initargs=(os.getpid(),)
+    ) as pool:
         others = [pool.submit(_carry_out, scenario, seed, folder, part) for part in parts[1:]]
         mine.run()
         return put_together(scenario, seed, [account(mine), *(other.result() for other in others)])
