@@ -191,7 +191,8 @@ addEventListener("hashchange", () => {
   if (!store.ready) return;
   show();
   showJobs();
-  at("main").focus({ preventScroll: true });
+  // Whoever types fast is in there already, further on: they came by the skip link.
+  if (!at("main").contains(document.activeElement)) at("main").focus({ preventScroll: true });
 });
 
 document.addEventListener("visibilitychange", () => {
