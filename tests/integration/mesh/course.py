@@ -249,7 +249,7 @@ class Course:
 async def followed(client: Witness, gates: Gates, spec: JobSpec, expected: str) -> AsyncIterator[Course]:
     """A job that was submitted, under eyes that were open before; all its units are known.
 
-    It computes nothing before the block waits for something.
+    Behind the first step it computes nothing before the block waits for something.
     """
     course = Course(client, gates, spec, expected)
     async with Tap(client.bus, [">", "$KV.>"], replies=True, limit=TAPPED) as tap:

@@ -59,7 +59,7 @@ class Gates:
         }
 
     def close(self) -> None:
-        """No pass of any step goes on until `begin`: whoever wants to hold one is there in time."""
+        """No pass of a step behind the first goes on until `begin`: whoever wants to hold one is in time."""
         self._begun.clear()
 
     def begin(self) -> None:
@@ -82,7 +82,7 @@ class Gates:
             while line := await reader.readline():
                 pid, direction, seed = line.decode().split()
                 step, microbatch = self._work.get(int(seed), (-1, -1))  # not a step's: the analysis
-                if step >= 0:
+                if step > 0:  # the analysis draws as step 0 does
                     await self._begun.wait()
                 for hold in self._holds:
                     if (hold.pid, hold.direction, hold.step) == (int(pid), direction, step):

@@ -50,9 +50,12 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
     def status() -> ModuleStatus | None:
         return next((one for one in client.policies() if one.module == "watcher"), None)
 
-    def fits(state: str, crashes: int) -> bool:
+    def as_ordered() -> bool:
+        """It has said so itself: what it is ordered to be and for which jobs comes to it one by one."""
         now = status()
-        return now is not None and (now.state, now.crashes) == (state, crashes)
+        return now is not None and (now.state, now.crashes, now.without, now.strikes) == (
+            ("active", 1, ("another",), 1)
+        )
 
     job = hold(client, spec, gate)
     with running(*command, cwd=tmp_path) as first:
@@ -66,10 +69,7 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
         first.wait()
     with running(*command, cwd=tmp_path) as second:
         second.until("module ready")
-        wait_for(lambda: fits("active", 1), 30, lambda: str(status()))
-        now = status()
-        assert now is not None
-        assert (now.without, now.strikes) == (("another",), 1)
+        wait_for(as_ordered, 30, lambda: str(status()))
         assert asked(mesh, job) == before == "2 stages, 1 observations, graph True"
         arguments = ("--state", str(mesh.state), "--json")
         listed = json.loads(dmsc("policy", "list", *arguments, cwd=tmp_path).stdout)
