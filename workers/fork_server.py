@@ -107,9 +107,8 @@ class ForkServer:
         while not self._ending:
             heard = self._selector.select(_QUIET_S if self._in_quiet and not self._children else None)
             if not heard:
-                preload(self._in_quiet)
+                _bring(self._in_quiet)
                 self._in_quiet = ()
-                gc.freeze()
             for key, _ in heard:
                 if key.fileobj is self._channel:
                     received = _receive(self._channel)
@@ -156,7 +155,7 @@ class ForkServer:
             return
         try:
             if self._method == "fork":
-                preload(order.get("needs") or ())
+                _bring(order.get("needs") or ())
                 pid = self._fork(order)
             else:
                 pid = _start_afresh(order)
@@ -357,6 +356,15 @@ def preload(names: Sequence[str] = PRELOAD) -> None:
             _complain(f"{name} not preloaded: {type(error).__name__}: {error}")
 
 
+def _bring(names: Sequence[str]) -> None:
+    """Imports what is not there yet, for all children from here on."""
+    if all(name in sys.modules for name in names):
+        return
+    preload(names)
+    gc.collect()
+    gc.freeze()  # as at the start
+
+
 def warm_up() -> None:
     """What each child would do for itself otherwise: OpenSSL takes 20 ms to find its first digest."""
     hashlib.sha256()
@@ -444,7 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     devices = probe_devices()
     gc.collect()
     gc.disable()
-    gc.freeze()  # the collector would otherwise touch, and so copy, every page shared with the children
+    gc.freeze()  # a child's collector would look at all of it, and so copy every page that is shared
     ready = {
         "event": "ready",
         "pid": os.getpid(),
