@@ -143,6 +143,7 @@ class ClusterAgent:
             code_path=config.code_path,
             method=config.start_method,
             on_change=self._fork_server_changed,
+            at_once=False,
         )
         place = {
             "cluster": config.cluster,
@@ -224,6 +225,7 @@ class ClusterAgent:
                 tasks.create_task(self._instances.look_for_stopped())
                 if ready is not None:
                     ready.set()
+                self._processes.begin()  # not before: on few cores torch's import holds up who is to answer
                 await self._processes.wait_ready()
                 await presence.update(capability=self._record().capability)
                 log.info("node offers slots", node=self._config.sid, slots=len(self._instances.ledger.slots))

@@ -78,6 +78,7 @@ class ForkServerClient:
         code_path: folders with users' modules, appended to the instances' `sys.path`.
         on_change: called when the server became ready or was lost.
         method: how it starts children: `auto`, `fork` or `spawn`.
+        at_once: otherwise the server is started by `begin`: it takes a core for seconds.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ForkServerClient:
         code_path: Sequence[str] = (),
         on_change: Callable[[], None] = lambda: None,
         method: str = "auto",
+        at_once: bool = True,
     ) -> None:
         self._name = name
         self._logs = logs.absolute()
@@ -102,6 +104,9 @@ class ForkServerClient:
         self._closing = False
         self._log_start = 0
         self._ready_event = asyncio.Event()
+        self._begun = asyncio.Event()
+        if at_once:
+            self._begun.set()
         self.ready: ForkServerReady | None = None
         self.scratch: Path | None = None
         self._scratch: Scratch | None = None
@@ -139,6 +144,10 @@ class ForkServerClient:
             if not self._supervisor.cancelled():
                 self._supervisor.exception()  # `failed` or `wait_ready` has raised it already
             self._forget_process()
+
+    def begin(self) -> None:
+        """From here on there is a server."""
+        self._begun.set()
 
     async def wait_ready(self, timeout_s: float | None = None) -> ForkServerReady:
         """The server's account of itself, once it is warm.
@@ -243,6 +252,7 @@ class ForkServerClient:
         self._writer.write(json.dumps(order).encode() + b"\n")
 
     async def _supervise(self) -> None:
+        await self._begun.wait()
         failures, pause = 0, _BACKOFF_S[0]
         while True:
             self._log_start = file_size(self.log_path)
