@@ -285,6 +285,14 @@ async def snapshots(url: str, instances: int, rounds: int) -> dict[str, Any]:
     return await in_turns(rounds, ours, raw)
 
 
+async def told_ms(agent: Bus, moved: StateChange, seen: asyncio.Future[float]) -> float:
+    """Milliseconds from telling the registry of a change until `seen` has the time at which it was seen."""
+    sent = time.perf_counter()
+    await agent.command(subjects.STATE_CHANGE, moved, deadline_s=30, sid=moved.sid)
+    async with asyncio.timeout(30):
+        return (await seen - sent) * 1e3
+
+
 async def changes(url: str, job: str, instances: int, seconds: float) -> list[float]:
     """Milliseconds from sending a state change to the callback of a follower in another connection."""
     seen: dict[str, asyncio.Future[float]] = {}
@@ -312,10 +320,7 @@ async def changes(url: str, job: str, instances: int, seconds: float) -> list[fl
                 sid=one.sid, incarnation=one.incarnation, state=one.state, reason=f"change {count}"
             )
             seen = {one.sid: asyncio.get_running_loop().create_future()}
-            sent = time.perf_counter()
-            await agent.command(subjects.STATE_CHANGE, moved, deadline_s=30, sid=one.sid)
-            async with asyncio.timeout(30):
-                found.append((await seen[one.sid] - sent) * 1e3)
+            found.append(await told_ms(agent, moved, seen[one.sid]))
             await asyncio.sleep(chosen.uniform(0.01, 0.04))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -380,10 +385,7 @@ async def tables(url: str, job: str, instances: int, seconds: float) -> list[flo
                 sid=one.sid, incarnation=one.incarnation, state=InstanceState.DRAINING, reason="bench"
             )
             waiting = {one.sid: asyncio.get_running_loop().create_future()}
-            sent = time.perf_counter()
-            await agent.command(subjects.STATE_CHANGE, moved, deadline_s=30, sid=one.sid)
-            async with asyncio.timeout(30):
-                found.append((await waiting[one.sid] - sent) * 1e3)
+            found.append(await told_ms(agent, moved, waiting[one.sid]))
             await asyncio.sleep(chosen.uniform(0.02, 0.06))
         await watch.stop()
     return sorted(found)

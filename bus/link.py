@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,24 +27,20 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from bus import dial
-from bus.dial import BUFFER_BYTES, RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, Listener, Token
+from bus.dial import RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, Listener, Token
 from bus.feed import Feed as Feed
 from bus.feed import MessageCallback
 from bus.identity import INBOX
 from bus.logs import get_logger
+from bus.outbox import Outbox
 from bus.questions import Question, Questions
 from schemas.envelope import EntityKind
-from schemas.errors import BadMessage, BusUnreachable, DeadlineExceeded, DmscError, Refused
+from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, Refused
 
 log = get_logger("bus.link")
 
 Callback = Callable[[], Awaitable[None]]
 
-PRESSURE_BYTES = 1 << 20
-"""Pending output at which a publisher waits until it is written. With the largest message on
-top it stays below BUFFER_BYTES, so that nats-py's own forced flush, which swallows cancellation, is
-never reached."""
-PRESSURE_PAUSE_S = 0.001
 REDIAL_S = 5.0
 
 INBOXES = f"{INBOX}.".lower()
@@ -99,8 +95,7 @@ class Link:
         self._feeds: list[Feed] = []
         self._subscribing: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._turn = asyncio.Lock()  # of those that wait for pending output to be written, in their order
-        self._waiting = 0
+        self._outbox = Outbox(lambda: self.client, self.unreachable, self.online)
         self._refusal: str | None = None
         self._closing = False
 
@@ -241,73 +236,15 @@ class Link:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await sub.unsubscribe()
 
-    async def send(
+    def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
-    ) -> None:
-        """Publishes, with back-pressure while connected and a bounded buffer while not.
+    ) -> Coroutine[Any, Any, None]:
+        """Publishes; see `Outbox.send`."""
+        return self._outbox.send(subject, payload, reply=reply, headers=headers)
 
-        What is sent first goes first: whoever comes while others wait, waits behind them.
-        """
-        if self.client.pending_data_size > PRESSURE_BYTES or self._waiting:
-            await self._in_turn(lambda: self._publish(subject, payload, reply, headers))
-        else:
-            await self._publish(subject, payload, reply, headers)
-
-    async def write(self, commands: bytes, count: int) -> None:
-        """`count` publications in one piece (`bus.commands`); otherwise as `send`."""
-        if self.client.pending_data_size > PRESSURE_BYTES or self._waiting:
-            await self._in_turn(lambda: self._write(commands, count))
-        else:
-            await self._write(commands, count)
-
-    async def _in_turn(self, publish: Callable[[], Awaitable[None]]) -> None:
-        self._waiting += 1
-        try:
-            async with self._turn:
-                await self._relieved(self.client)
-                await publish()
-        finally:
-            self._waiting -= 1
-
-    async def _publish(
-        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
-    ) -> None:
-        client = self.client
-        try:
-            await client.publish(subject, payload, reply=reply, headers=headers)
-        except nats.errors.OutboundBufferLimitError:
-            raise self._full() from None
-        except nats.errors.MaxPayloadError:
-            raise BadMessage(
-                f"{len(payload):,} bytes for {subject}: the server takes {client.max_payload:,} at most",
-                reason="oversized",
-            ) from None
-        except nats.errors.BadSubjectError:
-            raise BadMessage(f"{subject!r} is not a subject", reason="subject") from None
-        except (nats.errors.Error, OSError):
-            raise self.unreachable() from None
-
-    async def _write(self, commands: bytes, count: int) -> None:
-        client = self.client
-        if client.is_closed or client.is_draining_pubs:
-            raise self.unreachable()
-        if not client.is_connected and client.pending_data_size + len(commands) > BUFFER_BYTES:
-            raise self._full()
-        client.stats["out_msgs"] += count
-        client.stats["out_bytes"] += len(commands)
-        await client._send_command(commands)
-        if client._flush_queue is not None and client._flush_queue.empty():
-            await client._flush_pending()
-
-    def _full(self) -> BusUnreachable:
-        waiting = f"{BUFFER_BYTES >> 20} MiB wait to be sent, no more is kept"
-        return BusUnreachable(f"{self.unreachable()}; {waiting}")
-
-    async def _relieved(self, client: Client) -> None:
-        """Waits until the client has written what it holds, or the connection is lost (then it keeps it)."""
-        await asyncio.sleep(0)  # usually the writing task only needs its turn
-        while client.pending_data_size > PRESSURE_BYTES and self.online.is_set():  # noqa: ASYNC110  # no event for it
-            await asyncio.sleep(PRESSURE_PAUSE_S)
+    def write(self, commands: bytes, count: int) -> Coroutine[Any, Any, None]:
+        """Many publications in one piece; see `Outbox.write`."""
+        return self._outbox.write(commands, count)
 
     async def barrier(self, timeout_s: float = 10.0) -> None:
         """Returns once the server has read everything that was sent before.

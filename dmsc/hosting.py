@@ -18,7 +18,7 @@ from bus.accounts import Account, Limits, account_of, least_store_bytes
 from bus.embedded_cluster import EmbeddedCluster, copies
 from dmsc import layout, ports
 from dmsc.layout import ChildSpec, MeshOptions
-from dmsc.mesh import HTTP_PORT, Say, buried, certify, local, outer, own_servers, say_if
+from dmsc.mesh import HTTP_PORT, RunningMesh, Say, buried, certify, local, outer, own_servers, say_if
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
 from dmsc.zygote import Zygote
@@ -71,23 +71,10 @@ class HostOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunningHost:
-    """A host whose tenants are ready."""
-
-    folder: StateFolder
-    file: MeshFile
-    supervisor: Supervisor
-
-    async def failed(self) -> None:
-        """Until a tenant can't be kept alive; raises its error."""
-        await asyncio.shield(self.supervisor.failed)
-
-
 @asynccontextmanager
 async def running_host(
     options: HostOptions, say: Say, progress: Say | None = None, zygote: Zygote | None = None
-) -> AsyncIterator[RunningHost]:
+) -> AsyncIterator[RunningMesh]:
     """Start the server, its guard, and the tenants' meshes; stop them when the block ends.
 
     Raises:
@@ -134,7 +121,7 @@ async def running_host(
                     replace(file, children=_pids(bus, supervisor))
                 )
                 async with buried(zygote, lambda: _pids(bus, supervisor)):
-                    yield RunningHost(folder=folder, file=file, supervisor=supervisor)
+                    yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
 
 
 def _make_folders(options: HostOptions, folder: StateFolder, tenants: dict[str, StateFolder]) -> None:

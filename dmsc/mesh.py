@@ -38,11 +38,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunningMesh:
-    """A mesh that is ready."""
+    """A mesh that is ready, or a host whose tenants are."""
 
     folder: StateFolder
     file: MeshFile
-    options: MeshOptions
     supervisor: Supervisor
 
     async def failed(self) -> None:
@@ -101,7 +100,7 @@ async def running_mesh(
                     replace(file, children=_pids(bus, supervisor))
                 )
                 async with buried(zygote, lambda: _pids(bus, supervisor)):
-                    yield RunningMesh(folder=folder, file=file, options=options, supervisor=supervisor)
+                    yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
 
 
 @asynccontextmanager

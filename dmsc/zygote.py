@@ -111,17 +111,25 @@ class Zygote:
             return ForkedProcess(pid)
 
     async def _ask(self, order: Order, output: int) -> int:
+        """The pid of a child that begins once that is known: of one that nobody heard of there would
+        soon be two."""
         loop = asyncio.get_running_loop()
         body = json.dumps([list(order.arguments), dict(order.environment)]).encode()
-        socket.send_fds(self._channel, [_LENGTH.pack(len(body))], [output])
-        await loop.sock_sendall(self._channel, body)
-        answer = b""
-        while len(answer) < _PID.size:
-            more = await loop.sock_recv(self._channel, _PID.size - len(answer))
-            if not more:
-                return _FAILED
-            answer += more
-        return int(_PID.unpack(answer)[0])
+        waits, known = os.pipe()
+        try:
+            socket.send_fds(self._channel, [_LENGTH.pack(len(body))], [output, waits])
+            await loop.sock_sendall(self._channel, body)
+            answer = b""
+            while len(answer) < _PID.size:
+                more = await loop.sock_recv(self._channel, _PID.size - len(answer))
+                if not more:
+                    return _FAILED
+                answer += more
+            os.write(known, b"+")
+            return int(_PID.unpack(answer)[0])
+        finally:
+            os.close(waits)
+            os.close(known)
 
     def close(self) -> None:
         """Ends it; its children live on. Twice is fine."""
@@ -212,13 +220,15 @@ def _serve(channel: socket.socket, parent: int) -> NoReturn:
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, every page that is shared with the children
     while True:
-        head, outputs, _, _ = socket.recv_fds(channel, _LENGTH.size, 1)
-        if len(head) < _LENGTH.size or not outputs:
+        head, files, _, _ = socket.recv_fds(channel, _LENGTH.size, 2)
+        if len(head) < _LENGTH.size or len(files) < 2:
             os._exit(0)
+        output, waits = files
         body = _exactly(channel, _LENGTH.unpack(head)[0])
         arguments, environment = json.loads(body)
-        pid = _fork_twice(channel, outputs[0], arguments, environment)
-        os.close(outputs[0])
+        pid = _fork_twice(channel, output, waits, arguments, environment)
+        os.close(output)
+        os.close(waits)
         channel.sendall(_PID.pack(pid))
 
 
@@ -233,7 +243,7 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
 
 
 def _fork_twice(
-    channel: socket.socket, output: int, arguments: list[str], environment: dict[str, str]
+    channel: socket.socket, output: int, waits: int, arguments: list[str], environment: dict[str, str]
 ) -> int:
     """The pid of the grandchild, which by then belongs to the supervisor."""
     reader, writer = os.pipe()
@@ -251,7 +261,7 @@ def _fork_twice(
                 os.close(reader)
                 os.close(writer)
                 channel.close()
-                _become(me, output, arguments, environment)
+                _become(me, output, waits, arguments, environment)
             os.write(writer, _PID.pack(pid))
             os._exit(0)
         finally:
@@ -263,7 +273,9 @@ def _fork_twice(
     return int(_PID.unpack(answer)[0]) if answer else _FAILED
 
 
-def _become(between: int, output: int, arguments: list[str], environment: dict[str, str]) -> NoReturn:
+def _become(
+    between: int, output: int, waits: int, arguments: list[str], environment: dict[str, str]
+) -> NoReturn:
     """In the child: what `python -m dmsc ARGUMENTS` would be."""
     code = 1
     try:
@@ -283,6 +295,10 @@ def _become(between: int, output: int, arguments: list[str], environment: dict[s
         _title(" ".join([sys.executable, "-m", "dmsc", *arguments]))
         while os.getppid() == between:  # until it has left us to the supervisor
             time.sleep(0.001)
+        known = os.read(waits, 1)
+        os.close(waits)
+        if not known:  # the supervisor did not learn of us in time
+            os._exit(0)
         from dmsc.cli import main
 
         main()

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from dmsc.hosting import RunningHost
     from dmsc.layout import MeshOptions
     from dmsc.mesh import RunningMesh, Say
     from dmsc.state_folder import MeshFile, StateFolder
     from dmsc.zygote import Zygote
 
-    Running = Callable[[Say, Say, Zygote | None], AbstractAsyncContextManager[RunningMesh | RunningHost]]
+    Running = Callable[[Say, Say, Zygote | None], AbstractAsyncContextManager[RunningMesh]]
 
 
 def up(

@@ -13,8 +13,8 @@ import pytest
 
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
-from bus.link import PRESSURE_BYTES
 from bus.objects import CHUNK_BYTES
+from bus.outbox import PRESSURE_BYTES
 from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NotFound
 from tests.conftest import Connect

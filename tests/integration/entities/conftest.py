@@ -11,12 +11,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx
+import pytest
 import pytest_asyncio
 
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.subject import Subject
 from entities.authorizer import Authorizer, AuthorizerConfig
+from entities.gateway import Gateway, GatewayConfig
+from entities.gateway.door_config import DoorConfig
 from entities.registry_core import LeaseConfig
 from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
 from schemas.base import Message
@@ -99,6 +103,38 @@ async def smo(dial: Dial) -> StandInOrchestrator:
     stand_in = StandInOrchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR))
     await stand_in.serve()
     return stand_in
+
+
+@pytest.fixture
+def door() -> DoorConfig:
+    """The bounds of `gateway`'s HTTP door; a module may have its own."""
+    return DoorConfig()
+
+
+@pytest_asyncio.fixture
+async def gateway(
+    dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrchestrator, door: DoorConfig
+) -> Gateway:
+    """The gateway of a cluster `east`, with its HTTP door open."""
+    service = Gateway(
+        await dial("gateway-east", EntityKind.GATEWAY),
+        GatewayConfig(cluster="east", http_port=0, door=door),
+    )
+    await start(service)
+    return service
+
+
+@pytest_asyncio.fixture
+async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    """A client at the gateway's door."""
+    assert gateway.url is not None
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=15, trust_env=False) as client:
+        yield client
+
+
+def bearer(user: str, **more: str) -> dict[str, str]:
+    """Headers with a user's token, and `more`, `_` for `-`."""
+    return {"Authorization": f"Bearer {user}"} | {key.replace("_", "-"): value for key, value in more.items()}
 
 
 def write_users(path: Path, *users: tuple[str, str, str]) -> Path:

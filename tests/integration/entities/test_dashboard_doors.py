@@ -12,12 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from bus import subjects
 from bus.connection import Bus
-from entities.authorizer import Authorizer
-from entities.gateway import Gateway, GatewayConfig
+from entities.gateway import Gateway
 from entities.gateway.dashboard.assets import assets
 from entities.gateway.dashboard.feed import LiveFeed
 from schemas.door import DoorRequest
@@ -25,30 +23,10 @@ from schemas.envelope import EntityKind
 from schemas.job import JobEvent, StepResult
 from schemas.telemetry import LogLine
 from tests.entity_records import instance, sample, spec
-from tests.integration.entities.conftest import Dial, Start, eventually
+from tests.integration.entities.conftest import Dial, bearer, eventually
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 
 PATIENCE_S = 20.0
-
-
-@pytest.fixture
-async def gateway(dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrchestrator) -> Gateway:
-    service = Gateway(
-        await dial("gateway-east", EntityKind.GATEWAY), GatewayConfig(cluster="east", http_port=0)
-    )
-    await start(service)
-    return service
-
-
-@pytest_asyncio.fixture
-async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    assert gateway.url is not None
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=15, trust_env=False) as client:
-        yield client
-
-
-def bearer(user: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {user}"}
 
 
 class Events:

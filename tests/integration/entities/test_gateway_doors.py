@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 import structlog
 
 from bus import subjects
@@ -31,7 +30,7 @@ from schemas.observation import Observation
 from schemas.registry import InstanceState
 from schemas.signals import ComputeNotification
 from tests.entity_records import compute, spec
-from tests.integration.entities.conftest import Dial, Heard, Start, end, eventually
+from tests.integration.entities.conftest import Dial, Heard, Start, bearer, end, eventually
 from tests.integration.entities.stand_in_orchestrator import SHARD, StandInOrchestrator
 
 JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 2}}
@@ -41,24 +40,8 @@ LIMITS = DoorConfig(
 
 
 @pytest.fixture
-async def gateway(dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrchestrator) -> Gateway:
-    service = Gateway(
-        await dial("gateway-east", EntityKind.GATEWAY),
-        GatewayConfig(cluster="east", http_port=0, door=LIMITS),
-    )
-    await start(service)
-    return service
-
-
-@pytest_asyncio.fixture
-async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    assert gateway.url is not None
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=15, trust_env=False) as client:
-        yield client
-
-
-def bearer(user: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {user}"}
+def door() -> DoorConfig:
+    return LIMITS
 
 
 async def submit(http: httpx.AsyncClient, user: str = "ruth") -> str:

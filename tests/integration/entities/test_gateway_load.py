@@ -16,7 +16,6 @@ import pytest_asyncio
 from bus import subjects
 from bus.embedded import EmbeddedServer
 from dmsc import AsyncClient
-from dmsc.gateways import Progress
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.breaker import BreakerConfig, BreakerState
@@ -29,11 +28,11 @@ from schemas.cluster import Strike, Struck
 from schemas.data_plane import RouteTable
 from schemas.door import KeptAnswer
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Overloaded, Refused, Unavailable
+from schemas.errors import Overloaded, Unavailable
 from schemas.job import JobEvent, JobState
 from schemas.signals import Registration
 from tests.entity_records import instance
-from tests.integration.entities.conftest import Dial, Start, end, eventually
+from tests.integration.entities.conftest import Dial, Start, bearer, end, eventually
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 
 JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 2}}
@@ -67,10 +66,6 @@ def gateways(dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrche
 async def http() -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(timeout=20, trust_env=False) as client:
         yield client
-
-
-def bearer(user: str, **more: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {user}"} | {key.replace("_", "-"): value for key, value in more.items()}
 
 
 async def submit(http: httpx.AsyncClient, gateway: Gateway, **headers: str) -> httpx.Response:
@@ -458,66 +453,3 @@ async def test_what_is_open_is_answered_before_a_gateway_stops_and_nothing_new_i
     await stopping
     with pytest.raises(httpx.ConnectError):
         await http.get(f"{gateway.url}/healthz")
-
-
-# --- files, and what a request leaves behind ----------------------------------------------------------------
-
-
-async def test_datasets_by_the_client_with_progress(gateways: Gateways, tmp_path: Any) -> None:
-    gateway = await gateways.begin("east")
-    source = tmp_path / "corpus.bin"
-    source.write_bytes(bytes(range(256)) * 10_000)
-    told: list[Progress] = []
-    async with AsyncClient(gateway.url, token="olga") as client:
-        stored = await client.upload_dataset("corpus.bin", source, progress=told.append)
-        assert (stored.bytes, stored.source) == (2_560_000, "bus://datasets/corpus.bin")
-        assert [one.done_bytes for one in told] == [1 << 20, 2 << 20, 2_560_000]
-        assert told[-1].total_bytes == 2_560_000
-        await client.upload_dataset("other", b"abc")
-        assert [one.name for one in await client.datasets()] == ["corpus.bin", "other"]
-        told.clear()
-        target = await client.download_dataset("corpus.bin", tmp_path / "back", progress=told.append)
-        assert target.read_bytes() == source.read_bytes()
-        assert (told[-1].done_bytes, told[-1].total_bytes) == (2_560_000, 2_560_000)
-        await client.delete_dataset("other")
-        assert [one.name for one in await client.datasets()] == ["corpus.bin"]
-    async with AsyncClient(gateway.url, token="ruth") as client:
-        with pytest.raises(Refused, match=r"may not dataset\.delete"):
-            await client.delete_dataset("corpus.bin")
-
-
-async def test_a_request_is_found_by_its_id(
-    gateways: Gateways, http: httpx.AsyncClient, smo: StandInOrchestrator
-) -> None:
-    gateway = await gateways.begin("east")
-    answer = await submit(http, gateway, X_Request_Id="mine-1")
-    assert answer.headers["x-request-id"] == answer.headers["x-correlation-id"] == "mine-1"
-    assert smo.origins[-1] == ("mine-1", "")
-    await submit(http, gateway, X_Request_Id="mine-1")
-    assert len(smo.jobs) == 2, "the same id twice is two requests"
-    odd = await submit(http, gateway, X_Request_Id='a"b c')
-    assert odd.headers["x-request-id"] == smo.origins[-1][0] != 'a"b c'
-
-
-async def test_an_answer_is_repeated_to_whoever_may_have_it_until_the_job_changes(
-    gateways: Gateways, http: httpx.AsyncClient, smo: StandInOrchestrator
-) -> None:
-    gateway = await gateways.begin("east")
-    job = (await submit(http, gateway)).json()["job"]
-    for path in (f"/v1/jobs/{job}", "/v1/jobs?limit=5"):
-        url = f"{gateway.url}{path}"
-        first = await http.get(url, headers=bearer("ruth"))
-        again = await http.get(url, headers=bearer("ruth"))
-        assert (again.status_code, again.content) == (200, first.content)
-        assert again.headers["content-type"] == "application/json"
-        assert again.headers["x-request-id"] != first.headers["x-request-id"]
-        assert int(again.headers["ratelimit-remaining"]) < 400
-        other = await http.get(url, headers=bearer("vera"))
-        assert (other.status_code, other.content) == (200, first.content)
-        assert (await http.get(url, headers=bearer("nobody"))).status_code == 401
-        assert (await http.get(url)).status_code == 401
-    cancelled = await http.post(f"{gateway.url}/v1/jobs/{job}/cancel", headers=bearer("ruth"))
-    assert cancelled.json()["state"] == "cancelled"
-    assert (await http.get(f"{gateway.url}/v1/jobs/{job}", headers=bearer("ruth"))).json() == cancelled.json()
-    listed = await http.get(f"{gateway.url}/v1/jobs?limit=5", headers=bearer("ruth"))
-    assert listed.json()["jobs"] == [cancelled.json()]
