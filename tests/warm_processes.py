@@ -63,7 +63,7 @@ def _script(output: Connection, script: str, args: list[str]) -> None:
 def parent() -> int:
     """The process whose children all these are, which ends with this one."""
     warm_up()
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # it has no public name
+    pid = forkserver._forkserver._forkserver_pid  # it has no public name
     assert isinstance(pid, int)
     return pid
 

@@ -58,7 +58,7 @@ def gone(pid: int, timeout_s: float = 10.0) -> bool:
 async def test_no_orphan_after_the_parent_is_killed(tmp_path: Path, thread: str) -> None:
     """From the main thread the kernel ends it, from another one the watchdog."""
     command = [sys.executable, "-c", PARENT, str(tmp_path / "store"), thread]
-    parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
+    parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220  # takes a moment
     try:
         pid_text, url = parent.stdout.readline().split()
         pid = int(pid_text)

@@ -327,7 +327,7 @@ async def test_each_hears_of_its_own_departures(shared: Shared) -> None:
     async with shared.bus(shared.red, SRD) as red, shared.bus(shared.blue, SRD) as blue:
         for name, bus in (("red", red), ("blue", blue)):
             queue = gone[name]
-            await departures(bus, lambda who, why, queue=queue: queue.put_nowait(who))  # type: ignore[misc]
+            await departures(bus, lambda who, why, queue=queue: queue.put_nowait(who))
         async with wire(shared.server.url, issue(shared.red.root, SMO), "of-red", K.ORCHESTRATOR):
             pass
         async with asyncio.timeout(PATIENCE_S):

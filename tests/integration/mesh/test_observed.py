@@ -227,7 +227,7 @@ async def dmsc(*arguments: str) -> str:
 
 async def eventually(ask: Callable[[], Awaitable[Any]]) -> Any:
     async with asyncio.timeout(LIMIT_S):
-        while not (found := await ask()):  # noqa: ASYNC110
+        while not (found := await ask()):  # noqa: ASYNC110  # whoever is asked tells no event
             await asyncio.sleep(0.2)
     return found
 

@@ -23,7 +23,7 @@ async def test_a_message_is_written_as_the_client_writes_it(message: Outgoing) -
     async def send(command: bytes, priority: bool = False) -> None:
         written.append(bytes(command))
 
-    client._send_command = send  # type: ignore[method-assign]
+    client._send_command = send
     size = len(message.payload)
     headers = None if message.headers is None else dict(message.headers)
     await client._send_publish(message.subject, message.reply, message.payload, size, headers)

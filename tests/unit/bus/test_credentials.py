@@ -81,7 +81,7 @@ def test_no_name_stands_for_more_than_one(name: str) -> None:
         Identity(name=name, kind=K.CLIENT)
 
 
-def test_a_modules_name_is_read_from_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_modules_name_is_read_from_its_file(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text('class One(Policy):\n    name = "bold"\nraise SystemExit\n')
     assert identities.module(str(file)).module == "bold"

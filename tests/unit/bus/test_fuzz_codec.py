@@ -68,7 +68,7 @@ def test_bytes(data: bytes) -> None:
 def test_maps_that_look_like_envelopes(envelope: dict[str, object], row: object) -> None:
     data = msgpack.packb(envelope)
     check(data)
-    check(data, row.schema)  # type: ignore[attr-defined]
+    check(data, row.schema)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -80,7 +80,7 @@ def board() -> Board:
 
 
 def shown(picture: Any) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115  # open as long as it
     console.print(picture)
     return console.export_text()
 
