@@ -219,7 +219,8 @@ class Router:
             while not self._failed and (waiting := self._changed or self._due):
                 job, stage = key = next(iter(waiting))
                 self._changed.pop(key, None)
-                if self._due.pop(key, self) is None:
+                if key in self._due:
+                    del self._due[key]
                     self._judge_latency(job, stage)
                 await self._write_tables(job, frozenset({stage}))
                 await asyncio.sleep(TURN_S)  # what has come meanwhile may be more urgent
