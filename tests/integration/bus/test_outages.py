@@ -148,9 +148,12 @@ async def test_a_watch_learns_what_went_away_during_an_outage(own_server: Embedd
         # The connection breaks, and when it is back the key is gone without a mark: as after an outage
         # that outlasted the mark.
         await own_server.kill()
-        await own_server.start()
-        async with Bus.connect(own_server.url, name="mallory", kind=CLIENT) as mallory:
+        async with (
+            EmbeddedServer(own_server.store_dir) as elsewhere,  # where alice does not find it
+            Bus.connect(elsewhere.url, name="mallory", kind=CLIENT) as mallory,
+        ):
             await jetstream.call(mallory.link, "STREAM.PURGE.KV_registry")
+        await own_server.start()
         await changes.until(lambda items: any(item.key == "a" and item.message is None for item in items))
         assert changes.items[-1].key in ("a", "")
 
