@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from dmsc import layout, ports
 from dmsc.async_client import AsyncClient
 from dmsc.composition import own_address
 from dmsc.identities import credentials
+from dmsc.incubation import incubating
 from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
@@ -76,31 +77,31 @@ async def running_mesh(
         if options.tls:
             certify(options, folder)
         started_at = time.time()
-        async with _bus(options, folder, say) as bus:
+        async with AsyncExitStack() as stack:
+            bus = await stack.enter_async_context(_bus(options, folder, say))
             inner = [local(url) for url in bus.urls]
-            async with _started(options, folder, inner, say, progress, started_at, zygote) as (
-                supervisor,
-                gateways,
-                metrics,
-            ):
-                file = MeshFile(
-                    servers=tuple(outer(url, options) for url in inner),
-                    gateways=gateways,
-                    pid=os.getpid(),
-                    started_at=started_at,
-                    ready_at=time.time(),
-                    clusters=dict.fromkeys(options.clusters, options.slots),
-                    children=_pids(bus, supervisor),
-                    commands=supervisor.commands,
-                    metrics=metrics,
-                )
-                folder.write_mesh(file)
-                supervisor.ready = True
-                bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
-                    replace(file, children=_pids(bus, supervisor))
-                )
-                async with buried(zygote, lambda: _pids(bus, supervisor)):
-                    yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
+            incubator = stack.enter_context(incubating(folder.logs / "incubator.log"))
+            supervisor, gateways, metrics = await stack.enter_async_context(
+                _started(options, folder, inner, incubator, say, progress, started_at, zygote)
+            )
+            file = MeshFile(
+                servers=tuple(outer(url, options) for url in inner),
+                gateways=gateways,
+                pid=os.getpid(),
+                started_at=started_at,
+                ready_at=time.time(),
+                clusters=dict.fromkeys(options.clusters, options.slots),
+                children=_pids(bus, supervisor),
+                commands=supervisor.commands,
+                metrics=metrics,
+            )
+            folder.write_mesh(file)
+            supervisor.ready = True
+            bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
+                replace(file, children=_pids(bus, supervisor))
+            )
+            async with buried(zygote, lambda: _pids(bus, supervisor)):
+                yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
 
 
 @asynccontextmanager
@@ -232,6 +233,7 @@ async def _started(
     options: MeshOptions,
     folder: StateFolder,
     bus_urls: list[str],
+    incubator: dict[str, str],
     say: Say,
     progress: Say | None,
     started_at: float,
@@ -269,6 +271,7 @@ async def _started(
         environment = {
             "DMSC_BUS": together,
             "DMSC_REPLICAS": str(copies(len(bus_urls))),
+            **incubator,
         }
         if options.tls:
             tls = folder.tls

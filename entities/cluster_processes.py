@@ -12,8 +12,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +21,9 @@ from typing import Any
 import psutil
 
 from bus.logs import get_logger
+from entities import fork_server_process
 from entities.cluster_core import Device, Exit, Sight, see
+from entities.fork_server_process import ForkServerProcess
 from entities.scratch import Scratch
 from schemas.errors import Unavailable
 
@@ -40,8 +40,6 @@ KILL_TIMEOUT_S = 5.0
 _CLOSE_GRACE_S = 3.0  # the server itself gives children 2 s
 _BACKOFF_S = (0.1, 5.0)  # between restarts: first, most
 _LAST_LINE_BYTES = 4096
-SECRETS = ("DMSC_BUS_TOKEN", "DMSC_TOKEN")
-"""Of our own environment; instances inherit the rest."""
 _LINE_LIMIT = 1 << 20
 
 log = get_logger("cluster")
@@ -97,7 +95,7 @@ class ForkServerClient:
         self._on_change = on_change
         self._method = method
         self._children: dict[str, Spawned] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkServerProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._was_ready = False
@@ -274,16 +272,19 @@ class ForkServerClient:
     async def _run_once(self) -> bool:
         """One life of the server: start it, listen until its end; whether it ever was ready."""
         mine, theirs = socket.socketpair()
-        try:
-            self._scratch = Scratch()
-            self.scratch = self._scratch.path
-            self._process = self._launch(theirs.fileno(), self.scratch)
-        except OSError as error:
-            mine.close()
-            log.warning("no process for the fork server", node=self._name, error=error.strerror)
-            return False
-        finally:
-            theirs.close()
+        with theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(mine.close)
+            try:
+                self._scratch = Scratch()
+                self.scratch = self._scratch.path
+                with self.log_path.open("ab") as output:
+                    self._process = await fork_server_process.start(
+                        self._arguments(self.scratch), theirs.fileno(), output.fileno()
+                    )
+            except OSError as error:
+                log.warning("no process for the fork server", node=self._name, error=error.strerror)
+                return False
+            unless_started.pop_all()
         mine.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=mine, limit=_LINE_LIMIT)
         if self._closing:
@@ -293,38 +294,10 @@ class ForkServerClient:
                 self._heed(json.loads(line))
         return self.ready is not None
 
-    def _launch(self, descriptor: int, scratch: Path) -> subprocess.Popen[bytes]:
-        ours = Path(__file__).resolve().parent.parent  # the folder that holds our packages
-        command = [
-            sys.executable,
-            "-m",
-            "workers.fork_server",
-            "--fd",
-            str(descriptor),
-            "--method",
-            self._method,
-        ]
-        command += ["--scratch", str(scratch), "--directory", os.getcwd()]
-        command += [part for path in self._code_path for part in ("--code-path", path)]
-        environment = {
-            # users' code runs there: it gets its instance's own credential, and none of ours
-            **{key: value for key, value in os.environ.items() if key not in SECRETS},
-            "OPENBLAS_NUM_THREADS": "1",  # numpy would start its pool on import: no fork after that
-            "OMP_DYNAMIC": "FALSE",  # the number of threads changes bits: nobody but the job chooses it
-            "MKL_DYNAMIC": "FALSE",
-        }
-        environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic cuBLAS asks for
-        with self.log_path.open("ab") as output:
-            return subprocess.Popen(
-                command,
-                cwd=ours,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(descriptor,),
-                start_new_session=True,  # a Ctrl-C is the agent's alone; and there is one group to kill
-            )
+    def _arguments(self, scratch: Path) -> list[str]:
+        arguments = ["--agent", str(os.getpid()), "--method", self._method]
+        arguments += ["--scratch", str(scratch), "--directory", os.getcwd()]
+        return arguments + [part for path in self._code_path for part in ("--code-path", path)]
 
     def _heed(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -378,8 +351,7 @@ class ForkServerClient:
     def _kill_group(self) -> None:
         """Kill the server and all that it started. Not yet waited for, it keeps the group's id its own."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill_group()
 
     def _forget_process(self) -> None:
         if self._writer is not None:

@@ -6,6 +6,9 @@ other: its own pid, its own exit code, killed like any other.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import multiprocessing
 import os
 import runpy
@@ -20,7 +23,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from dmsc import zygote
+from dmsc.incubation import incubating
 
+ENDING = contextlib.ExitStack()
+atexit.register(ENDING.close)
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "torch",
@@ -41,6 +47,12 @@ def warm_up() -> None:
     """Starts the server, unless it runs."""
     CONTEXT.set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
+
+
+@functools.cache
+def incubator() -> dict[str, str]:
+    """For the environment of a mesh: its fork servers are forked from one that all these tests share."""
+    return ENDING.enter_context(incubating(Path(os.devnull), "--all"))
 
 
 def start(script: Path, *args: object) -> tuple[ForkServerProcess, Connection]:

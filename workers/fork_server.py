@@ -2,8 +2,8 @@
 
 Cold start is mostly `import torch`. This process pays for it once and then only forks: it stays
 single-threaded, runs no event loop, and never initialises a device, because a child inherits all three
-broken. It is started by the node agent as `python -m workers.fork_server --fd N` and speaks JSON lines
-over that inherited socket:
+broken. It is started by the node agent as `python -m workers.fork_server --fd N`, or forked for it from an
+incubator (`workers/incubator.py`), and speaks JSON lines over that inherited socket:
 
     agent  → {"op": "spawn", "id", "module", "payload", "result", "log", "threads", "needs"}
              {"op": "kill", "id", "signal"}
@@ -423,6 +423,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the fork server; the node agent calls it."""
     parser = argparse.ArgumentParser(prog="python -m workers.fork_server")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the node agent")
+    parser.add_argument(
+        "--agent", type=int, help="the node agent's pid, for whoever looks at the process table"
+    )
     parser.add_argument("--scratch", type=Path, help="folder to remove at the end")
     parser.add_argument("--directory", type=Path, help="working directory of the instances")
     parser.add_argument("--code-path", action="append", default=[], help="users' modules; repeatable")

@@ -69,7 +69,7 @@ from workers.user_code import code_digest, describe
 
 log = get_logger("instance")
 
-SAMPLE_S = float(os.environ.get("DMSC_SAMPLE_S") or 1.0)
+SAMPLE_VARIABLE, SAMPLE_S = "DMSC_SAMPLE_S", 1.0
 """Seconds between telemetry samples; 0: none, and nobody sees the instance's load, nor routes by it."""
 
 FAILED_EXIT = 3
@@ -310,7 +310,8 @@ class Instance:
     async def _telemetry(self, bus: Bus, runtime: StageRuntime | DataRuntime) -> None:
         """One sample a second, and one soon after each step, so that a short run has figures too."""
         stand_alone()
-        if not SAMPLE_S:
+        every_s = float(os.environ.get(SAMPLE_VARIABLE) or SAMPLE_S)
+        if not every_s:
             return
         before, busy_before, tokens_before, reported = time.monotonic(), 0.0, 0, -1
         while True:
@@ -354,7 +355,7 @@ class Instance:
             await bus.publish(INSTANCE_SAMPLE, sample, job=self.job, sid=self.unit.sid)
             self.chronicle.sample(sample)
             reported = sample.step
-            deadline = now + SAMPLE_S
+            deadline = now + every_s
             while time.monotonic() < deadline:
                 await asyncio.sleep(0.1)
                 if isinstance(runtime, StageRuntime) and runtime.version > reported and elapsed > 0.2:

@@ -30,6 +30,9 @@ FIRED_S = 10.0
 """From the signal to the end of the process: freeing tens of gigabytes takes seconds."""
 LOOK_EVERY_S = 0.002
 
+Tree = tuple[tuple[int, float], ...]
+"""Pid and time of birth of each process."""
+
 ENTITIES = frozenset({"service-registry", "authorizer", "orchestrator", "gateway", "router"})
 
 
@@ -70,15 +73,30 @@ class LocalMesh:
         if mesh is None:
             return
         names = {pid: name for name, pid in mesh.children.items()}
+        trees = _trees(self._owner)
         for process in self._owner.children():
             name = names.get(process.pid)
             with contextlib.suppress(psutil.Error):
-                part = None if name is None else _part(process, mesh.commands.get(name))
+                tree = trees.get(process.pid, ())
+                part = None if name is None else _part(process, mesh.commands.get(name), tree)
                 if part is not None:
                     yield part
 
 
-def _part(process: psutil.Process, command: Sequence[str] | None) -> Part | None:
+def _trees(owner: psutil.Process) -> dict[int, Tree]:
+    """By its pid what each child has started: itself, or by way of the incubator of its fork server."""
+    found = {child.pid: dict.fromkeys(_descendants(child)) for child in owner.children()}
+    for process in owner.children(recursive=True):
+        with contextlib.suppress(psutil.Error, ValueError):
+            words = " ".join(process.cmdline()).split()
+            agent = int(words[words.index("--agent") + 1])
+            if "workers.fork_server" in words and agent in found:
+                more = [(process.pid, process.create_time()), *_descendants(process)]
+                found[agent] |= dict.fromkeys(more)
+    return {pid: tuple(tree) for pid, tree in found.items()}
+
+
+def _part(process: psutil.Process, command: Sequence[str] | None, tree: Tree) -> Part | None:
     """What a child is, by the arguments that it was started with (a server has none); None: not to be hit."""
     if process.status() == psutil.STATUS_ZOMBIE:
         return None
@@ -98,7 +116,7 @@ def _part(process: psutil.Process, command: Sequence[str] | None) -> Part | None
         return None
     return Part(
         name=name, entities=entities, clusters=clusters, pid=process.pid, started=started,
-        tree=tuple(_descendants(process)),
+        tree=tree,
     )  # fmt: skip
 
 

@@ -277,9 +277,10 @@ def test_children_are_the_supervisors_own_and_need_no_zygote_to_come_back(mesh_f
     assert " -m dmsc join " in " ".join(direct[mesh.children["agent-a"]])
     (zygote,) = (pid for pid, line in direct.items() if line and line[0].startswith("dmsc-zygote"))
 
-    orphan = psutil.Process(mesh.children["agent-b"]).children()[0]  # its fork server
+    agent = f"--agent {mesh.children['agent-b']} "
+    (orphan,) = (one for one in up.children(recursive=True) if agent in " ".join(one.cmdline()))
     os.kill(mesh.children["agent-b"], signal.SIGKILL)
-    orphan.wait(30)  # ended by itself, and nobody but the supervisor can have waited for it
+    orphan.wait(30)  # its fork server: ended by itself, and was waited for
     wait_for(lambda: read(mesh_folder).children["agent-b"] != mesh.children["agent-b"], 30)
 
     os.kill(zygote, signal.SIGKILL)

@@ -15,7 +15,7 @@ import pytest
 
 from dmsc.client import Client
 from schemas.job import JobSpec
-from tests.warm_processes import WarmProcess, start_module
+from tests.warm_processes import WarmProcess, incubator, start_module
 
 READY_S = 60.0
 STOP_S = 30.0
@@ -34,11 +34,12 @@ class Mesh:
     process: WarmProcess
 
 
-def start_mesh(state: Path, *options: str) -> Mesh:
-    """`dmsc up` with free ports; returns once it is ready."""
+def start_mesh(state: Path, *options: str, alone: bool = False) -> Mesh:
+    """`dmsc up` with free ports; returns once it is ready. `alone`: all its processes are below its own."""
     arguments = ("up", "--state", str(state), "--nats-port", "0", "--http-port", "0", *options)
     environment = {
         **os.environ,
+        **({} if alone else incubator()),
         "DMSC_CODE_PATH": str(USER_MODELS),
         "DMSC_PEAK_TFLOPS": "0.1",
         "DMSC_ENERGY_PRICE": "0.3",
@@ -85,7 +86,7 @@ def stop_mesh(mesh: Mesh) -> int:
 @pytest.fixture(scope="session")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """One mesh for all tests that leave it as they found it: clusters a and b, six slots each."""
-    running = start_mesh(tmp_path_factory.mktemp("mesh") / "state", "--slots", "6")
+    running = start_mesh(tmp_path_factory.mktemp("mesh") / "state", "--slots", "6", alone=True)
     try:
         yield running
     finally:
@@ -93,7 +94,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 
 def tiny_job(name: str = "tiny", **sections: Any) -> JobSpec:
-    """A job of milliseconds per step: three blocks of width 32, dropout on, six microbatches.
+    """A job of milliseconds per step: two blocks of width 32, dropout on, four microbatches.
 
     Sections are laid over its own, key by key; any other value takes its place.
     """
@@ -101,17 +102,17 @@ def tiny_job(name: str = "tiny", **sections: Any) -> JobSpec:
         "name": name,
         "model": {
             "factory": "workers.models.gpt:byte_gpt",
-            "args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1},
+            "args": {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1},
         },
         "data": {"source": "stdlib:", "sample_tokens": 32, "validation_fraction": 0.05},
         "training": {
-            "steps": 20,
-            "microbatches": 6,
+            "steps": 8,
+            "microbatches": 4,
             "microbatch_samples": 2,
             "seed": 7,
             "schedule": {"warmup_steps": 3},
             "checkpoint_every": 0,
-            "validation_microbatches": 2,
+            "validation_microbatches": 1,
         },
         "parallel": {"stages": 1, "replicas": 1},
     }

@@ -32,7 +32,7 @@ from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
 from schemas.registry import InstanceState, ServiceRecord
 from tests.conftest import CONNECT_S
 from tests.integration.mesh.conftest import USER_MODELS
-from tests.warm_processes import WarmProcess, parent, start_module
+from tests.warm_processes import WarmProcess, incubator, parent, start_module
 
 TOKEN = "a-test-token"
 READY_S = 60.0
@@ -62,6 +62,7 @@ class OwnMesh:
         self.commands.setdefault(name, list(command))
         environment = {
             **os.environ,
+            **incubator(),
             "DMSC_BUS": ",".join(self.urls),
             "DMSC_LOGS": str(self.folder / "logs"),
             "DMSC_REPLICAS": str(self.replicas),

@@ -28,10 +28,10 @@ from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 
 ORCHESTRATORS = ("smo-1", "smo-2")
-STEPS = 12
+STEPS = 8
 UNITS = 6
 """Two stages of two replicas, and a data instance in each cluster."""
-STRUCK_AT = 6
+STRUCK_AT = 3
 """The step in which the fault is injected."""
 OUTAGE_S = 5.0
 ENDED_S = 90.0
@@ -40,17 +40,15 @@ hashes: dict[str, str] = {}
 """Of the undisturbed job, per test module run; any mesh must come to the same."""
 
 
-def spec(name: str) -> JobSpec:
+def spec(name: str, stages: int = 2, replicas: int = 2) -> JobSpec:
     return tiny_job(
         name,
         training={
             "steps": STEPS,
-            "microbatches": 6,
-            "microbatch_samples": 2,
             "seed": 11,
             "checkpoint_every": 4,
         },
-        parallel={"stages": 2, "replicas": 2},
+        parallel={"stages": stages, "replicas": replicas},
     )
 
 
@@ -83,7 +81,7 @@ async def witness(own: OwnMesh) -> AsyncIterator[Witness]:
 
 async def undisturbed(client: Witness) -> str:
     if not hashes:
-        record = await client.ended(await client.submit(spec("undisturbed")))
+        record = await client.ended(await client.submit(spec("undisturbed", 1, 1)))
         assert record.state is JobState.DONE, record.reason
         assert record.weights is not None
         hashes["undisturbed"] = record.weights.sha256

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.job import JobState
+from schemas.job import JobSpec, JobState
 from tests import reference_loop
 from tests.integration.mesh.conftest import Mesh, losses, tiny_job
 
@@ -29,13 +29,23 @@ hashes: dict[tuple[int, int, str], str] = {}
 
 @functools.cache
 def reference() -> reference_loop.ReferenceRun:
-    return reference_loop.run(tiny_job())
+    return reference_loop.run(whole())
+
+
+def whole(name: str = "equal", **sections: object) -> JobSpec:
+    """Issue-sized: twenty steps of a model that can be cut in three."""
+    return tiny_job(
+        name,
+        model={"args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}},
+        training={"steps": 20, "microbatches": 6, "validation_microbatches": 2},
+        **sections,
+    )
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("stages", "replicas", "algorithm"), SHAPES)
 def test_every_loss_equals_the_plain_loop(mesh: Mesh, stages: int, replicas: int, algorithm: str) -> None:
-    spec = tiny_job(
+    spec = whole(
         f"equal-{stages}x{replicas}",
         parallel={"stages": stages, "replicas": replicas},
         routing={"algorithm": algorithm},

@@ -16,18 +16,18 @@ from schemas.peer_copy import CopyHeld, CopyStatus
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
 
-STEPS = 30
+STEPS = 26
 KILL_AT = 20
 """Behind the second snapshot: the newcomer takes a snapshot and redos."""
 
 
-def shape(name: str, *, copies: bool, stages: int = 2) -> JobSpec:
+def shape(name: str, *, copies: bool, stages: int = 2, pad_ms: float = 4.0) -> JobSpec:
     """Padded, so that a step lasts some 100 ms: the fault hits one in the middle."""
-    sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 4.0}
+    sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
     return tiny_job(
         name,
         model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
-        training={"steps": STEPS, "microbatches": 6, "microbatch_samples": 2, "seed": 5},
+        training={"steps": STEPS, "seed": 5},
         parallel={"stages": stages, "replicas": 1, "copies": copies},
     )
 
@@ -95,7 +95,7 @@ def steps(seen: list[JobEvent]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def undisturbed(mesh: Mesh) -> str:
-    return run(mesh, shape("undisturbed-copies", copies=False))[0]
+    return run(mesh, shape("undisturbed-copies", copies=False, stages=1, pad_ms=0.0))[0]
 
 
 @pytest.mark.timeout(180)

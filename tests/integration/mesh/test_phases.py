@@ -202,7 +202,7 @@ async def test_the_six_phases_of_section_4_4(connect: Connect, recording: Record
             "factory": "workers.models.padded:padded_gpt",
             "args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 6.0},
         },
-        training={"steps": 60, "microbatches": 8, "seed": 3, "checkpoint_every": 0},
+        training={"steps": 60, "microbatches": 4, "seed": 3, "checkpoint_every": 0},
         parallel={"stages": 2, "replicas": 2},
     )  # fmt: skip
     asked = DoorRequest(token=TOKEN, action="job.submit", spec=spec)

@@ -77,7 +77,7 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
     for name, value in PLANTED.items():
         (state / name).touch(mode=0o600)
         (state / name).write_text(value + "\n")
-    mesh = start_mesh(state, "--tls", "--cluster", "a", "--slots", "4")
+    mesh = start_mesh(state, "--tls", "--cluster", "a", "--slots", "4", alone=True)
     try:
         assert mesh.servers[0].startswith("tls://")
         added = dmsc("user", "add", "ruth", "--json", "--state", str(state), cwd=outside)
