@@ -23,6 +23,7 @@ STOP_LIMIT_S = 12.0
 """From the signal to the last resort. Longer than all drains, shorter than a container's patience."""
 
 _stage_limit_s = 4.0
+_dial_s = 5.0
 log = get_logger("run")
 
 
@@ -115,7 +116,13 @@ async def _open(
     first = (entities or parts)[0]
     while True:
         try:
-            async with Bus.connect(servers, name=first.sid, kind=first.kind, token=token) as bus:
+            async with Bus.connect(
+                servers,
+                name=first.sid,
+                kind=first.kind,
+                token=token,
+                connect_timeout_s=min(_dial_s, patience_s),
+            ) as bus:
                 if replicas is not None and entities:  # modules may make no streams, and find them
                     await bus.provision(replicas=replicas)
                 return
