@@ -255,10 +255,12 @@ class Bus:
         concurrency: int = 1,
         queue_group: str | None = None,
         pending_limit: int = 65_536,
+        ignored: str | None = None,
         **tokens: Any,
     ) -> Subscription:
         """Calls `handler(message, envelope)` for each message; tokens not given match anything.
 
+        What comes on the subject `ignored` is not even read: what one says oneself may be large.
         With `concurrency` 1 the order is kept. The subscription stands at the server on return.
 
         Raises:
@@ -266,7 +268,7 @@ class Bus:
         """
         return await self._listen(
             row, tokens, handler=handler, server=None, concurrency=concurrency, queue_group=queue_group,
-            pending_limit=pending_limit,
+            pending_limit=pending_limit, ignored=ignored,
         )  # fmt: skip
 
     async def serve(

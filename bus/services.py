@@ -95,7 +95,7 @@ class Subscription:
 
     Up to `concurrency` workers, made when needed, take messages from one queue; with one worker the
     order is kept. Beyond `pending_limit` waiting messages the newest are dropped and counted (`dropped`,
-    and `Bus.counters.dropped`).
+    and `Bus.counters.dropped`). What comes on the subject `ignored` is not read.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class Subscription:
         concurrency: int,
         queue_group: str | None,
         pending_limit: int,
+        ignored: str | None = None,
     ) -> None:
         self.row = row
         self.subject = subject
@@ -122,6 +123,7 @@ class Subscription:
         self._concurrency = max(1, concurrency)
         self._queue_group = queue_group or ""
         self._pending_limit = pending_limit
+        self._ignored = ignored
         self._memory = Memory()
         self._feed: Feed | None = None
         self._workers: set[asyncio.Task[None]] = set()
@@ -205,6 +207,8 @@ class Subscription:
     # --- one message -------------------------------------------------------------------------------------
 
     async def _hear(self, handler: Handler, raw: Msg) -> None:
+        if raw.subject == self._ignored:
+            return
         try:
             refuse_stored(raw)
             message, envelope = codec.decode(raw.data, self.row.schema)

@@ -7,6 +7,7 @@ It is sent when a gateway could decide otherwise by it, not whenever some figure
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from entities.load_statistics import LoadStatistics, relative
 from entities.router_core import ALIKE, CHANGE, member_of, policy_weight
@@ -35,22 +36,50 @@ def compute_entries(
         if record.job is None or record.stage is None:
             continue
         figures = measured.of(record.sid, record.incarnation)
-        health = (weights or {}).get(member_of(record), 1.0)
+        health = weights.get(member_of(record), 1.0) if weights else 1.0
         entries.append(
-            ComputeEntry(
-                sid=record.sid,
-                incarnation=record.incarnation,
-                job=record.job,
-                stage=record.stage,
-                state=record.state,
-                queue=figures.queue if figures else 0,
-                service_ms=figures.service_ms if figures else 0.0,
-                latency_ms=figures.latency_ms if figures else 0.0,
-                device=record.capability.device,
-                weight=policy_weight(policies.get(record.job), record) * health,
+            _entry(
+                record.sid,
+                record.incarnation,
+                record.job,
+                record.stage,
+                record.state,
+                figures.queue if figures else 0,
+                figures.service_ms if figures else 0.0,
+                figures.latency_ms if figures else 0.0,
+                record.capability.device,
+                policy_weight(policies.get(record.job), record) * health,
             )
         )
     return tuple(entries)
+
+
+@lru_cache(maxsize=1 << 14)
+def _entry(
+    sid: str,
+    incarnation: str,
+    job: str,
+    stage: int,
+    state: InstanceState,
+    queue: int,
+    service_ms: float,
+    latency_ms: float,
+    device: str,
+    weight: float,
+) -> ComputeEntry:
+    """The same object for the same: made and checked once, and alike at first sight."""
+    return ComputeEntry(
+        sid=sid,
+        incarnation=incarnation,
+        job=job,
+        stage=stage,
+        state=state,
+        queue=queue,
+        service_ms=service_ms,
+        latency_ms=latency_ms,
+        device=device,
+        weight=weight,
+    )
 
 
 def stage_loads(
@@ -84,20 +113,23 @@ def stage_loads(
 
 def is_news(before: tuple[ComputeEntry, ...] | None, after: tuple[ComputeEntry, ...]) -> bool:
     """Whether a gateway that holds `before` should hear `after`."""
-    if before is None or [_what(entry) for entry in before] != [_what(entry) for entry in after]:
+    if before is None or len(before) != len(after):
         return True
-    then = relative({entry.sid: entry.service_ms for entry in before}, ALIKE)
-    now = relative({entry.sid: entry.service_ms for entry in after}, ALIKE)
-    for old, new in zip(before, after, strict=True):
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
+    if any(_what(old) != _what(new) for old, new in changed):
+        return True
+    for old, new in changed:
         if abs(new.queue - old.queue) >= max(QUEUE_CHANGE, old.queue):
-            return True
-        if not 1 - CHANGE < now[new.sid] / then[new.sid] < 1 + CHANGE:
             return True
         if abs(new.service_ms - old.service_ms) > CHANGE * old.service_ms:
             return True  # measured for the first time; or all of a cluster are slower, beside another one
         if abs(new.latency_ms - old.latency_ms) > max(LATENCY_CHANGE_MS, old.latency_ms / 2):
             return True
-    return False
+    if not changed:
+        return False
+    then = relative({entry.sid: entry.service_ms for entry in before}, ALIKE)
+    now = relative({entry.sid: entry.service_ms for entry in after}, ALIKE)
+    return any(not 1 - CHANGE < now[sid] / then[sid] < 1 + CHANGE for sid in now)
 
 
 def _what(entry: ComputeEntry) -> tuple[object, ...]:

@@ -30,18 +30,20 @@ class Figures:
     incarnation: str
     queue: int = 0
     microbatches: int = -1
+    service_ms: float = 0.0
+    """Per microbatch, forward plus backward."""
+    latency_ms: float = 0.0
+    """Per transfer that it receives."""
     _service: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
 
-    @property
-    def service_ms(self) -> float:
-        """Per microbatch, forward plus backward."""
-        return median(self._service) if self._service else 0.0
+    def served(self, service_ms: float) -> None:
+        self._service.append(service_ms)
+        self.service_ms = median(self._service)  # once per sample, and read again and again
 
-    @property
-    def latency_ms(self) -> float:
-        """Per transfer that it receives."""
-        return median(self._latency) if self._latency else 0.0
+    def transferred(self, latency_ms: float) -> None:
+        self._latency.append(latency_ms)
+        self.latency_ms = median(self._latency)
 
 
 class LoadStatistics:
@@ -80,9 +82,9 @@ class LoadStatistics:
             held = self._figures[sid] = Figures(incarnation)
         held.queue = queue
         if service_ms > 0 and microbatches != held.microbatches:  # idle ones repeat what they said
-            held._service.append(service_ms)
+            held.served(service_ms)
         if latency_ms > 0:
-            held._latency.append(latency_ms)
+            held.transferred(latency_ms)
         if microbatches is not None:
             held.microbatches = microbatches
         return True

@@ -8,9 +8,12 @@ after a reconnect. Routers, gateways and the orchestrator use it.
 from __future__ import annotations
 
 import asyncio
+import bisect
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
 
 from bus import subjects
 from bus.connection import Bus
@@ -23,6 +26,31 @@ from schemas.signals import RouteAdvertisement
 
 log = get_logger("registry-view")
 
+GroupT = TypeVar("GroupT")
+
+
+class _Members:
+    """Some of the records, in order of SID: a stage may have thousands, and is read at each change."""
+
+    def __init__(self) -> None:
+        self._sids: list[str] = []
+        self._records: dict[str, ServiceRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._sids)
+
+    def __iter__(self) -> Iterator[ServiceRecord]:
+        return map(self._records.__getitem__, self._sids)
+
+    def put(self, record: ServiceRecord) -> None:
+        if record.sid not in self._records:
+            bisect.insort(self._sids, record.sid)
+        self._records[record.sid] = record
+
+    def drop(self, sid: str) -> None:
+        del self._records[sid]
+        del self._sids[bisect.bisect_left(self._sids, sid)]
+
 
 class RegistryView:
     """Records by SID, as of `revision` of the registry."""
@@ -30,7 +58,8 @@ class RegistryView:
     def __init__(self) -> None:
         self.revision = 0
         self.records: dict[str, ServiceRecord] = {}
-        self._of_jobs: dict[str, dict[int | None, dict[str, ServiceRecord]]] = {}
+        self._of_jobs: dict[str, dict[int | None, _Members]] = {}
+        self._of_clusters: dict[str, _Members] = {}
 
     def apply(self, advertisement: RouteAdvertisement) -> frozenset[str] | None:
         """The SIDs that changed; None where this advertisement does not follow what we hold."""
@@ -52,20 +81,24 @@ class RegistryView:
     def instances(
         self, *, job: str | None = None, stage: int | None = None, cluster: str | None = None
     ) -> tuple[ServiceRecord, ...]:
-        """Records that belong to jobs, in order of SID. Looks at those of the job, or of its stage, alone."""
-        jobs = self._of_jobs.values() if job is None else (self._of_jobs.get(job, {}),)
-        return tuple(
-            sorted(
-                (
-                    record
-                    for stages in jobs
-                    for held in (stages.values() if stage is None else (stages.get(stage, {}),))
-                    for record in held.values()
-                    if cluster is None or record.endpoint.cluster == cluster
-                ),
-                key=lambda record: record.sid,
+        """Records that belong to jobs, in order of SID. Looks at those of the cluster, or of the job, or of
+        its stage, alone."""
+        if cluster is not None:
+            return tuple(
+                record
+                for record in self._of_clusters.get(cluster, ())
+                if (job is None or record.job == job) and (stage is None or record.stage == stage)
             )
-        )
+        jobs = self._of_jobs.values() if job is None else (self._of_jobs.get(job, {}),)
+        held = [
+            members
+            for stages in jobs
+            for number, members in stages.items()
+            if stage is None or number == stage
+        ]
+        if len(held) == 1:
+            return tuple(held[0])
+        return tuple(sorted(chain.from_iterable(held), key=lambda record: record.sid))
 
     def active(self, *, job: str, stage: int) -> tuple[ServiceRecord, ...]:
         """The active instances of one stage of a job, in order of SID."""
@@ -86,23 +119,34 @@ class RegistryView:
         before = self.records.get(record.sid)
         if before == record:
             return False
-        if before is not None and (before.job, before.stage) != (record.job, record.stage):
+        if before is not None and _place(before) != _place(record):
             self._drop(record.sid)
         self.records[record.sid] = record
         if record.job is not None:
-            self._of_jobs.setdefault(record.job, {}).setdefault(record.stage, {})[record.sid] = record
+            self._of_jobs.setdefault(record.job, {}).setdefault(record.stage, _Members()).put(record)
+            self._of_clusters.setdefault(record.endpoint.cluster, _Members()).put(record)
         return True
 
     def _drop(self, sid: str) -> ServiceRecord | None:
         record = self.records.pop(sid, None)
         if record is not None and record.job is not None:
             stages = self._of_jobs[record.job]
-            del stages[record.stage][sid]
-            if not stages[record.stage]:
-                del stages[record.stage]
+            _drop_from(stages, record.stage, sid)
             if not stages:
                 del self._of_jobs[record.job]
+            _drop_from(self._of_clusters, record.endpoint.cluster, sid)
         return record
+
+
+def _place(record: ServiceRecord) -> tuple[str | None, int | None, str]:
+    return record.job, record.stage, record.endpoint.cluster
+
+
+def _drop_from(groups: dict[GroupT, _Members], group: GroupT, sid: str) -> None:
+    members = groups[group]
+    members.drop(sid)
+    if not members:
+        del groups[group]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,7 @@ class Router:
         self._tables = bus.bucket(subjects.ROUTE_TABLE)
         self._written: dict[tuple[str, int], _Written] = {}
         self._table_lock = asyncio.Lock()
-        self._places: dict[str, StageKey] = {}  # of the instances that we know of
+        self._places: dict[str, tuple[str, int | None, str]] = {}  # SID → job, stage, cluster
         # Stages to look at again, in order: instances changed; time passed; the bucket did not take a table.
         self._changed: dict[StageKey, None] = {}
         self._due: dict[StageKey, None] = {}
@@ -139,7 +139,9 @@ class Router:
                 subscriptions += [
                     await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
                     await self._bus.subscribe(subjects.LINK_FAULT, self._link_fault, cluster=config.cluster),
-                    await self._bus.subscribe(subjects.COMPUTE, self._told),
+                    await self._bus.subscribe(
+                        subjects.COMPUTE, self._told, ignored=subjects.COMPUTE(cluster=config.cluster)
+                    ),
                 ]
                 for work in (
                     self.follower.follow(),
@@ -191,24 +193,28 @@ class Router:
     # --- Type 2 → route tables ---------------------------------------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
         records = self.follower.view.records
+        moved = False
         for sid in sids:
             record = records.get(sid)
             before = self._places.pop(sid, None)
-            if before is not None:
-                self._changed[before] = None
+            here = None
+            if record is not None and record.job is not None:
+                here = self._places[sid] = (record.job, record.stage, record.endpoint.cluster)
+            moved = moved or here != before
+            for job, stage, _ in (place for place in (before, here) if place is not None):
+                if stage is not None:
+                    self._changed[job, stage] = None
             if record is None:
                 self._measured.forget(sid)
                 self._links.forget(sid)
                 for judge in self._slow.values():
                     judge.forget(sid)
                 continue
-            if record.job is not None and record.stage is not None:
-                place = self._places[sid] = (record.job, record.stage)
-                self._changed[place] = None
             if record.state is InstanceState.FAULTED and self._is_ours(record):
                 self._report_faulted(record)
         self._dirty.set()
-        self._feed.refresh()
+        if moved:
+            self._feed.refresh()
         self._compute_news.set()
 
     async def _keep_tables(self) -> None:
@@ -373,10 +379,9 @@ class Router:
 
     async def _told(self, message: ComputeNotification, envelope: Envelope) -> None:
         """What another cluster's router says of its instances (draft §3: routers are linked)."""
-        if message.cluster != self.config.cluster:
-            for entry in message.entries:
-                if entry.job in self.book.active:
-                    self._measured.add_told(entry)
+        for entry in message.entries:
+            if entry.job in self.book.active:
+                self._measured.add_told(entry)
 
     def _judge_speed(self, sample: InstanceSample) -> None:
         if sample.job not in self.book.active or sample.stage < 0 or sample.service_ms <= 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from entities.ejection import WELL, Health
@@ -39,14 +40,6 @@ class TableDecision:
     algorithm: str
     reason: str
 
-    @property
-    def choice(self) -> tuple[object, ...]:
-        """What decides about next hops beside measurements: once it changes, the table is written at once."""
-        return (
-            self.algorithm,
-            *((entry.sid, entry.incarnation, entry.weight, entry.window) for entry in self.entries),
-        )
-
 
 def decide_table(
     policy: CommunicationPolicy,
@@ -65,39 +58,42 @@ def decide_table(
     receives.
     """
     measured, health, links = measured or LoadStatistics(), health or {}, links or LinkStatistics()
-    takers: list[tuple[ServiceRecord, float, str]] = []
+    takers: list[tuple[ServiceRecord, float]] = []
     left_out = []
     for record in sorted(instances, key=lambda record: record.sid):
         if record.stage != stage.stage or record.job != policy.job:
             continue
         if record.state is InstanceState.ACTIVE:
-            weight = _wish(stage, record.sid)
-            takers.append((record, weight, f"policy {policy.revision}: weight {weight:g}"))
+            takers.append((record, _wish(stage, record.sid)))
         elif record.state is InstanceState.DRAINING:
-            takers.append((record, 0.0, "draining: finishes what is bound to it"))
+            takers.append((record, 0.0))
         else:
             left_out.append(f"{record.sid} {record.state}")
-    states = {record.sid: health.get(member_of(record), WELL) for record, _, _ in takers}
-    if not any(weight * states[record.sid].factor > 0 for record, weight, _ in takers):
-        states = dict.fromkeys(states, WELL)
-    figures = {record.sid: measured.of(record.sid, record.incarnation) for record, _, _ in takers}
+    states = {record.sid: health.get(member_of(record), WELL) for record, _ in takers} if health else {}
+    if not any(weight * states.get(record.sid, WELL).factor > 0 for record, weight in takers):
+        states = {}
+    figures = {record.sid: measured.of(record.sid, record.incarnation) for record, _ in takers}
     times = relative({sid: held.service_ms for sid, held in figures.items() if held}, ALIKE)
-    entries = [
-        RouteEntry(
-            sid=record.sid,
-            incarnation=record.incarnation,
-            cluster=record.endpoint.cluster,
-            weight=weight * states[record.sid].factor,
-            window=stage.window,
-            service_ms=round(_of(figures[record.sid], "service_ms"), 3),
-            link_ms=round(_link_ms(links, stage, record, figures[record.sid]), 3),
-            reason=_reason(wish, weight, states[record.sid], figures[record.sid], times.get(record.sid, 1.0))
-            + _slow_link(links, stage, record),
+    entries = []
+    for record, weight in takers:
+        sid = record.sid
+        entries.append(
+            _entry(
+                sid,
+                record.incarnation,
+                record.endpoint.cluster,
+                stage.window,
+                policy.revision if record.state is InstanceState.ACTIVE else None,
+                weight,
+                states.get(sid, WELL),
+                _of(figures[sid], "service_ms"),
+                _link_ms(links, stage, record, figures[sid]),
+                times.get(sid, 1.0),
+                _slow_link(links, stage, record),
+            )
         )
-        for record, weight, wish in takers
-    ]
-    open_entries = [entry for entry in entries if entry.weight > 0]
-    told = f"policy {policy.revision}: {len(open_entries)} of {len(entries) + len(left_out)} take work"
+    open_entries = sum(entry.weight > 0 for entry in entries)
+    told = f"policy {policy.revision}: {open_entries} of {len(entries) + len(left_out)} take work"
     unequal = [f"{sid} {part:.1f}×" for sid, part in times.items() if part != 1.0]
     if unequal:
         told += f"; service time beside the median: {', '.join(unequal[:8])}"
@@ -109,20 +105,70 @@ def decide_table(
     return TableDecision(entries=tuple(entries), algorithm=policy.algorithm, reason=told)
 
 
+@lru_cache(maxsize=1 << 14)
+def _entry(
+    sid: str,
+    incarnation: str,
+    cluster: str,
+    window: int,
+    revision: int | None,
+    weight: float,
+    health: Health,
+    service_ms: float,
+    link_ms: float,
+    part: float,
+    slow_link: str,
+) -> RouteEntry:
+    """What a table says of one instance; `revision`: of the policy, None where it is draining.
+
+    Of thousands in a stage one has changed since the last table: the others are the same objects as then,
+    neither put into words nor checked again.
+    """
+    if revision is None:
+        told = ["draining: finishes what is bound to it"]
+    else:
+        told = [f"policy {revision}: weight {weight:g}" + ("" if weight else ", standby")]
+    if service_ms > 0:
+        told.append(f"{service_ms:.1f} ms per microbatch")
+        if part != 1.0:
+            told[-1] += f", {part:.1f}× the stage's median"
+    if health.reason:
+        told.append(health.reason)
+    return RouteEntry(
+        sid=sid,
+        incarnation=incarnation,
+        cluster=cluster,
+        weight=weight * health.factor,
+        window=window,
+        service_ms=round(service_ms, 3),
+        link_ms=round(link_ms, 3),
+        reason="; ".join(told) + slow_link,
+    )
+
+
 def worth_writing(before: TableDecision | None, after: TableDecision) -> Literal["no", "measured", "now"]:
     """Whether senders would choose otherwise by `after`: not, by what was measured (which may wait for its
     turn), or for any other reason (which may not)."""
-    if before is None or before.choice != after.choice:
+    if before is None or before.algorithm != after.algorithm or len(before.entries) != len(after.entries):
         return "now"
+    changed = [(old, new) for old, new in zip(before.entries, after.entries, strict=True) if old is not new]
+    if any(_chosen_by(old) != _chosen_by(new) for old, new in changed):
+        return "now"
+    if not changed:
+        return "no"
     then = relative({entry.sid: entry.service_ms for entry in before.entries}, ALIKE)
     now = relative({entry.sid: entry.service_ms for entry in after.entries}, ALIKE)
     if any(not 1 - CHANGE < now[sid] / then[sid] < 1 + CHANGE for sid in now):
         return "measured"
     span = LINK_PART * usual(entry.service_ms for entry in after.entries)
-    links = zip(before.entries, after.entries, strict=True)
-    if span > 0 and any(abs(new.link_ms - old.link_ms) > span for old, new in links):
+    if span > 0 and any(abs(new.link_ms - old.link_ms) > span for old, new in changed):
         return "measured"
     return "no"
+
+
+def _chosen_by(entry: RouteEntry) -> tuple[object, ...]:
+    """What decides about next hops beside measurements: once it changes, the table is written at once."""
+    return (entry.sid, entry.incarnation, entry.weight, entry.window)
 
 
 def member_of(record: ServiceRecord) -> Member:
@@ -159,14 +205,3 @@ def _slow_link(links: LinkStatistics, stage: StagePolicy, record: ServiceRecord)
     """The worst link of this cluster's to it."""
     worst = links.worst(record.sid, stage.stage - 1)
     return "" if worst is None else f"; worst link from {worst[0]}: {in_words(worst[1])}"
-
-
-def _reason(wish: str, weight: float, health: Health, figures: Figures | None, part: float) -> str:
-    told = [wish] if weight or wish.startswith("draining") else [f"{wish}, standby"]
-    if figures is not None and figures.service_ms > 0:
-        told.append(f"{figures.service_ms:.1f} ms per microbatch")
-        if part != 1.0:
-            told[-1] += f", {part:.1f}× the stage's median"
-    if health.reason:
-        told.append(health.reason)
-    return "; ".join(told)

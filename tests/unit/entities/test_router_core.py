@@ -74,9 +74,9 @@ class TestDecideTable:
         one = decide_table(policy(revision=1), stage, records)
         two = decide_table(policy(revision=2), stage, records)
         assert one.reason != two.reason
-        assert one.choice == two.choice
+        assert worth_writing(one, two) == "no"
         reborn = decide_table(policy(), stage, [instance("j-s0-r0", incarnation="i2")])
-        assert reborn.choice != one.choice
+        assert worth_writing(one, reborn) == "now"
 
 
 def statistics(**service_ms: float) -> LoadStatistics:
