@@ -70,7 +70,7 @@ class Member(Part):
         return self.sid == other.sid and self.incarnation == other.incarnation
 
     def __hash__(self) -> int:
-        return hash((self.sid, self.incarnation))
+        return hash(self.sid)  # those of one SID are few
 
     @staticmethod
     @lru_cache(maxsize=1 << 16)

@@ -27,6 +27,9 @@ from workers.next_hop import Binder
 WINDOW_STEPS = 1
 """How far ahead of the open step a microbatch is kept: the next step begins while this one commits."""
 
+IDLE, FORWARD_QUEUED, FORWARD_DONE, BACKWARD_QUEUED, ACCUMULATED = MicrobatchState
+"""Looked up once: an enumeration takes several times as long to find its member as a module does."""
+
 RoundKey = tuple[int, int, int]
 """(epoch, attempt, round) of a mending: later ones overtake."""
 FIRST_ROUND: RoundKey = (0, 0, 0)
@@ -112,7 +115,7 @@ class StageMachine:
             return self._offered_forward(notice, hop)
         if hop is None:
             return "stale"
-        if hop.state in (MicrobatchState.BACKWARD_QUEUED, MicrobatchState.ACCUMULATED):
+        if hop.state in (BACKWARD_QUEUED, ACCUMULATED):
             return "held"
         if hop.downstream is not notice.sender and hop.downstream != notice.sender:
             return "later"  # the path that makes it our neighbour is on its way here
@@ -120,7 +123,7 @@ class StageMachine:
 
     def _offered_forward(self, notice: MicrobatchNotice, hop: Hop | None) -> str:
         if hop is not None:
-            waits = hop.state is MicrobatchState.IDLE and hop.upstream == notice.sender
+            waits = hop.state is IDLE and hop.upstream == notice.sender
             return "accepted" if waits else "held"
         if self._early and any(_same(notice, other) for other, _ in self._early):
             return "held"
@@ -145,8 +148,8 @@ class StageMachine:
         self.binder.returned(notice.sender.sid, notice.load)
         hop.returned = tuple(tensors)
         effects: list[Effect] = []
-        if hop.state is MicrobatchState.FORWARD_DONE:
-            hop.advance(MicrobatchState.BACKWARD_QUEUED)
+        if hop.state is FORWARD_DONE:
+            hop.advance(BACKWARD_QUEUED)
             effects.append(Backward(hop))
         return effects + self.bind() if self._unbound else effects
 
@@ -156,10 +159,10 @@ class StageMachine:
         if hop is None:
             hop = Hop(notice.step, notice.microbatch, notice.attempt, notice.evaluate, notice.sender)
             self.hops[key] = hop
-        elif hop.state is not MicrobatchState.IDLE or hop.upstream != notice.sender:
+        elif hop.state is not IDLE or hop.upstream != notice.sender:
             return []
         hop.inputs = tuple(tensors)
-        hop.advance(MicrobatchState.FORWARD_QUEUED)
+        hop.advance(FORWARD_QUEUED)
         self.open += 1
         return [Forward(hop)]
 
@@ -170,7 +173,7 @@ class StageMachine:
             return self.accumulated(hop)
         if not self.current(hop):
             return []
-        hop.advance(MicrobatchState.FORWARD_DONE)
+        hop.advance(FORWARD_DONE)
         if hop.downstream is None:
             self._unbound.append(hop)
             return self.bind()
@@ -178,7 +181,7 @@ class StageMachine:
         if hop.offer and hop.downstream not in self.fenced:
             effects.append(Offer(hop, hop.downstream, "forward"))
         if hop.returned is not None:
-            hop.advance(MicrobatchState.BACKWARD_QUEUED)
+            hop.advance(BACKWARD_QUEUED)
             effects.append(Backward(hop))
         return effects
 
@@ -186,7 +189,7 @@ class StageMachine:
         """The gradient of `hop` is in the sum, or it was scored."""
         if not self.current(hop):
             return []
-        hop.advance(MicrobatchState.ACCUMULATED)
+        hop.advance(ACCUMULATED)
         self.open -= 1
         effects: list[Effect] = []
         if not self.fenced or hop.upstream not in self.fenced:
@@ -262,7 +265,7 @@ class StageMachine:
                 self.hops[key] = hop
             elif path.upstream is not None and path.upstream != hop.upstream:
                 hop.upstream = path.upstream
-                if hop.state is MicrobatchState.ACCUMULATED:
+                if hop.state is ACCUMULATED:
                     effects += [Offer(hop, hop.upstream, "backward"), Claim(hop)]
             if path.downstream is not None and path.downstream != hop.downstream:
                 effects += self._rebind(hop, path.downstream, path.offer)
@@ -272,11 +275,11 @@ class StageMachine:
         if hop in self._unbound:
             self._unbound.remove(hop)
         hop.downstream, hop.offer = downstream, offer
-        if hop.state in (MicrobatchState.IDLE, MicrobatchState.FORWARD_QUEUED):
+        if hop.state in (IDLE, FORWARD_QUEUED):
             if hop.returned is None:
                 self.binder.assigned(downstream)
             return []
-        if hop.state is MicrobatchState.FORWARD_DONE:
+        if hop.state is FORWARD_DONE:
             self.binder.assigned(downstream)
         return [Offer(hop, downstream, "forward")] if offer else []
 
@@ -290,7 +293,7 @@ class StageMachine:
         self.version = version
         for hop in [hop for hop in self.hops.values() if hop.step < version]:
             del self.hops[hop.key]
-            if hop.state is MicrobatchState.FORWARD_DONE and hop.downstream is not None:
+            if hop.state is FORWARD_DONE and hop.downstream is not None:
                 self.binder.returned(hop.downstream.sid)
         if self._unbound:
             self._unbound = deque(hop for hop in self._unbound if hop.step >= version)
@@ -313,7 +316,7 @@ class StageMachine:
         self.binder.reset()
 
     def _count_open(self) -> None:
-        done = (MicrobatchState.IDLE, MicrobatchState.ACCUMULATED)
+        done = (IDLE, ACCUMULATED)
         self.open = sum([hop.state not in done for hop in self.hops.values()]) if self.hops else 0
 
 

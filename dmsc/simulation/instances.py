@@ -137,15 +137,14 @@ class StageInstance(Instance):
     def run(self, effects: Iterable[stage_machine.Effect]) -> None:
         """Carries out what the machine asks for."""
         for effect in effects:
-            match effect:
-                case Offer():
-                    self.job.offer(self, effect.hop, effect.to, effect.direction)
-                case Forward():
-                    self._submit(FORWARD, effect.hop)
-                case Backward():
-                    self._submit(BACKWARD, effect.hop)
-                case Claim():
-                    self.job.claim(self, effect.hop)
+            if type(effect) is Offer:  # `match` takes five times as long, and there are millions
+                self.job.offer(self, effect.hop, effect.to, effect.direction)
+            elif type(effect) is Forward:
+                self._submit(FORWARD, effect.hop)
+            elif type(effect) is Backward:
+                self._submit(BACKWARD, effect.hop)
+            else:
+                self.job.claim(self, effect.hop)
 
     def applied(self, version: int) -> None:
         """The step is committed here."""

@@ -1,25 +1,29 @@
 """What travels between simulated instances: the fields that the machines look at, without validation.
 
 A microbatch takes a dozen of these; building and validating the wire's own messages would be most of the
-simulator's time. `as_notice` and the like tell the type checker what the cores are typed for.
+simulator's time, and freezing these would be some of it. `as_notice` and the like tell the type checker what
+the cores are typed for.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.step import Member, MicrobatchClaim, StepVote
 
 
-class Load(NamedTuple):
+@dataclass(slots=True)
+class Load:
     """What a receiver says of itself in passing; see `schemas.data_plane.HopLoad`."""
 
     open: int
     service_ms: float
 
 
-class Notice(NamedTuple):
+@dataclass(slots=True)
+class Notice:
     """An offer of one microbatch; see `schemas.data_plane.MicrobatchNotice`."""
 
     epoch: int
@@ -34,7 +38,8 @@ class Notice(NamedTuple):
     round: int = 0  # of no use here: all answer a fence at the same moment
 
 
-class Claim(NamedTuple):
+@dataclass(slots=True)
+class Claim:
     """One microbatch in an instance's sum; see `schemas.step.MicrobatchClaim`."""
 
     epoch: int
@@ -47,7 +52,8 @@ class Claim(NamedTuple):
     loss: float = 1.0
 
 
-class Vote(NamedTuple):
+@dataclass(slots=True)
+class Vote:
     """What an instance prepared; see `schemas.step.StepVote`."""
 
     member: Member

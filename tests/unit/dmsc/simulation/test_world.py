@@ -203,3 +203,18 @@ def test_jobs_that_share_a_link_stay_together() -> None:
     links = [{"between": ["a", "a"], "latency_ms": 0, "shared": True}]
     scenario = body(jobs=[job(count=2)], links=links)
     assert run(scenario, processes=4) == run(scenario)
+
+
+def test_jobs_queue_for_a_traced_link_that_they_share(tmp_path: Path) -> None:
+    """Together they send no more than it carries, in however many processes the run could be; by a link of
+    its own each keeps one busy for most of the time."""
+    (tmp_path / "links.csv").write_text("from,to,latency_ms,bandwidth_bytes_per_s\nx,x,0,1e6\n")
+    trace = {"file": "links.csv", "places": {"a": "x"}}
+    jobs = [job(count=2, steps=3, input_bytes=1e5, stages=[stage(replicas=1)])]
+    busy = [
+        run(
+            body(links=[], jobs=jobs, link_trace=trace | {"shared": shared}), folder=tmp_path, processes=2
+        ).links["a → a"]["busy"]
+        for shared in (True, False)
+    ]
+    assert busy[0] <= 1 + 1e-9 < 1.5 < busy[1]
