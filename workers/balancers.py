@@ -17,11 +17,11 @@ Another one is named `module:factory` in the job; the factory takes a seed and r
 
 from __future__ import annotations
 
-import heapq
 import importlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 from schemas.errors import BadModel
@@ -124,37 +124,41 @@ class Balancer(Protocol):
 
 
 class LazyHeap:
-    """Candidates by a key. A changed one is pushed anew; what is left of it is skipped when it surfaces."""
+    """Candidates by a key, and among equals by a second one. A changed one is pushed anew; what is left of it
+    is skipped when it surfaces."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Any, int, int, Candidate]] = []
+        self._heap: list[tuple[float, float, int, int, Candidate]] = []
         self._pushes = 0
 
     def clear(self) -> None:
         self._heap.clear()
 
-    def push(self, candidate: Candidate, key: Any) -> None:
+    def push(self, candidate: Candidate, key: float, then: float = 0) -> None:
         self._pushes += 1
-        heapq.heappush(self._heap, (key, self._pushes, candidate.version, candidate))
+        heappush(self._heap, (key, then, self._pushes, candidate.version, candidate))
 
     def top(self) -> Candidate | None:
         """The first one that is current; stays where it is."""
         heap = self._heap
-        while heap and heap[0][2] != heap[0][3].version:
-            heapq.heappop(heap)
-        return heap[0][3] if heap else None
+        while heap:
+            _, _, _, version, candidate = heap[0]
+            if version == candidate.version:
+                return candidate
+            heappop(heap)
+        return None
 
     def pop(self) -> Candidate | None:
         candidate = self.top()
         if candidate is not None:
-            heapq.heappop(self._heap)
+            heappop(self._heap)
         return candidate
 
     def compact(self, most: int) -> None:
         """Drops what is outdated once there is more than `most` in all: memory stays bounded."""
         if len(self._heap) > most:
-            self._heap = [entry for entry in self._heap if entry[2] == entry[3].version]
-            heapq.heapify(self._heap)
+            self._heap = [entry for entry in self._heap if entry[3] == entry[4].version]
+            heapify(self._heap)
 
 
 class _ByKey:
@@ -173,20 +177,20 @@ class _ByKey:
     def changed(self, candidate: Candidate) -> None:
         candidate.version += 1
         if not candidate.full:
-            self._open.push(candidate, self.key(candidate))
+            self._open.push(candidate, *self.key(candidate))
         self._open.compact(4 * self._count + 64)
 
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
         return self._open.top()
 
-    def key(self, candidate: Candidate) -> Any:
+    def key(self, candidate: Candidate) -> tuple[float, float]:
         raise NotImplementedError
 
 
 class LeastOutstanding(_ByKey):
     """Least (outstanding + 1) / weight of this sender; equals in turn."""
 
-    def key(self, candidate: Candidate) -> Any:
+    def key(self, candidate: Candidate) -> tuple[float, float]:
         return ((candidate.outstanding + 1) / candidate.weight, candidate.used)
 
 
@@ -209,7 +213,7 @@ class WeightedServiceTime(_ByKey):
         self._passes[candidate.sid] = max(self._passes[candidate.sid], self._reached)
         super().changed(candidate)
 
-    def key(self, candidate: Candidate) -> Any:
+    def key(self, candidate: Candidate) -> tuple[float, float]:
         return (self._passes[candidate.sid], candidate.used)
 
 

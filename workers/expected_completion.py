@@ -93,11 +93,11 @@ class ExpectedCompletion:
 
     def _take_in(self, now: float) -> None:
         """Puts whoever has changed since the last choice where it belongs now."""
-        counted = self._counted
+        counted, put = self._counted, self._put
         all_rate, all_load = self._rate, self._load
         for sid, candidate in self._news.items():
             candidate.version += 1
-            load = candidate.load
+            load = candidate.outstanding + candidate.elsewhere
             rate = 1.0 / candidate.paced_ms
             before = counted.get(sid)
             if before is not None:
@@ -109,7 +109,7 @@ class ExpectedCompletion:
             if candidate.outstanding >= candidate.window:
                 self._full.push(candidate, candidate.free_at + candidate.takes_ms / 1e3)
             else:
-                self._put(candidate, now)
+                put(candidate, now)
         self._rate, self._load = all_rate, all_load
         self._changes += len(self._news)
         self._news.clear()
@@ -135,9 +135,9 @@ class ExpectedCompletion:
     def _put(self, candidate: Candidate, now: float) -> None:
         free_at = candidate.free_at
         if free_at <= now:
-            self._idle.push(candidate, (candidate.takes_ms + candidate.far_ms, candidate.used))
+            self._idle.push(candidate, candidate.takes_ms + candidate.far_ms, candidate.used)
         else:
-            self._busy.push(candidate, (free_at + candidate.far_ms / 1e3, candidate.used))
+            self._busy.push(candidate, free_at + candidate.far_ms / 1e3, candidate.used)
 
     def _late_ms(self, candidate: Candidate, now: float, remaining: int) -> float:
         """By how much it would be done after the others alone had done all that is left, beyond what a trial
@@ -158,5 +158,5 @@ def _awaited_ms(candidate: Candidate, now: float) -> float:
 
 
 def _completion_ms(candidate: Candidate, now: float) -> float:
-    wait_ms = max(0.0, candidate.free_at - now) * 1e3
+    wait_ms = (candidate.free_at - now) * 1e3 if candidate.free_at > now else 0.0
     return wait_ms + candidate.link_ms + candidate.takes_ms

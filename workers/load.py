@@ -56,7 +56,7 @@ class Load:
     @property
     def service_ms(self) -> float:
         """Forward plus backward."""
-        return self.forward_ms + self.backward_ms
+        return self._forward.value + self._backward.value
 
     def measured(self, forward_ms: float, backward_ms: float) -> None:
         """One microbatch more."""

@@ -199,8 +199,9 @@ class Binder:
             held = self._take(table)
         remaining: int | None = None
         if microbatch is not None and self._microbatches:
-            self._highest = max(self._highest, microbatch)
-            remaining = max(waiting, self._microbatches - 1 - self._highest + waiting)
+            if microbatch > self._highest:
+                self._highest = microbatch
+            remaining = waiting + max(0, self._microbatches - 1 - self._highest)
         now = self._clock()
         if now - held.reviewed_at >= REVIEW_S:
             self._review(held, now)
@@ -211,7 +212,8 @@ class Binder:
         self._turn += 1
         chosen.used, chosen.used_at = self._turn, now
         chosen.outstanding += 1
-        chosen.free_at = max(now, chosen.free_at) + chosen.paced_ms / 1e3
+        begins_at = chosen.free_at if chosen.free_at > now else now
+        chosen.free_at = begins_at + chosen.paced_ms / 1e3
         self._weigh_link(held, chosen, now)
         held.balancer.changed(chosen)
         return chosen.member
@@ -223,8 +225,9 @@ class Binder:
 
     def returned(self, sid: str, load: HopLoad | None = None) -> None:
         """A microbatch came back from `sid`: its window has room again. `load`: what it said with it."""
-        if self._outstanding[sid] > 0:
-            self._outstanding[sid] -= 1
+        outstanding = self._outstanding[sid]
+        if outstanding > 0:
+            self._outstanding[sid] = outstanding - 1
         self._touched(sid, load)
 
     def heard(self, member: Member, load: HopLoad) -> None:
@@ -255,7 +258,7 @@ class Binder:
         stage.balancer.changed(candidate)
 
     def _measured(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
-        if not _believable(service_ms):
+        if not 0.0 < service_ms <= SLOWEST_MS:  # as `_believable`, without the call
             return
         sid = candidate.sid
         stage.heard.add(sid)
@@ -293,6 +296,8 @@ class Binder:
     def _find_best(self, stage: _Stage, now: float) -> list[Candidate]:
         """The best link anew; returns whose links matter."""
         stage.reviewed_at, stage.best_ms = now, stage.best_told_ms
+        if not stage.linked:
+            return []
         linked = [stage.candidates[sid] for sid in stage.linked if sid in stage.candidates]
         if self._link_cost is None:
             return linked

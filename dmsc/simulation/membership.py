@@ -16,7 +16,7 @@ from dmsc.simulation.routing import JobRoutes, new_binder
 from dmsc.simulation.scenario import Job, Overheads, Stage
 from dmsc.simulation.service_times import Draw, draws
 from entities.registry_core import RegistryCore
-from schemas.data_plane import MicrobatchNotice, RouteTable
+from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind
 from schemas.registry import READY, Endpoint, InstanceState, ServiceRecord
 from schemas.step import Member
@@ -61,6 +61,8 @@ class JobMembers(ABC):
         self.by_sid: dict[str, Instance] = {}
         self._overheads = place.overheads
         self._hop_s = place.overheads.hop_ms / 1e3
+        self._output_bytes = [*(stage.output_bytes for stage in self.stages), 0.0]
+        """Of a microbatch, behind each stage; last, in front of the first: only its word goes back there."""
         self._clusters = place.clusters
         self._next_node = place.next_node
         self._draws: list[tuple[Draw, Draw]] = [
@@ -201,37 +203,31 @@ class JobMembers(ABC):
 
     # --- hops ---------------------------------------------------------------------------------------------
     def offer(self, sender: StageInstance, hop: Hop, to: Member, direction: str) -> None:
-        forward = direction == "forward"
-        boundary = sender.stage if forward else sender.stage - 1
-        size = self.stages[boundary].output_bytes if boundary >= 0 else 0.0
-        notice = Notice(
-            EPOCH,
-            hop.step,
-            hop.attempt,
-            hop.microbatch,
-            "forward" if forward else "backward",
-            sender.member,
-            to,
-            None if forward else sender.load(),
-        )
-        self._send(sender, as_notice(notice), size)
+        if direction == "forward":
+            notice = Notice(EPOCH, hop.step, hop.attempt, hop.microbatch, "forward", sender.member, to)
+            self._send(sender, notice, self._output_bytes[sender.stage])
+        else:
+            notice = Notice(
+                EPOCH, hop.step, hop.attempt, hop.microbatch, "backward", sender.member, to, sender.load()
+            )
+            self._send(sender, notice, self._output_bytes[sender.stage - 1])
 
     def offer_data(self, sender: DataInstance, send: Send) -> None:
         step, attempt, number, _ = send.work
         notice = Notice(EPOCH, step, attempt, number, "forward", sender.member, send.to)
-        self._send(sender, as_notice(notice), self.spec.input_bytes)
+        self._send(sender, notice, self.spec.input_bytes)
 
-    def _send(self, sender: Instance, notice: MicrobatchNotice, size: float) -> None:
+    def _send(self, sender: Instance, notice: Notice, size: float) -> None:
         target = self.by_sid[notice.receiver.sid]
         took_s = self.network.transfer_s(sender.cluster, target.cluster, size)
         target.transfers += 1
         target.transfer_s += took_s
         self.kernel.after(self._hop_s + took_s, self._arrived, sender, target, notice)
 
-    def _arrived(self, sender: Instance, target: Instance, notice: MicrobatchNotice) -> None:
+    def _arrived(self, sender: Instance, target: Instance, notice: Notice) -> None:
         if not sender.alive or not target.alive or target.member != notice.receiver:
             return  # the receiver's name may have passed on to another incarnation
-        target.arrived(notice)
+        target.arrived(as_notice(notice))
         if notice.direction == "forward" and isinstance(target, StageInstance):
             sender.binder.heard(notice.receiver, as_load(target.load()))  # with its answer
 
