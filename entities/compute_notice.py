@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from entities.load_statistics import LoadStatistics, relative
+from entities.load_statistics import Figures, LoadStatistics, relative
 from entities.router_core import ALIKE, CHANGE, member_of, policy_weight
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, ComputeEntry, StageLoad
@@ -19,6 +19,7 @@ QUEUE_CHANGE = 2
 """Microbatches by which a queue must have changed, and by as many as it was long: less is noise."""
 
 LATENCY_CHANGE_MS = 5.0
+NOTHING_MEASURED = Figures("")
 
 
 def compute_entries(
@@ -33,22 +34,23 @@ def compute_entries(
     """
     entries = []
     for record in sorted(instances, key=lambda record: record.sid):
-        if record.job is None or record.stage is None:
+        sid, incarnation, job, stage = record.sid, record.incarnation, record.job, record.stage
+        if job is None or stage is None:
             continue
-        figures = measured.of(record.sid, record.incarnation)
-        health = weights.get(member_of(record), 1.0) if weights else 1.0
+        figures = measured.of(sid, incarnation) or NOTHING_MEASURED
+        weight = policy_weight(policies.get(job), record)
         entries.append(
             _entry(
-                record.sid,
-                record.incarnation,
-                record.job,
-                record.stage,
+                sid,
+                incarnation,
+                job,
+                stage,
                 record.state,
-                figures.queue if figures else 0,
-                figures.service_ms if figures else 0.0,
-                figures.latency_ms if figures else 0.0,
+                figures.queue,
+                figures.service_ms,
+                figures.latency_ms,
                 record.capability.device,
-                policy_weight(policies.get(record.job), record) * health,
+                weight * weights.get(member_of(record), 1.0) if weights else weight,
             )
         )
     return tuple(entries)

@@ -66,6 +66,10 @@ class LinkStatistics:
             if not told:
                 del self._to[receiver]
 
+    def knows(self, receiver: str) -> bool:
+        """Whether anybody has told of a link to it."""
+        return receiver in self._to
+
     def transfer_ms(self, receiver: str, from_stage: int) -> float | None:
         """Of a microbatch, from this cluster's instances of a stage; None: none of them has told."""
         known = [

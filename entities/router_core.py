@@ -15,7 +15,7 @@ from typing import Literal
 
 from entities.ejection import WELL, Health
 from entities.link_statistics import LinkStatistics, in_words
-from entities.load_statistics import Figures, LoadStatistics, relative, usual
+from entities.load_statistics import LoadStatistics, relative, usual
 from schemas.data_plane import RouteEntry
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, StagePolicy
@@ -58,41 +58,47 @@ def decide_table(
     receives.
     """
     measured, health, links = measured or LoadStatistics(), health or {}, links or LinkStatistics()
-    takers: list[tuple[ServiceRecord, float]] = []
+    number, window, job, revision = stage.stage, stage.window, policy.job, policy.revision
+    takers: list[tuple[ServiceRecord, str, float | None]] = []  # with SID, and weight: None where it drains
     left_out = []
     for record in sorted(instances, key=lambda record: record.sid):
-        if record.stage != stage.stage or record.job != policy.job:
+        if record.stage != number or record.job != job:
             continue
-        if record.state is InstanceState.ACTIVE:
-            takers.append((record, _wish(stage, record.sid)))
-        elif record.state is InstanceState.DRAINING:
-            takers.append((record, 0.0))
+        sid, state = record.sid, record.state
+        if state is InstanceState.ACTIVE:
+            takers.append((record, sid, _wish(stage, sid)))
+        elif state is InstanceState.DRAINING:
+            takers.append((record, sid, None))
         else:
-            left_out.append(f"{record.sid} {record.state}")
-    states = {record.sid: health.get(member_of(record), WELL) for record, _ in takers} if health else {}
-    if not any(weight * states.get(record.sid, WELL).factor > 0 for record, weight in takers):
+            left_out.append(f"{sid} {state}")
+    states = {sid: health.get(member_of(record), WELL) for record, sid, _ in takers} if health else {}
+    if not any(weight and states.get(sid, WELL).factor > 0 for _, sid, weight in takers):
         states = {}
-    figures = {record.sid: measured.of(record.sid, record.incarnation) for record, _ in takers}
+    figures = {sid: measured.of(sid, record.incarnation) for record, sid, _ in takers}
     times = relative({sid: held.service_ms for sid, held in figures.items() if held}, ALIKE)
-    entries = []
-    for record, weight in takers:
-        sid = record.sid
+    entries, open_entries = [], 0
+    for record, sid, weight in takers:
+        held, health_of = figures[sid], states.get(sid, WELL)
+        link_ms, slow_link = _link(links, number - 1, sid)
+        if link_ms is None:
+            link_ms = held.latency_ms if held is not None else 0.0
+        open_entries += bool(weight and health_of.factor > 0)
         entries.append(
             _entry(
                 sid,
                 record.incarnation,
                 record.endpoint.cluster,
-                stage.window,
-                policy.revision if record.state is InstanceState.ACTIVE else None,
+                window,
+                revision,
                 weight,
-                states.get(sid, WELL),
-                _of(figures[sid], "service_ms"),
-                _link_ms(links, stage, record, figures[sid]),
+                health_of.factor,
+                health_of.reason,
+                held.service_ms if held is not None else 0.0,
+                link_ms,
                 times.get(sid, 1.0),
-                _slow_link(links, stage, record),
+                slow_link,
             )
         )
-    open_entries = sum(entry.weight > 0 for entry in entries)
     told = f"policy {policy.revision}: {open_entries} of {len(entries) + len(left_out)} take work"
     unequal = [f"{sid} {part:.1f}×" for sid, part in times.items() if part != 1.0]
     if unequal:
@@ -111,20 +117,23 @@ def _entry(
     incarnation: str,
     cluster: str,
     window: int,
-    revision: int | None,
-    weight: float,
-    health: Health,
+    revision: int,
+    weight: float | None,
+    health: float,
+    unwell: str,
     service_ms: float,
     link_ms: float,
     part: float,
     slow_link: str,
 ) -> RouteEntry:
-    """What a table says of one instance; `revision`: of the policy, None where it is draining.
+    """What a table says of one instance: its weight by the policy's `revision`, or None where it is draining;
+    the part of it that its health leaves, and why; `part`: its service time as a multiple of the median.
 
     Of thousands in a stage one has changed since the last table: the others are the same objects as then,
     neither put into words nor checked again.
     """
-    if revision is None:
+    if weight is None:
+        weight = 0.0
         told = ["draining: finishes what is bound to it"]
     else:
         told = [f"policy {revision}: weight {weight:g}" + ("" if weight else ", standby")]
@@ -132,13 +141,13 @@ def _entry(
         told.append(f"{service_ms:.1f} ms per microbatch")
         if part != 1.0:
             told[-1] += f", {part:.1f}× the stage's median"
-    if health.reason:
-        told.append(health.reason)
+    if unwell:
+        told.append(unwell)
     return RouteEntry(
         sid=sid,
         incarnation=incarnation,
         cluster=cluster,
-        weight=weight * health.factor,
+        weight=weight * health,
         window=window,
         service_ms=round(service_ms, 3),
         link_ms=round(link_ms, 3),
@@ -179,29 +188,23 @@ def policy_weight(policy: CommunicationPolicy | None, record: ServiceRecord) -> 
     """What the policy wishes for an instance: 0 where it can't work, 1 where nothing is said of it."""
     if record.state is not InstanceState.ACTIVE:
         return 0.0
-    stages = policy.stages if policy is not None else ()
-    stage = next((one for one in stages if one.stage == record.stage), None)
-    return _wish(stage, record.sid) if stage is not None else 1.0
+    number = record.stage
+    for stage in policy.stages if policy is not None else ():
+        if stage.stage == number:
+            return _wish(stage, record.sid)
+    return 1.0
 
 
 def _wish(stage: StagePolicy, sid: str) -> float:
     """NaN and infinities are no wishes."""
-    weight = stage.weights.get(sid, 1.0)
+    weight = stage.weights.get(sid, 1.0) if stage.weights else 1.0
     return max(0.0, weight) if abs(weight) < 1e9 else 1.0
 
 
-def _of(figures: Figures | None, name: Literal["service_ms", "latency_ms"]) -> float:
-    return getattr(figures, name) if figures is not None else 0.0
-
-
-def _link_ms(
-    links: LinkStatistics, stage: StagePolicy, record: ServiceRecord, figures: Figures | None
-) -> float:
-    told = links.transfer_ms(record.sid, stage.stage - 1)
-    return told if told is not None else _of(figures, "latency_ms")
-
-
-def _slow_link(links: LinkStatistics, stage: StagePolicy, record: ServiceRecord) -> str:
-    """The worst link of this cluster's to it."""
-    worst = links.worst(record.sid, stage.stage - 1)
-    return "" if worst is None else f"; worst link from {worst[0]}: {in_words(worst[1])}"
+def _link(links: LinkStatistics, from_stage: int, sid: str) -> tuple[float | None, str]:
+    """How long a transfer takes there by what this cluster's senders told, and the worst of their links."""
+    if not links.knows(sid):
+        return None, ""
+    worst = links.worst(sid, from_stage)
+    slow = "" if worst is None else f"; worst link from {worst[0]}: {in_words(worst[1])}"
+    return links.transfer_ms(sid, from_stage), slow

@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Any, Protocol
+from typing import Protocol
 
 from schemas.errors import BadModel
 from schemas.step import Member

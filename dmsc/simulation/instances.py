@@ -18,7 +18,7 @@ from workers.data_machine import DataMachine
 from workers.load import Load as Measured
 from workers.microbatch import Hop
 from workers.next_hop import Binder
-from workers.stage_machine import Backward, Claim, Forward, Offer, StageMachine
+from workers.stage_machine import Backward, Forward, Offer, StageMachine
 
 BACKWARD, FORWARD = 1, 2
 """Priorities as in `workers.compute.Priority`: backward first, which is what makes 1F1B come out."""
