@@ -15,6 +15,15 @@ from schemas.envelope import EntityKind
 from schemas.registry import InstanceState, Resolve, ServiceRecord, TensorSchema
 
 
+Boundary = tuple[tuple[tuple[int, ...], str], ...]
+"""Shape and dtype of each tensor at a unit's boundary, as plain values: a model takes several times as long to
+be hashed and compared, which is done for every registration."""
+
+
+def _plain(tensors: tuple[TensorSchema, ...]) -> Boundary:
+    return tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     """What records of one group have in common."""
@@ -26,8 +35,8 @@ class Content:
     cluster: str
     state: InstanceState
     tags: tuple[str, ...]
-    input_schema: tuple[TensorSchema, ...]
-    output_schema: tuple[TensorSchema, ...]
+    input_schema: Boundary
+    output_schema: Boundary
     device: str
 
     @classmethod
@@ -40,8 +49,8 @@ class Content:
             cluster=record.endpoint.cluster,
             state=record.state,
             tags=record.tags,
-            input_schema=record.input_schema,
-            output_schema=record.output_schema,
+            input_schema=_plain(record.input_schema),
+            output_schema=_plain(record.output_schema),
             device=record.capability.device,
         )
 
@@ -80,8 +89,8 @@ class Content:
             and (query.state is None or self.state is query.state)
             and (query.device is None or self.device == query.device)
             and set(query.tags) <= set(self.tags)
-            and (query.input_schema is None or self.input_schema == query.input_schema)
-            and (query.output_schema is None or self.output_schema == query.output_schema)
+            and (query.input_schema is None or self.input_schema == _plain(query.input_schema))
+            and (query.output_schema is None or self.output_schema == _plain(query.output_schema))
         )
 
 
@@ -148,8 +157,8 @@ class RegistryIndex:
             ("cluster", query.cluster),
             ("state", query.state),
             ("device", query.device),
-            ("input", query.input_schema or None),
-            ("output", query.output_schema or None),
+            ("input", _plain(query.input_schema or ()) or None),
+            ("output", _plain(query.output_schema or ()) or None),
         ):
             if value is not None:
                 wanted.append((name, value))
