@@ -193,7 +193,7 @@ class Router:
     # --- Type 2 → route tables ---------------------------------------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
         records = self.follower.view.records
-        moved = False
+        moved = ours = False
         for sid in sids:
             record = records.get(sid)
             before = self._places.pop(sid, None)
@@ -201,7 +201,8 @@ class Router:
             if record is not None and record.job is not None:
                 here = self._places[sid] = (record.job, record.stage, record.endpoint.cluster)
             moved = moved or here != before
-            for job, stage, _ in (place for place in (before, here) if place is not None):
+            for job, stage, cluster in (place for place in (before, here) if place is not None):
+                ours = ours or cluster == self.config.cluster
                 if stage is not None:
                     self._changed[job, stage] = None
             if record is None:
@@ -215,7 +216,8 @@ class Router:
         self._dirty.set()
         if moved:
             self._feed.refresh()
-        self._compute_news.set()
+        if ours:
+            self._compute_news.set()
 
     async def _keep_tables(self) -> None:
         """One stage after the other, those whose instances changed first: all of a large job take a while."""

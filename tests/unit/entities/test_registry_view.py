@@ -112,12 +112,12 @@ def test_instances_by_job_and_cluster_in_order_of_sid() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_instances_are_found_by_job_and_stage_whatever_happened_to_them(seed: int) -> None:
+def test_instances_are_found_by_job_stage_and_cluster_whatever_happened_to_them(seed: int) -> None:
     rng = random.Random(seed)
     view = RegistryView()
     for revision in range(1, 120):
         records = [
-            instance().model_copy(
+            instance(cluster=rng.choice(["east", "west"])).model_copy(
                 update={"sid": f"i{sid}", "job": rng.choice(["j", "k", None]), "stage": rng.randrange(3)}
             )
             for sid in rng.sample(range(12), rng.randrange(4))
@@ -138,3 +138,5 @@ def test_instances_are_found_by_job_and_stage_whatever_happened_to_them(seed: in
                 ]
                 found = view.instances(job=job, stage=stage)
                 assert list(found) == expected, f"seed {seed}, revision {revision}"
+                west = view.instances(job=job, stage=stage, cluster="west")
+                assert west == tuple(one for one in found if one.endpoint.cluster == "west"), f"seed {seed}"

@@ -79,6 +79,21 @@ class TestDecideTable:
         assert worth_writing(one, reborn) == "now"
 
 
+def test_of_a_stage_only_those_are_told_anew_that_have_changed() -> None:
+    """DESIGN §8: of a thousand instances one drains, and the others' entries are the same objects as before."""
+    records = [instance(f"j-s0-r{number}") for number in range(5)]
+    stage = StagePolicy(stage=0, window=3)
+    before, again = table(stage, *records), table(stage, *records)
+    records[3] = instance("j-s0-r3", state=S.DRAINING)
+    after = table(stage, *records)
+    assert all(one is other for one, other in zip(before.entries, again.entries, strict=True))
+    same = [one is other for one, other in zip(before.entries, after.entries, strict=True)]
+    assert same == [True, True, True, False, True]
+    assert (worth_writing(before, again), worth_writing(before, after)) == ("no", "now")
+    entries = [compute_entries(given, LoadStatistics(), {}) for given in (records[:3], records[:3])]
+    assert all(one is other for one, other in zip(*entries, strict=True))
+
+
 def statistics(**service_ms: float) -> LoadStatistics:
     """What five samples of each say: SID with `_` for `-` → milliseconds per microbatch."""
     found = LoadStatistics()
