@@ -15,8 +15,8 @@ from schemas.envelope import EntityKind
 from schemas.registry import InstanceState, Resolve, ServiceRecord, TensorSchema
 
 Boundary = tuple[tuple[tuple[int, ...], str], ...]
-"""Shape and dtype of each tensor at a unit's boundary, as plain values: models take several times as long to be
-hashed and compared, which is done for every registration."""
+"""Shape and dtype of each tensor at a unit's boundary, as plain values: models take several times as long
+to be hashed and compared, which is done for every registration."""
 
 
 def _plain(tensors: tuple[TensorSchema, ...]) -> Boundary:

@@ -32,6 +32,15 @@ async def test_typed_message_arrives_with_its_envelope(connect: Connect) -> None
     assert (envelope.sender, envelope.type) == (alice.sender, "registry.heartbeat")
 
 
+async def test_what_one_says_oneself_need_not_be_read(connect: Connect) -> None:
+    alice, seen = await connect("alice"), Collector()
+    await alice.subscribe(subjects.HEARTBEAT, seen, ignored=subjects.HEARTBEAT(sid="a"))
+    await alice.publish(subjects.HEARTBEAT, heartbeat("x"), sid="a")
+    await alice.publish(subjects.HEARTBEAT, heartbeat("y"), sid="b")
+    await seen.until(1)
+    assert seen.messages == [heartbeat("y")]
+
+
 async def test_what_a_handler_sends_and_starts_names_the_message_that_it_handles(connect: Connect) -> None:
     """Also by another connection, also from a task; the answer; not what comes after an unusable message."""
     asker, service, witness = await connect("asker"), await connect("service"), await connect("witness")

@@ -80,7 +80,7 @@ class TestDecideTable:
 
 
 def test_of_a_stage_only_those_are_told_anew_that_have_changed() -> None:
-    """DESIGN §8: of a thousand instances one drains, and the others' entries are the same objects as before."""
+    """Of a thousand instances one drains, and the others' entries are the same objects as before."""
     records = [instance(f"j-s0-r{number}") for number in range(5)]
     stage = StagePolicy(stage=0, window=3)
     before, again = table(stage, *records), table(stage, *records)
