@@ -114,6 +114,7 @@ class Router:
         self._changed: dict[StageKey, None] = {}
         self._due: dict[StageKey, None] = {}
         self._failed: dict[StageKey, None] = {}
+        self._heard: set[StageKey] = set()  # something was measured since they were looked at
         self._dirty = asyncio.Event()
         self._measured = LoadStatistics()
         self._links = LinkStatistics()
@@ -269,7 +270,10 @@ class Router:
             held = entry.message if entry is not None else None
             known = _Written(held.revision if isinstance(held, RouteTable) else 0, None, -math.inf)
         worth = worth_writing(known.decision, decision)
-        if worth == "no" or (worth == "measured" and now - known.at < self.config.measured_s):
+        if worth == "measured" and now - known.at < self.config.measured_s:
+            self._heard.add((policy.job, stage.stage))  # it has to wait for its turn
+            return
+        if worth == "no":
             return
         table = RouteTable(
             job=policy.job,
@@ -289,11 +293,15 @@ class Router:
         )
 
     async def _remeasure(self) -> None:
-        """Looks at all tables again as time passes: what was measured, and who comes back."""
+        """Looks at tables again as time passes: where something was measured, or somebody is ejected or comes
+        back."""
         while True:
             await asyncio.sleep(self.config.measured_s)
+            heard, self._heard = self._heard, set()
+            heard |= {key for key, ejection in self._ejections.items() if ejection.suspects}
             for policy in self.book.active.values():
-                self._due |= dict.fromkeys((policy.job, stage.stage) for stage in policy.stages)
+                keys = ((policy.job, stage.stage) for stage in policy.stages)
+                self._due |= dict.fromkeys(key for key in keys if key in heard)
             if self._due:
                 self._dirty.set()
 
@@ -334,6 +342,7 @@ class Router:
                 )
             )
         self._links.add(message)
+        self._heard |= {(message.job, message.stage), (message.job, message.stage + 1)}  # and its links' ends
         self._samples.take(message)
         if message.job in self.book.active:
             self._qos.add_sample(message)
@@ -384,6 +393,7 @@ class Router:
         for entry in message.entries:
             if entry.job in self.book.active:
                 self._measured.add_told(entry)
+                self._heard.add((entry.job, entry.stage))
 
     def _judge_speed(self, sample: InstanceSample) -> None:
         if sample.job not in self.book.active or sample.stage < 0 or sample.service_ms <= 0:

@@ -38,7 +38,7 @@ async def test_what_one_says_oneself_need_not_be_read(connect: Connect) -> None:
     await alice.publish(subjects.HEARTBEAT, heartbeat("x"), sid="a")
     await alice.publish(subjects.HEARTBEAT, heartbeat("y"), sid="b")
     await seen.until(1)
-    assert seen.messages == [heartbeat("y")]
+    assert seen.items == [heartbeat("y")]
 
 
 async def test_what_a_handler_sends_and_starts_names_the_message_that_it_handles(connect: Connect) -> None:
