@@ -6,7 +6,7 @@ A wildcard would have each router and gateway decode the traffic of the whole me
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from bus.connection import Bus
@@ -21,6 +21,9 @@ log = get_logger("instance-feed")
 
 RETRY_S = 0.3
 """Pause before subscriptions that could not be made are tried again."""
+
+TOGETHER = 64
+"""Subscriptions that are asked for at once: each waits for the server's word, thousands of them seconds."""
 
 Handler = Callable[[Any, Envelope], Awaitable[None]]
 
@@ -64,10 +67,21 @@ class InstanceFeed:
         async with self._lock:
             for key in self._subscriptions.keys() - wanted:
                 await self._subscriptions.pop(key).stop(drain=False)
-            for job, sid in sorted(wanted - self._subscriptions.keys()):
-                self._subscriptions[job, sid] = await self._bus.subscribe(
-                    self._row, self._handler, job=job, sid=sid
-                )
+            missing = sorted(wanted - self._subscriptions.keys())
+            for start in range(0, len(missing), TOGETHER):
+                await self._begin(missing[start : start + TOGETHER])
+
+    async def _begin(self, keys: Sequence[tuple[str, str]]) -> None:
+        outcomes = await asyncio.gather(
+            *(self._bus.subscribe(self._row, self._handler, job=job, sid=sid) for job, sid in keys),
+            return_exceptions=True,
+        )
+        for key, outcome in zip(keys, outcomes, strict=True):
+            if isinstance(outcome, Subscription):
+                self._subscriptions[key] = outcome
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def stop(self) -> None:
         await self.follow(())
