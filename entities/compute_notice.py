@@ -7,8 +7,8 @@ It is sent when a gateway could decide otherwise by it, not whenever some figure
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 
+from entities.kept import Kept
 from entities.load_statistics import Figures, LoadStatistics, relative
 from entities.router_core import ALIKE, CHANGE, member_of, policy_weight
 from schemas.registry import InstanceState, ServiceRecord
@@ -27,11 +27,14 @@ def compute_entries(
     measured: LoadStatistics,
     policies: Mapping[str, CommunicationPolicy],
     weights: Mapping[Member, float] | None = None,
+    kept: Kept[ComputeEntry] | None = None,
 ) -> tuple[ComputeEntry, ...]:
     """Load, speed and latency of these instances; what was measured of another incarnation says nothing.
 
-    `weights`: health, as a part of the policy's weight; 1 where it is not named.
+    `weights`: health, as a part of the policy's weight; 1 where it is not named. `kept` (`kept_loads`) has
+    what was told before, so that only what has changed is made anew.
     """
+    kept = kept or kept_loads()
     entries = []
     for record in sorted(instances, key=lambda record: record.sid):
         sid, incarnation, job, stage = record.sid, record.incarnation, record.job, record.stage
@@ -40,7 +43,7 @@ def compute_entries(
         figures = measured.of(sid, incarnation) or NOTHING_MEASURED
         weight = policy_weight(policies.get(job), record)
         entries.append(
-            _entry(
+            kept.of(
                 sid,
                 incarnation,
                 job,
@@ -56,7 +59,11 @@ def compute_entries(
     return tuple(entries)
 
 
-@lru_cache(maxsize=1 << 14)
+def kept_loads() -> Kept[ComputeEntry]:
+    """What a router keeps of its Type 4 between two of them."""
+    return Kept(_entry)
+
+
 def _entry(
     sid: str,
     incarnation: str,
@@ -69,7 +76,6 @@ def _entry(
     device: str,
     weight: float,
 ) -> ComputeEntry:
-    """The same object for the same: made and checked once, and alike at first sight."""
     return ComputeEntry(
         sid=sid,
         incarnation=incarnation,

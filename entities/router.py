@@ -20,7 +20,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
-from entities.compute_notice import compute_entries, is_news, stage_loads
+from entities.compute_notice import compute_entries, is_news, kept_loads, stage_loads
 from entities.device_health import device_errors
 from entities.ejection import Ejection, EjectionConfig, Health
 from entities.fail_slow import FailSlow, FailSlowConfig
@@ -34,7 +34,7 @@ from entities.policy_book import PolicyBook
 from entities.qos_reporter import QosReporter
 from entities.qos_window import QosWindow
 from entities.registry_view import FollowConfig, RegistryFollower
-from entities.router_core import TableDecision, decide_table, member_of, worth_writing
+from entities.router_core import TableDecision, decide_table, kept_routes, member_of, worth_writing
 from entities.sample_book import SampleBook
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
@@ -114,6 +114,7 @@ class Router:
         self._changed: dict[StageKey, None] = {}
         self._due: dict[StageKey, None] = {}
         self._failed: dict[StageKey, None] = {}
+        self._kept_routes, self._kept_loads = kept_routes(), kept_loads()
         self._heard: set[StageKey] = set()  # something was measured since they were looked at
         self._dirty = asyncio.Event()
         self._measured = LoadStatistics()
@@ -209,6 +210,8 @@ class Router:
             if record is None:
                 self._measured.forget(sid)
                 self._links.forget(sid)
+                self._kept_routes.forget(sid)
+                self._kept_loads.forget(sid)
                 for judge in self._slow.values():
                     judge.forget(sid)
                 continue
@@ -251,7 +254,9 @@ class Router:
             for number, stage in enumerate(stages):
                 instances = self.follower.view.instances(job=job, stage=stage.stage)
                 health = self._health(job, stage.stage, instances, now)
-                decision = decide_table(policy, stage, instances, self._measured, health, self._links)
+                decision = decide_table(
+                    policy, stage, instances, self._measured, health, self._links, self._kept_routes
+                )
                 try:
                     await self._write_table(policy, stage, decision, now)
                 except DmscError as error:
@@ -270,10 +275,10 @@ class Router:
             held = entry.message if entry is not None else None
             known = _Written(held.revision if isinstance(held, RouteTable) else 0, None, -math.inf)
         worth = worth_writing(known.decision, decision)
-        if worth == "measured" and now - known.at < self.config.measured_s:
-            self._heard.add((policy.job, stage.stage))  # it has to wait for its turn
-            return
-        if worth == "no":
+        waits = worth == "measured" and now - known.at < self.config.measured_s
+        if waits:
+            self._heard.add((policy.job, stage.stage))
+        if waits or worth == "no":
             return
         table = RouteTable(
             job=policy.job,
@@ -300,8 +305,7 @@ class Router:
             heard, self._heard = self._heard, set()
             heard |= {key for key, ejection in self._ejections.items() if ejection.suspects}
             for policy in self.book.active.values():
-                keys = ((policy.job, stage.stage) for stage in policy.stages)
-                self._due |= dict.fromkeys(key for key in keys if key in heard)
+                self._due |= dict.fromkeys(heard & {(policy.job, stage.stage) for stage in policy.stages})
             if self._due:
                 self._dirty.set()
 
@@ -386,7 +390,7 @@ class Router:
             everyone = self.follower.view.instances(job=job, stage=stage)
             health = self._health(job, stage, everyone, now)
             weights.update((member, state.factor) for member, state in health.items())
-        return compute_entries(ours, self._measured, self.book.active, weights)
+        return compute_entries(ours, self._measured, self.book.active, weights, self._kept_loads)
 
     async def _told(self, message: ComputeNotification, envelope: Envelope) -> None:
         """What another cluster's router says of its instances (draft §3: routers are linked)."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from entities.ejection import WELL, Health
+from entities.kept import Kept
 from entities.link_statistics import LinkStatistics, in_words
 from entities.load_statistics import LoadStatistics, relative, usual
 from schemas.data_plane import RouteEntry
@@ -48,6 +48,7 @@ def decide_table(
     measured: LoadStatistics | None = None,
     health: Mapping[Member, Health] | None = None,
     links: LinkStatistics | None = None,
+    kept: Kept[RouteEntry] | None = None,
 ) -> TableDecision:
     """The next hops of `stage` for the senders of one cluster.
 
@@ -55,9 +56,10 @@ def decide_table(
     is a standby) times their health. Draining ones stay with weight 0, so that what is bound to them can
     still finish; pending, faulted and gone ones are out. If health would leave nobody, it counts for nothing.
     Transfer times are those of this cluster's senders, where they have told any, else of all that an instance
-    receives.
+    receives. `kept` (`kept_routes`) has what was decided before, so that only what has changed is made anew.
     """
     measured, health, links = measured or LoadStatistics(), health or {}, links or LinkStatistics()
+    kept = kept or kept_routes()
     number, window, job, revision = stage.stage, stage.window, policy.job, policy.revision
     takers: list[tuple[ServiceRecord, str, float | None]] = []  # with SID, and weight: None where it drains
     left_out = []
@@ -84,7 +86,7 @@ def decide_table(
             link_ms = held.latency_ms if held is not None else 0.0
         open_entries += bool(weight and health_of.factor > 0)
         entries.append(
-            _entry(
+            kept.of(
                 sid,
                 record.incarnation,
                 record.endpoint.cluster,
@@ -111,7 +113,11 @@ def decide_table(
     return TableDecision(entries=tuple(entries), algorithm=policy.algorithm, reason=told)
 
 
-@lru_cache(maxsize=1 << 14)
+def kept_routes() -> Kept[RouteEntry]:
+    """What a router keeps of its tables between two decisions."""
+    return Kept(_entry)
+
+
 def _entry(
     sid: str,
     incarnation: str,
@@ -127,11 +133,7 @@ def _entry(
     slow_link: str,
 ) -> RouteEntry:
     """What a table says of one instance: its weight by the policy's `revision`, or None where it is draining;
-    the part of it that its health leaves, and why; `part`: its service time as a multiple of the median.
-
-    Of thousands in a stage one has changed since the last table: the others are the same objects as then,
-    neither put into words nor checked again.
-    """
+    the part of it that its health leaves, and why; `part`: its service time as a multiple of the median."""
     if weight is None:
         weight = 0.0
         told = ["draining: finishes what is bound to it"]

@@ -7,11 +7,13 @@ import random
 
 import pytest
 
-from entities.compute_notice import compute_entries, is_news, stage_loads
+from entities.compute_notice import compute_entries, is_news, kept_loads, stage_loads
 from entities.ejection import Health
+from entities.kept import Kept
 from entities.load_statistics import LoadStatistics, mean_transfer_ms
 from entities.policy_book import PolicyBook
-from entities.router_core import TableDecision, decide_table, member_of, worth_writing
+from entities.router_core import TableDecision, decide_table, kept_routes, member_of, worth_writing
+from schemas.data_plane import RouteEntry
 from schemas.registry import Capability, InstanceState, ServiceRecord
 from schemas.signals import ComputeEntry, StagePolicy
 from schemas.telemetry import InstanceSample, LinkSample
@@ -20,8 +22,8 @@ from tests.entity_records import instance, policy, sample
 S = InstanceState
 
 
-def table(stage: StagePolicy, *records: ServiceRecord) -> TableDecision:
-    return decide_table(policy(), stage, records)
+def table(stage: StagePolicy, *records: ServiceRecord, kept: Kept[RouteEntry] | None = None) -> TableDecision:
+    return decide_table(policy(), stage, records, kept=kept)
 
 
 class TestDecideTable:
@@ -82,16 +84,18 @@ class TestDecideTable:
 def test_of_a_stage_only_those_are_told_anew_that_have_changed() -> None:
     """Of a thousand instances one drains, and the others' entries are the same objects as before."""
     records = [instance(f"j-s0-r{number}") for number in range(5)]
-    stage = StagePolicy(stage=0, window=3)
-    before, again = table(stage, *records), table(stage, *records)
+    stage, kept = StagePolicy(stage=0, window=3), kept_routes()
+    before, again = table(stage, *records, kept=kept), table(stage, *records, kept=kept)
     records[3] = instance("j-s0-r3", state=S.DRAINING)
-    after = table(stage, *records)
+    after = table(stage, *records, kept=kept)
+    assert after == table(stage, *records)
     assert all(one is other for one, other in zip(before.entries, again.entries, strict=True))
     same = [one is other for one, other in zip(before.entries, after.entries, strict=True)]
     assert same == [True, True, True, False, True]
     assert (worth_writing(before, again), worth_writing(before, after)) == ("no", "now")
-    entries = [compute_entries(given, LoadStatistics(), {}) for given in (records[:3], records[:3])]
-    assert all(one is other for one, other in zip(*entries, strict=True))
+    loads = kept_loads()
+    one, other = (compute_entries(records[:3], LoadStatistics(), {}, kept=loads) for _ in range(2))
+    assert all(first is second for first, second in zip(one, other, strict=True))
 
 
 def statistics(**service_ms: float) -> LoadStatistics:
