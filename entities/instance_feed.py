@@ -22,8 +22,9 @@ log = get_logger("instance-feed")
 RETRY_S = 0.3
 """Pause before subscriptions that could not be made are tried again."""
 
-TOGETHER = 64
-"""Subscriptions that are asked for at once: each waits for the server's word, thousands of them seconds."""
+TOGETHER = 16
+"""Subscriptions that are asked for at once: each waits for the server's word, thousands of them seconds. With
+more nothing else would have its turn meanwhile."""
 
 Handler = Callable[[Any, Envelope], Awaitable[None]]
 
