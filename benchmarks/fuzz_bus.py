@@ -78,8 +78,8 @@ class Found:
     """Requests that the schema refuses and somebody serves, and those answered with a refusal."""
     buried: Counter[str] = field(default_factory=Counter)
     """Dead letters, by row."""
-    silent: int = 0
-    """Requests without an answer in time."""
+    silent: Counter[str] = field(default_factory=Counter)
+    """Requests without an answer in time, by row."""
 
 
 class Storm:
@@ -145,7 +145,9 @@ class Storm:
                 async with asyncio.timeout(ANSWER_S):
                     await self._answered.wait()
             except TimeoutError:
-                self.found.silent += len(self._waiting)
+                for row, _ in self._waiting.values():
+                    self.found.silent[row.name] += 1
+                    print(f"no answer in {ANSWER_S:g} s: {row.name}", file=sys.stderr, flush=True)
                 self._waiting.clear()
 
 
@@ -251,6 +253,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             for part in range(LOOKS):
                 await storm.run(arguments.messages * (part + 1) // LOOKS - arguments.messages * part // LOOKS)
                 memories.append(memory(children))
+                print(f"{part + 1}/{LOOKS}: {storm.found.sent.total():,} sent", file=sys.stderr, flush=True)
             took_s = time.monotonic() - began
             await asyncio.sleep(2.0)  # the last letters
             memories[-1] = memory(children)
@@ -301,7 +304,7 @@ def report(
         "rows that bury": len(heard),
         "requests refused otherwise": {row: count for row, count in unanswered.items() if count > 0},
         "rejections not counted": {row: count for row, count in uncounted.items() if count > 0},
-        "requests without an answer": found.silent,
+        "requests without an answer": dict(found.silent),
         "processes": len(first),
         "processes that died": sorted(set(first) - set(last)),
         "resident, MiB": resident,
@@ -310,7 +313,7 @@ def report(
         "seconds": took_s,
         "ok": same
         and set(first) == set(last)
-        and not any(count > 0 for count in (*unanswered.values(), *uncounted.values(), found.silent))
+        and not any(count > 0 for count in (*unanswered.values(), *uncounted.values(), found.silent.total()))
         and all(one < MOST_GROWTH_BYTES for one in growth),
     }
 

@@ -50,19 +50,39 @@ def fewer(patterns: Iterable[str], known: tuple[str, ...], within: tuple[str, ..
         known: All that is ever said `within`, as patterns.
         within: Heads (`dmsc.v1`): whatever begins otherwise, or ends in `>`, stays as it is.
     """
-    heads = [tuple(head.split(".")) for head in within]
-    kept, loose = set(), set()
-    for pattern in patterns:
+    heads = tuple(tuple(head.split(".")) for head in within)
+    kept, loose = [], []
+    for pattern in sorted(patterns):
         tokens = tuple(pattern.split("."))
         inside = tokens[-1] != ">" and any(tokens[: len(head)] == head for head in heads)
-        (loose if inside else kept).add(tokens)
-    exceptions = _Exceptions(loose, known)
+        (loose if inside else kept).append(tokens)
+    # Of two instances of two jobs all is alike but the names: that is thought out once.
+    words, names = _words(known), dict[str, str]()
+
+    def nameless(several: list[Tokens]) -> tuple[Tokens, ...]:
+        return tuple(
+            tuple(one if one in words else names.setdefault(one, f"?{len(names)}") for one in tokens)
+            for tokens in several
+        )
+
+    wide = nameless([tokens for tokens in kept if tokens[-1] == ">"])
+    allow, deny = _joined(nameless(loose), tuple(".".join(tokens) for tokens in wide), known, heads)
+    named = {stand_in: name for name, stand_in in names.items()}
+    return Fewer(_texts(kept, named) + _texts(allow, named), _texts(deny, named))
+
+
+@lru_cache(maxsize=1_024)
+def _joined(
+    patterns: tuple[Tokens, ...], wide: tuple[str, ...], known: tuple[str, ...], heads: tuple[Tokens, ...]
+) -> tuple[frozenset[Tokens], frozenset[Tokens]]:
+    """What is allowed, and what of it not. `wide`: allowed as well, and left as it is."""
+    loose = set(patterns)
+    exceptions = _Exceptions(loose, wide, known)
     denied: dict[Tokens, frozenset[Tokens]] = {}
     while (step := max(_steps(loose, exceptions, heads, denied), key=_worth, default=None)) is not None:
         denied[step.joined] = step.excepted
         loose = {one for one in loose if not _covers(step.joined, one)} | {step.joined}
-    excepted = {one for joined in loose for one in denied.get(joined, ())}
-    return Fewer(_texts(kept | loose), _texts(excepted))
+    return frozenset(loose), frozenset(one for joined in loose for one in denied.get(joined, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +101,7 @@ def _worth(step: _Step) -> tuple[int, Tokens]:
 def _steps(
     loose: set[Tokens],
     exceptions: _Exceptions,
-    heads: list[Tokens],
+    heads: tuple[Tokens, ...],
     denied: dict[Tokens, frozenset[Tokens]],
 ) -> Iterator[_Step]:
     """What would make it shorter."""
@@ -105,7 +125,8 @@ def _steps(
 class _Exceptions:
     """What is known within a pattern, and was not meant; each pattern is looked at once."""
 
-    def __init__(self, meant: Iterable[Tokens], known: tuple[str, ...]) -> None:
+    def __init__(self, meant: Iterable[Tokens], wide: tuple[str, ...], known: tuple[str, ...]) -> None:
+        self._wide = wide
         self._meant: defaultdict[int, list[Tokens]] = defaultdict(list)
         for tokens in meant:
             self._meant[len(tokens)].append(tokens)
@@ -119,7 +140,8 @@ class _Exceptions:
         return self._found[joined]
 
     def _look(self, joined: Tokens) -> frozenset[Tokens] | None:
-        meant = [one for one in self._meant[len(joined)] if _common(joined, one) is not None]
+        all_meant = (*self._meant[len(joined)], *_at(len(joined), self._wide))
+        meant = [one for one in all_meant if _common(joined, one) is not None]
         found = set()
         for one in _at(len(joined), self._known):
             common = _common(joined, one)
@@ -156,5 +178,11 @@ def _at(length: int, known: tuple[str, ...]) -> tuple[Tokens, ...]:
     return tuple(found)
 
 
-def _texts(patterns: Iterable[Tokens]) -> tuple[str, ...]:
-    return tuple(sorted(".".join(tokens) for tokens in patterns))
+@lru_cache(maxsize=64)
+def _words(known: tuple[str, ...]) -> frozenset[str]:
+    """All tokens that stand in these patterns; every other one is a name."""
+    return frozenset(token for pattern in known for token in pattern.split(".")) | {"*", ">"}
+
+
+def _texts(patterns: Iterable[Tokens], named: dict[str, str]) -> tuple[str, ...]:
+    return tuple(sorted(".".join(named.get(token, token) for token in tokens) for tokens in patterns))

@@ -65,3 +65,10 @@ def test_whatever_lies_elsewhere_or_goes_deeper_stays_as_it_is() -> None:
     assert fewer(["x.a.b.1", "x.a.c.1"], ("x.>",), ("x",)).allow == ("x.a.b.1", "x.a.c.1"), (
         "all of it is known"
     )
+
+
+def test_an_exception_does_not_take_what_is_allowed_at_any_depth() -> None:
+    known = tuple(f"x.step.{name}.*" for name in ("commit", "abort", "fence", "adopt", "claim"))
+    steps = [f"x.step.{name}.me" for name in ("commit", "abort", "fence", "adopt")]
+    found = fewer([*steps, "x.>"], known, ("x",))
+    assert found == Fewer(("x.>", "x.step.*.me")), "what x.> allows is excepted nowhere"
