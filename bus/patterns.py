@@ -51,7 +51,8 @@ def fewer(patterns: Iterable[str], known: tuple[str, ...], within: tuple[str, ..
         within: Heads (`dmsc.v1`): whatever begins otherwise, or ends in `>`, stays as it is.
     """
     heads = tuple(tuple(head.split(".")) for head in within)
-    kept, loose = [], []
+    kept: list[Tokens] = []
+    loose: list[Tokens] = []
     for pattern in sorted(patterns):
         tokens = tuple(pattern.split("."))
         inside = tokens[-1] != ">" and any(tokens[: len(head)] == head for head in heads)
