@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ from bus.tap import Tap
 from dmsc.async_client import AsyncClient
 from dmsc.composition import node_name
 from dmsc.layout import MeshOptions
-from dmsc.mesh import RunningMesh, running_mesh
+from dmsc.mesh import running_mesh
 from dmsc.settings import find_bus
 from dmsc.state_folder import StateFolder
 from schemas.envelope import EntityKind
@@ -54,6 +56,8 @@ CHUNK = 500
 ANSWER_S = 60.0
 PER_ROW = 40
 """Real messages of a row that are kept."""
+LOOKS = 6
+"""At the processes' memory, each after an equal part of the messages."""
 MOST_GROWTH_BYTES = 64 << 20
 """Of one process in the second half: what it remembers by design is full by then."""
 REFUSED = "bad_message"
@@ -74,8 +78,8 @@ class Found:
     """Requests that the schema refuses and somebody serves, and those answered with a refusal."""
     buried: Counter[str] = field(default_factory=Counter)
     """Dead letters, by row."""
-    silent: int = 0
-    """Requests without an answer in time."""
+    silent: Counter[str] = field(default_factory=Counter)
+    """Requests without an answer in time, by row."""
 
 
 class Storm:
@@ -141,7 +145,9 @@ class Storm:
                 async with asyncio.timeout(ANSWER_S):
                     await self._answered.wait()
             except TimeoutError:
-                self.found.silent += len(self._waiting)
+                for row, _ in self._waiting.values():
+                    self.found.silent[row.name] += 1
+                    print(f"no answer in {ANSWER_S:g} s: {row.name}", file=sys.stderr, flush=True)
                 self._waiting.clear()
 
 
@@ -195,9 +201,17 @@ async def trained(client: AsyncClient) -> tuple[str, str]:
     return job, record.weights.sha256
 
 
-def memory(running: RunningMesh) -> dict[int, int]:
-    """Resident bytes of each process of the mesh. Forked instances come and go, and are no part of it."""
-    return {pid: psutil.Process(pid).memory_info().rss for pid in sorted(running.file.children.values())}
+Memory = dict[str, int]
+"""Resident bytes of each process of the mesh that lives. Instances come and go, and are no part of it."""
+
+
+def memory(children: dict[str, int]) -> Memory:
+    """Of processes by name and pid; who died is left out, whoever took their place."""
+    found = {}
+    for name, pid in children.items():
+        with contextlib.suppress(psutil.Error):
+            found[name] = psutil.Process(pid).memory_info().rss
+    return found
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -233,21 +247,23 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             raw = await nats.connect(address.servers[0], token=administrator, pending_size=64 << 20)
             storm = Storm(raw, Fuzzer(arguments.seed, seeds), names)
             await storm.listen()
-            first = memory(running)
+            children = dict(running.file.children)
+            memories = [memory(children)]
             began = time.monotonic()
-            await storm.run(arguments.messages // 2)
-            middle = memory(running)
-            await storm.run(arguments.messages - arguments.messages // 2)
+            for part in range(LOOKS):
+                await storm.run(arguments.messages * (part + 1) // LOOKS - arguments.messages * part // LOOKS)
+                memories.append(memory(children))
+                print(f"{part + 1}/{LOOKS}: {storm.found.sent.total():,} sent", file=sys.stderr, flush=True)
             took_s = time.monotonic() - began
             await asyncio.sleep(2.0)  # the last letters
-            last = memory(running)
+            memories[-1] = memory(children)
             await raw.close()
             async with Bus.connect(
                 address.servers, name="fuzz-broom", kind=EntityKind.CLIENT, token=administrator
             ) as bus:
                 await sweep(bus, names)
             _, after = await trained(client)
-        return report(storm.found, seeds, (first, middle, last), before == after, took_s)
+        return report(storm.found, seeds, memories, before == after, took_s)
 
 
 async def gather(tap: Tap, seeds: dict[Subject, list[bytes]]) -> None:
@@ -261,11 +277,12 @@ async def gather(tap: Tap, seeds: dict[Subject, list[bytes]]) -> None:
 def report(
     found: Found,
     seeds: dict[Subject, list[bytes]],
-    memories: tuple[dict[int, int], dict[int, int], dict[int, int]],
+    memories: Sequence[Memory],
     same: bool,
     took_s: float,
 ) -> dict[str, Any]:
-    first, middle, last = memories
+    """`memories`: before, and at the end of each equal part."""
+    first, middle, last = memories[0], memories[len(memories) // 2], memories[-1]
     unanswered = {row: count - found.refused[row] for row, count in found.asked.items()}
     # of a bucket's key only the last value is kept, and may be all that who watches it sees
     keys = {row.name for row in SUBJECTS if row.bucket}
@@ -274,7 +291,8 @@ def report(
     requests = {row.name for row in SUBJECTS if row.delivery is Delivery.REQUEST}
     # of a request only what reached somebody is buried; of the rest all, by everyone who listens
     uncounted |= {row: found.asked[row] - found.buried[row] for row in heard if row in requests}
-    growth = {pid: (middle[pid] - first[pid], last[pid] - middle[pid]) for pid in first if pid in last}
+    growth = [last[name] - middle[name] for name in first if name in last]
+    resident = {name: [one[name] >> 20 for one in memories if name in one] for name in first}
     return {
         "messages": sum(found.sent.values()),
         "kinds": dict(sorted(found.sent.items())),
@@ -286,17 +304,17 @@ def report(
         "rows that bury": len(heard),
         "requests refused otherwise": {row: count for row, count in unanswered.items() if count > 0},
         "rejections not counted": {row: count for row, count in uncounted.items() if count > 0},
-        "requests without an answer": found.silent,
+        "requests without an answer": dict(found.silent),
         "processes": len(first),
         "processes that died": sorted(set(first) - set(last)),
-        "most growth, first half, MiB": max(one for one, _ in growth.values()) / 2**20,
-        "most growth, second half, MiB": max(two for _, two in growth.values()) / 2**20,
+        "resident, MiB": resident,
+        "most growth, second half, MiB": max(growth, default=0) / 2**20,
         "same weights afterwards": same,
         "seconds": took_s,
         "ok": same
         and set(first) == set(last)
-        and not any(count > 0 for count in (*unanswered.values(), *uncounted.values(), found.silent))
-        and all(two < MOST_GROWTH_BYTES for _, two in growth.values()),
+        and not any(count > 0 for count in (*unanswered.values(), *uncounted.values(), found.silent.total()))
+        and all(one < MOST_GROWTH_BYTES for one in growth),
     }
 
 

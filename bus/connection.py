@@ -352,6 +352,10 @@ class Bus:
             self, row, message, message_id=message_id, last=last, tokens=tokens
         )
 
+    async def last_sequence(self, row: Subject) -> int:
+        """The last sequence of the row's stream; 0: there was no message yet."""
+        return await streams.last_sequence(self, row)
+
     async def tail(self, row: Subject) -> tuple[int, Recorded | None]:
         """The last sequence of the row's stream (0: none), and the message there; None: it was removed."""
         return await streams.tail(self, row)

@@ -197,14 +197,20 @@ async def append(
     return await _persistently(bus.link, publish, deadline_s, f"append to {subject}")
 
 
+async def last_sequence(bus: Bus, row: Subject) -> int:
+    """The last that the row's stream gave; 0: none. From the stream's leader."""
+    if row.stream is None:
+        raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
+    return int((await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}"))["state"]["last_seq"])
+
+
 async def tail(bus: Bus, row: Subject) -> tuple[int, Recorded | None]:
     """The last sequence that the row's stream gave, and the message there; None where that was removed.
 
     Through the stream's leader: a decision may hang on it.
     """
-    if row.stream is None:
-        raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
-    sequence = int((await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}"))["state"]["last_seq"])
+    sequence = await last_sequence(bus, row)
+    assert row.stream is not None
     item = await jetstream.at(bus.link, row.stream, sequence) if sequence else None
     return sequence, None if item is None else await _decoded(bus, row, item)
 

@@ -256,6 +256,13 @@ class AsyncClient(AccessCalls):
         body = {"sid": sid, "fault": fault, "incarnation": incarnation}
         return Struck.model_validate(await self._door.ask("POST", "/v1/chaos/faults", body))
 
+    async def tell_outside_fault(
+        self, victim: str, fault: str, *, idempotency_key: str | None = None
+    ) -> None:
+        """Put on the audit stream, as an operator, that a process was struck without the mesh's help."""
+        body = {"victim": victim, "fault": fault}
+        await self._door.ask("POST", "/v1/chaos/outside", body, key=idempotency_key)
+
     # --- functional modules ---------------------------------------------------------------------------------
 
     async def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:

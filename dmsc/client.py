@@ -196,6 +196,11 @@ class Client:
         """Bring a fault upon an instance, as an operator: see what the mesh makes of it in `faults`."""
         return self._runner.call(self._client.strike(sid, fault, incarnation=incarnation))
 
+    def tell_outside_fault(self, victim: str, fault: str, *, idempotency_key: str | None = None) -> None:
+        """Put on the audit stream, as an operator, that a process was struck without the mesh's help."""
+        told = self._client.tell_outside_fault(victim, fault, idempotency_key=idempotency_key)
+        return self._runner.call(told)
+
     # --- functional modules ---------------------------------------------------------------------------------
 
     def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:

@@ -29,7 +29,8 @@ class AuditRecord(Message, wire="audit.record"):
 
     Kinds: `refused` (asked, and not let), `act` (let do what the rules mark `audit`), `users` (users and
     tokens changed), `access-file` (the rules were read again), `eviction` and `connection` (thrown off the
-    bus, or not let on it), `folded` (`count` refusals that came faster than they are recorded one by one).
+    bus, or not let on it: there `resource` is the name that the caller said, and the host), `folded` (`count`
+    refusals that came faster than they are recorded one by one; `resource` and `reason` are the last one's).
     """
 
     id: str = Field(description="unique: tells a record that was stored from one that was not")

@@ -142,3 +142,10 @@ class StrikeBody(Part):
     sid: Token
     fault: Literal["kill", "freeze", "resume"]
     incarnation: Token | None = Field(None, description="only this one; none: whichever runs now")
+
+
+class OutsideFault(Part):
+    """The body of `POST /v1/chaos/outside`: what was struck without the mesh's help, and how."""
+
+    victim: str = Field(min_length=1, max_length=120, description="a process's or an instance's name")
+    fault: Token = Field(description="as `dmsc chaos --what` calls it: instance, freeze, server, …")

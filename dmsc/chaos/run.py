@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 from bus.connection import Bus
 from bus.subjects import REGISTRY_RECORD
 from dmsc.async_client import AsyncClient
 from dmsc.chaos import history, report
+from dmsc.chaos.auditing import Tell, auditing
 from dmsc.chaos.history import Work
+from dmsc.chaos.patience import END_S, LOOK_EVERY_S, persistently
 from dmsc.chaos.plan import Every, FaultKind, PlannedFault, Target, choose, plan
 from dmsc.chaos.processes import Held, LocalMesh, strike, thaw
 from dmsc.chaos.report import Clean, Fault, Report
@@ -27,14 +28,10 @@ from schemas.registry import ServiceRecord
 
 VICTIM_S = 5.0
 """How long a due fault waits for somebody to hit; then it is told as missed."""
-LOOK_EVERY_S = 0.05
-END_S = 60.0
-"""How long the mesh may take after the job's end until it answers again: its gateways may be dead."""
 PATIENCE_S = 120.0
 """How long a broken event stream is reconnected: all gateways may be dead at a time."""
 
 Say = Callable[[str], None]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +101,12 @@ class Chaos:
             if ours:
                 await stack.enter_async_context(self._own(record))
             stack.callback(thaw, frozen)
+            tell = await stack.enter_async_context(auditing(self.client, self._say))
             watched = await stack.enter_async_context(
                 watching(self.client, self._bus, job, lambda event: self._tell(event, faults))
             )
             striking = asyncio.create_task(
-                self._strikes(watched, max(record.step, 1), options, clean, faults, frozen)
+                self._strikes(watched, max(record.step, 1), options, clean, faults, frozen, tell)
             )
             ending = asyncio.create_task(watched.ended.wait())
             try:
@@ -131,6 +129,7 @@ class Chaos:
         clean: Clean | None,
         faults: list[Fault],
         frozen: list[Held],
+        tell: Tell,
     ) -> None:
         """The plan's faults, from the moment that `first` steps are committed; a running job has some."""
         if not await watched.reach(first):
@@ -151,6 +150,8 @@ class Chaos:
             fault = await self._strike(planned, watched, frozen)
             faults.append(fault)
             self._say(_told(fault, watched.committed))
+            if fault.fired:
+                tell(fault)
 
     async def _all_here(self, job: str) -> None:
         """Faults are for processes of this machine: a job that is partly elsewhere would be hit in part."""
@@ -240,15 +241,15 @@ class Chaos:
         )
 
     async def _work(self, job: str) -> Work:
-        return await _persistently(lambda: work_of(self._bus, job))
+        return await persistently(lambda: work_of(self._bus, job))
 
     async def _final(self, job: str) -> JobRecord:
         """The record of a job that has ended, from a mesh that may just be coming back."""
-        record = await _persistently(lambda: self.client.job(job))
+        record = await persistently(lambda: self.client.job(job))
         deadline = time.monotonic() + END_S
         while record.state not in ENDED and time.monotonic() < deadline:
             await asyncio.sleep(LOOK_EVERY_S)
-            record = await _persistently(lambda: self.client.job(job))
+            record = await persistently(lambda: self.client.job(job))
         return record
 
     @asynccontextmanager
@@ -279,18 +280,6 @@ async def open_chaos(folder: StateFolder, say: Say) -> AsyncIterator[Chaos]:
         Bus.connect(address.servers, name="chaos", kind=EntityKind.CLIENT, token=address.token) as bus,
     ):
         yield Chaos(folder, client, bus, say)
-
-
-async def _persistently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Asks until it is answered, at most `END_S`: the mesh may just be coming back."""
-    deadline = time.monotonic() + END_S
-    while True:
-        try:
-            return await ask()
-        except DmscError as error:
-            if not error.retryable or time.monotonic() > deadline:
-                raise
-        await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _step_s(watched: Watched) -> float:

@@ -116,12 +116,14 @@ def identify(users: Users | tuple[User, ...], token: str, now: float | None = No
 
     `now`: seconds since the epoch; default: this moment.
     """
-    found = recognise(users if isinstance(users, Users) else Users(listed=users), token, now or time.time())
+    found = recognise(users, token, now or time.time())
     return found if isinstance(found, User) else None
 
 
-def recognise(users: Users, token: str, now: float) -> User | Stranger:
+def recognise(users: Users | tuple[User, ...], token: str, now: float) -> User | Stranger:
     """The same, with the reason."""
+    if not isinstance(users, Users):
+        users = Users(listed=users)
     if user_tokens.looks_like_one(token):
         return _by_signature(users, token, now)
     found = _by_hash(users.listed, token)

@@ -1,7 +1,7 @@
 """Writes the audit stream: one chain for all authorizers (`schemas.audit`).
 
 A privileged act is recorded before it is permitted: without a record there is no permission. Refusals are
-recorded behind the answer, a few by themselves and the rest counted (`folding.py`).
+recorded behind the answer, a few by themselves and the rest counted (`refusals.py`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import secrets
 import time
 from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from entities.authorizer.folding import Folded, Folding, FoldingConfig
+from entities.authorizer.folding import Refusal
+from entities.authorizer.refusals import Refusals, made
 from schemas.audit import AuditKind, AuditRecord, chained
 from schemas.errors import Conflict, DmscError, Unavailable
 from schemas.signals import AccessDecision, Role
@@ -26,27 +26,22 @@ log = get_logger("audit")
 DEADLINE_S = 8.0
 """How long one record may take; a cluster that elects a leader takes most of it."""
 PAUSE_S = 0.02
-WAITING = 256
-"""Refusals that wait to be written; beyond, they are counted with the folded ones."""
-_SHORT = 200
 
 
 class AuditTrail:
     """One authorizer's part in the chain."""
 
-    def __init__(self, bus: Bus, authorizer: str, folding: FoldingConfig | None = None) -> None:
+    def __init__(self, bus: Bus, authorizer: str, refusals: Refusals | None = None) -> None:
+        """`refusals`: those that it writes, where somebody else has them, too; they outlive it."""
+        self.refusals = refusals or Refusals(authorizer)
         self._bus = bus
         self._authorizer = authorizer
-        self._folding = Folding(folding or FoldingConfig())
-        self._refused: asyncio.Queue[AuditRecord] = asyncio.Queue(WAITING)
         self._turn = asyncio.Lock()
-        self._news = asyncio.Event()
-        self.unwritten = 0
 
     async def act(self, kind: AuditKind, **what: Any) -> None:
         """Records what is about to be done. Raises `Unavailable` where it can't: then it must not be."""
         try:
-            await self._write(self._record(kind, allow=True, **what))
+            await self._write(made(self._authorizer, kind, allow=True, **what))
         except DmscError as error:
             raise Unavailable(
                 f"not done: the audit stream can't be written ({error.text}); try again"
@@ -59,69 +54,41 @@ class AuditTrail:
         action: str,
         resource: str,
         reason: str,
-        kind: AuditKind = "refused",
         role: Role | None = None,
         rule: str = "",
         gateway: str = "",
     ) -> None:
         """Records a refusal, behind the scenes. `user` is empty where it is not known. Never raises."""
-        if self._folding.take(user, action, resource, reason, time.monotonic()):
-            record = self._record(
-                kind, user=user, action=action, resource=resource, reason=reason, role=role, rule=rule,
-                gateway=gateway,
-            )  # fmt: skip
-            try:
-                self._refused.put_nowait(record)
-            except asyncio.QueueFull:
-                self.unwritten += 1
-        self._news.set()
+        refusal = Refusal(user=user, action=action, resource=resource, reason=reason)
+        self.refusals.add(user, "refused", refusal, role=role, rule=rule, gateway=gateway)
 
     async def run(self) -> None:
         """Writes refusals until cancelled; what waits then is still written, if that takes no time."""
         try:
+            await self._write_refusals(window_over=False)
             while True:
-                self._news.clear()
-                await self._write_refusals()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._folding.due(time.monotonic())):
-                        await self._news.wait()
-                if self._folding.due(time.monotonic()) == 0.0:
-                    await self._tell(self._folding.close())
+                await self._write_refusals(window_over=await self.refusals.news())
         finally:
             with contextlib.suppress(DmscError, TimeoutError, asyncio.CancelledError):
                 async with asyncio.timeout(1.0):
-                    await self._write_refusals()
-                    await self._tell(self._folding.close())
+                    await self._write_refusals(window_over=True)
 
-    async def _write_refusals(self) -> None:
-        while not self._refused.empty():
-            await self._try(self._refused.get_nowait())
-
-    async def _tell(self, folded: list[Folded]) -> None:
-        for one in folded:
-            record = self._record(
-                "folded", user=one.user, action=one.action, resource=one.resource, reason=one.reason,
-                count=one.count,
-            )  # fmt: skip
-            await self._try(record)
+    async def _write_refusals(self, *, window_over: bool) -> None:
+        while self.refusals.waiting:
+            await self._try(self.refusals.waiting[0])  # stays until then: it is stored once, however often
+            self.refusals.waiting.popleft()
+        if window_over:
+            for record in self.refusals.close():
+                await self._try(record)
 
     async def _try(self, record: AuditRecord) -> None:
         """Nobody waits for a refusal's record: one that can't be written is counted, and told by the log."""
         try:
             await self._write(record)
         except DmscError as error:
-            self.unwritten += 1
+            self.refusals.unwritten += record.count
             log.error("audit record not written", kind=record.kind, user=record.user, action=record.action,
                       resource=record.resource, reason=error.text)  # fmt: skip
-
-    def _record(self, kind: AuditKind, **what: Any) -> AuditRecord:
-        short = {
-            key: value[:_SHORT] if isinstance(value, str) and not isinstance(value, Role) else value
-            for key, value in what.items()
-        }
-        return AuditRecord(
-            id=secrets.token_hex(8), at=time.time(), authorizer=self._authorizer, kind=kind, **short
-        )
 
     async def _write(self, record: AuditRecord) -> int:
         """Behind whatever is last; other authorizers write as well, so it may take several attempts."""

@@ -19,8 +19,10 @@ from bus.guard_keys import GuardKeys
 from bus.identity import Identity, inbox_of_token
 from bus.logs import get_logger
 from bus.permissions import of_identity, of_role
-from entities.authorizer.access_rules import User, Users, identify
+from entities.authorizer.access_rules import Stranger, User, Users, recognise
 from entities.authorizer.evictions import connection_of
+from entities.authorizer.folding import Refusal
+from entities.authorizer.refusals import Refusals
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import Refused
@@ -31,6 +33,8 @@ log = get_logger("authorizer.callout")
 USER_CONNECTION_S = 24 * 3600.0
 """A user's connection is made again after this; a removed user's is ended at once (`evictions`)."""
 REMEMBERED = 100
+NAME_MOST = 120
+"""Characters of the name that a caller gives itself, for logs and the audit."""
 TOLD_MOST = 1_000
 """Refusals logged one by one; then only each hundredth: who knocks a million times fills no disk."""
 
@@ -54,8 +58,10 @@ class Doorkeeper:
         *,
         root: str = "",
         account: str = ACCOUNT,
+        refusals: Refusals | None = None,
     ) -> None:
         """`tell` takes the lines about those who were let in; by default they go to the log.
+        `refusals`: where who was not is put down for the audit stream.
 
         `account`: where they are put; `root`: checks its credentials, if not that of `keys` (public).
         """
@@ -67,6 +73,7 @@ class Doorkeeper:
         self._root = root or keys.root
         self._users = users
         self._tell: Tell = tell or log.info
+        self._refusals = refusals
 
     @contextlib.asynccontextmanager
     async def at_door(
@@ -96,7 +103,7 @@ class Doorkeeper:
         self.granted[what] += 1
         where = {} if self.account == ACCOUNT else {"account": self.account}
         self._tell(
-            "let in", connection=caller.name[:120], host=caller.host, as_=grant.name, what=what, **where
+            "let in", connection=caller.name[:NAME_MOST], host=caller.host, as_=grant.name, what=what, **where
         )
         return grant
 
@@ -109,10 +116,12 @@ class Doorkeeper:
             return identity.kind, Grant(
                 identity.name, of_identity(identity), checked.expires_at, self.account
             )
-        user = identify(self._users(), caller.token)
-        if user is None:
-            raise Refused("neither a credential of this mesh nor a user's token", why="unknown")
-        return self._user(user, caller, now)
+        found = recognise(self._users(), caller.token, now)
+        if isinstance(found, Stranger):
+            why = "user" if found.name else "unknown"
+            reason = found.reason if found.name else "neither a credential of this mesh nor a user's token"
+            raise Refused(reason, why=why, user=found.name)
+        return self._user(found, caller, now)
 
     def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
         permissions = of_role(user.role, inbox_of_token(caller.token))
@@ -125,17 +134,32 @@ class Doorkeeper:
         return user.role, Grant(connection_of(user.name), permissions, expires, self.account)
 
     def knows(self, token: str) -> bool:
-        """Whether this is a token of one of our users."""
-        return identify(self._users(), token) is not None
+        """Whether this is, or was, a token of one of our users."""
+        found = recognise(self._users(), token, time.time())
+        return isinstance(found, User) or bool(found.name)
 
     def _refused(self, caller: Caller, error: Refused) -> None:
         self.refused[str(error.fields.get("why", "credential"))] += 1
         self.reasons.append(error.text)
+        if self._refusals is not None:
+            refusal = refused_connection(caller, error)
+            self._refusals.add(refusal, "connection", refusal)
         total = self.refused.total()
         if total <= TOLD_MOST or total % 100 == 0:
-            log.warning(
-                "not let in", connection=caller.name[:120], host=caller.host, reason=error.text, refused=total
-            )
+            who = {"connection": caller.name[:NAME_MOST], "host": caller.host}
+            log.warning("not let in", **who, reason=error.text, refused=total)
+
+
+def refused_connection(caller: Caller, error: Refused) -> Refusal:
+    """As the audit tells it. `user` is a user whose token was shown, and opens nothing any more; the name in
+    `resource` is what the caller said."""
+    name = "".join(c if c.isprintable() else "?" for c in caller.name.partition("/")[0])[:NAME_MOST]
+    return Refusal(
+        user=str(error.fields.get("user", "")),
+        action="connect",
+        resource=f"{name or 'nameless'} from {caller.host}",
+        reason=error.text,
+    )
 
 
 def module_of(user: User, sid: str) -> Identity | None:

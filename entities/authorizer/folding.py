@@ -1,12 +1,14 @@
 """How many refusals are recorded one by one, so that nobody can fill the audit stream by being refused. Pure.
 
-Each user has a few records per window, and all strangers together have as many; what comes beyond is counted,
-and told in one record at the window's end. So nothing is lost silently, and the stream grows by at most
-`(each + 1) * (users + 2)` records per window.
+Refusals come in groups: at the gateways' doors a user is one, and all strangers together; at the bus's door
+whoever is refused as the same, from the same host, for the same reason. Each group has a few records per
+window; what comes beyond is counted, and told in one record at the window's end. So nothing is lost silently,
+and the stream grows by at most `(each + 1) * (groups + 1)` records per window.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 
@@ -15,23 +17,31 @@ class FoldingConfig:
     """Bounds: 17 groups × 4 records of 0.7 kB in 5 minutes are 14 MB a day at most."""
 
     window_s: float = 300.0
-    each: int = 3  # recorded one by one, per user and window
-    users: int = 16  # told apart; the others are counted together
+    each: int = 3  # recorded one by one, per group and window
+    groups: int = 16  # told apart; the others are counted together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Who was refused what, and why. `user` is empty where nobody is known."""
+
+    user: str = ""
+    action: str = ""
+    resource: str = ""
+    reason: str = ""
 
 
 @dataclass(slots=True)
 class Folded:
     """What was not recorded one by one."""
 
-    user: str
+    last: Refusal
     count: int = 0
-    action: str = ""  # of the last one
-    resource: str = ""
-    reason: str = ""
+    others: bool = False  # of several groups: those beyond what is told apart
 
 
-OTHERS = "*"
-"""In place of a name: all users beyond those that are told apart."""
+class _Others:
+    """In place of a group: all beyond those that are told apart."""
 
 
 @dataclass(slots=True)
@@ -40,20 +50,20 @@ class Folding:
 
     config: FoldingConfig = field(default_factory=FoldingConfig)
     _ends: float = 0.0
-    _seen: dict[str, int] = field(default_factory=dict)
-    _folded: dict[str, Folded] = field(default_factory=dict)
+    _seen: dict[Hashable, int] = field(default_factory=dict)
+    _folded: dict[Hashable, Folded] = field(default_factory=dict)
 
-    def take(self, user: str, action: str, resource: str, reason: str, now: float) -> bool:
+    def take(self, group: Hashable, refusal: Refusal, now: float) -> bool:
         """Counts a refusal; True where it is to be recorded by itself."""
         if not self._seen:
             self._ends = now + self.config.window_s
-        key = user if user in self._seen or len(self._seen) < self.config.users else OTHERS
+        key = group if group in self._seen or len(self._seen) < self.config.groups else _Others
         self._seen[key] = self._seen.get(key, 0) + 1
         if self._seen[key] <= self.config.each:
             return True
-        folded = self._folded.setdefault(key, Folded(key))
+        folded = self._folded.setdefault(key, Folded(refusal, others=key is _Others))
         folded.count += 1
-        folded.action, folded.resource, folded.reason = action, resource, reason
+        folded.last = refusal
         return False
 
     def due(self, now: float) -> float | None:

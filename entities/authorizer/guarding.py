@@ -1,7 +1,8 @@
 """The AAM's answers to the bus's servers, for as long as they are asked: the door, and who the users are.
 
 Nobody gets in before somebody answers here, so it begins without a connection to the mesh: with the users of
-the file, then those that the buckets tell of, revocations too.
+the file, then those that the buckets tell of, revocations too. Who was not let in is written to the audit
+stream as soon as there is one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from contextlib import asynccontextmanager
 from bus.connection import Bus
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
+from entities.authorizer.audit_trail import AuditTrail
 from entities.authorizer.callout import Doorkeeper, Tell
+from entities.authorizer.refusals import Refusals
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.user_directory import UserDirectory
 from schemas.envelope import EntityKind
@@ -34,17 +37,22 @@ async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncI
     """
     assert config.keys_file is not None
     directory = UserDirectory(config.tokens_file, config.user_key)
-    doorkeeper = Doorkeeper(GuardKeys.read(config.keys_file), lambda: directory.users, tell)
-    async with doorkeeper.at_door(config.servers, config.sid), following(directory, config):
+    refusals = Refusals(config.sid, config.door_folding)
+    keys = GuardKeys.read(config.keys_file)
+    doorkeeper = Doorkeeper(keys, lambda: directory.users, tell, refusals=refusals)
+    async with doorkeeper.at_door(config.servers, config.sid), following(directory, config, refusals):
         yield doorkeeper
 
 
 @asynccontextmanager
-async def following(directory: UserDirectory, config: AuthorizerConfig) -> AsyncIterator[None]:
-    """Keeps `directory` up with the users' file and the bus, until the end of the block."""
+async def following(
+    directory: UserDirectory, config: AuthorizerConfig, refusals: Refusals
+) -> AsyncIterator[None]:
+    """Until the end of the block: keeps `directory` up with file and bus, and puts `refusals`
+    on its audit stream."""
     tasks = (
         asyncio.create_task(_refreshing(directory, config.check_s)),
-        asyncio.create_task(_following(directory, config)),
+        asyncio.create_task(_following(directory, config, refusals)),
     )
     try:
         yield
@@ -60,7 +68,7 @@ async def _refreshing(directory: UserDirectory, every_s: float) -> None:
         directory.refresh()
 
 
-async def _following(directory: UserDirectory, config: AuthorizerConfig) -> None:
+async def _following(directory: UserDirectory, config: AuthorizerConfig, refusals: Refusals) -> None:
     """Reads users and revocations from the buckets; a new mesh has these only a moment later."""
     while True:
         try:
@@ -69,7 +77,7 @@ async def _following(directory: UserDirectory, config: AuthorizerConfig) -> None
             ) as bus:
                 await directory.start(bus)
                 try:
-                    await asyncio.Event().wait()
+                    await AuditTrail(bus, config.sid, refusals).run()
                 finally:
                     await directory.stop()
         except DmscError as error:

@@ -26,6 +26,7 @@ from entities.authorizer.access_rules import Stranger, User
 from entities.authorizer.audit_trail import AuditTrail, about
 from entities.authorizer.evictions import Evictions
 from entities.authorizer.folding import FoldingConfig
+from entities.authorizer.refusals import Refusals
 from entities.authorizer.user_desk import ThrowOut, TokenConfig, UserDesk, nobody_to_throw_out
 from entities.authorizer.user_directory import UserDirectory
 from entities.authorizer.user_file import RulesFile
@@ -57,7 +58,9 @@ class AuthorizerConfig:
     valid_s: float = 5.0  # how long a gateway may cache a yes; who is taken out of the file is out after this
     check_s: float = 0.5  # how often the files are looked at; a changed one is read on the next look
     tokens: TokenConfig = field(default_factory=TokenConfig)
-    folding: FoldingConfig = field(default_factory=FoldingConfig)
+    folding: FoldingConfig = field(default_factory=FoldingConfig)  # of refused requests
+    # of refused connections: one record of who, where from and why, then how often
+    door_folding: FoldingConfig = field(default_factory=lambda: FoldingConfig(each=1))
 
     def __post_init__(self) -> None:
         if self.check_s <= 0 or self.valid_s < 0:
@@ -75,7 +78,7 @@ class Authorizer:
         self.config = config
         self.directory = UserDirectory(config.tokens_file, config.user_key)
         self.rules = RulesFile(config.access_file)
-        self.audit = AuditTrail(bus, config.sid, config.folding)
+        self.audit = AuditTrail(bus, config.sid, Refusals(config.sid, config.folding))
         self.evictions: Evictions | None = None
         if config.keys_file is not None:
             self.evictions = Evictions(config.servers, GuardKeys.read(config.keys_file), name=config.sid)

@@ -1,7 +1,8 @@
 """The guard of a server that several meshes share, each a tenant with its own account (ADR-0028).
 
 Whose a caller is follows from what proves it: the root that signed its credential, or the users among whom
-its token is found. So there is nothing in which a caller could name another's tenant.
+its token is found. So there is nothing in which a caller could name another's tenant. Who is refused is on
+the audit stream of the tenant that knew them; strangers to all are in the log alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bus.logs import get_logger
 from entities.authorizer.callout import Doorkeeper, PresentUsers, Tell
 from entities.authorizer.evictions import Evictions
 from entities.authorizer.guarding import following
+from entities.authorizer.refusals import Refusals
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.user_directory import UserDirectory
 from schemas.access import Revocation
@@ -93,16 +95,19 @@ async def guarding_tenants(
                     f"{tenant.account} and {doorkeepers[root].account} have the same root, as copies of a"
                     " folder have; remove bus_token from one"
                 )
-            doorkeepers[root] = Doorkeeper(keys, _present(directory), tell, root=root, account=tenant.account)
+            refusals = Refusals(tenant.users.sid, tenant.users.door_folding)
+            doorkeepers[root] = Doorkeeper(
+                keys, _present(directory), tell, root=root, account=tenant.account, refusals=refusals
+            )
             evictions = Evictions(servers, keys, name=GUARD, account=tenant.account)
             revocations = _Revocations(evictions, time.time())
             directory.revoked = revocations.heard
-            followed.append((directory, tenant.users, revocations))
+            followed.append((directory, tenant.users, refusals, revocations))
         guard = TenantGuard(doorkeepers, Doorkeeper(keys, lambda: (), tell, account=""))
         await stack.enter_async_context(Callout.running(servers, keys, guard.decide, name=GUARD))
-        for directory, config, revocations in followed:
+        for directory, config, refusals, revocations in followed:
             await stack.enter_async_context(revocations.carried_out())
-            await stack.enter_async_context(following(directory, config))
+            await stack.enter_async_context(following(directory, config, refusals))
         yield guard
 
 

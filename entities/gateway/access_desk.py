@@ -72,5 +72,5 @@ class AccessDesk:
     async def latest(self, token: str, limit: int) -> AuditPage:
         """The last entries."""
         await self._guard.check(token, "audit.read", "audit")
-        last, _ = await self._bus.tail(subjects.AUDIT)
+        last = await self._bus.last_sequence(subjects.AUDIT)
         return await self.audit(token, max(1, last - limit + 1), limit)

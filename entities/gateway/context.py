@@ -88,10 +88,11 @@ class Door:
         """
         if keyed.key is None:
             return sent(await act())
-        user = (await self.guard.check(token, action, resource)).user
+        access = await self.guard.check(token, action, resource)
         request = keyed.request
         digest = request_digest(request.method, request.url.path, request.url.query, body)
-        return sent(await self.kept.once(user, keyed.key, digest, act))
+        with self.guard.permitted(token, action, resource, access):
+            return sent(await self.kept.once(access.user, keyed.key, digest, act))
 
     async def cause(self, keyed: Keyed, token: str, action: str, resource: str) -> str | None:
         """By which a command with this key is recognised, whichever gateway sends it; None: no key."""

@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from bus import subjects
@@ -21,6 +22,10 @@ from entities.gateway.backends import Asks
 from schemas.access import Revocation
 from schemas.errors import DmscError, Refused
 from schemas.signals import AccessDecision, AccessRequest
+
+_just_permitted: ContextVar[tuple[tuple[str, str, str], AccessDecision] | None] = ContextVar(
+    "just_permitted", default=None
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +164,9 @@ class Guard:
             Unavailable: the authorizer does not answer.
         """
         key = (token_digest(token), action, resource)
+        just = _just_permitted.get()
+        if just is not None and just[0] == key and not self.void(just[1]):
+            return just[1]
         known = self._known.get(key)
         if known is not None and time.monotonic() < known[0]:
             why = self.void(known[1])
@@ -182,6 +190,16 @@ class Guard:
             while len(self._known) > self._config.remembered:
                 self._known.popitem(last=False)
         return decision
+
+    @contextlib.contextmanager
+    def permitted(self, token: str, action: str, resource: str, decision: AccessDecision) -> Iterator[None]:
+        """Within the block, which is of one request, `check` gives this answer that it gave before: what is
+        audited would else stand there twice."""
+        reset = _just_permitted.set(((token_digest(token), action, resource), decision))
+        try:
+            yield
+        finally:
+            _just_permitted.reset(reset)
 
     async def _ask(self, key: tuple[str, str, str], token: str) -> AccessDecision:
         """The authorizer's answer; who asks the same meanwhile gets it too: no flood at each expiry."""

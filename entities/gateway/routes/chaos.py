@@ -1,7 +1,8 @@
 """Faults on purpose: an operator has a node agent strike an instance, and watches what the mesh makes of it.
 
 Nothing of it is announced: as with `dmsc chaos`, which strikes processes from outside (ADR-0010), the mesh
-has to find out by itself.
+has to find out by itself. Both are on the audit stream, which no recovery reads: the one before it is done,
+the other when `dmsc chaos` tells of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from entities.gateway.idempotency import Answer
 from entities.gateway.requests import IdempotencyKey, Token, body_of, made, parse
 from schemas.cluster import Strike, Struck
 from schemas.errors import Conflict, NotFound
-from schemas.pages import StrikeBody
+from schemas.pages import OutsideFault, StrikeBody
 from schemas.registry import InstanceState
 
 log = get_logger("door")
@@ -25,7 +26,7 @@ TIMEOUT_S = 5.0
 
 
 def chaos(door: Door) -> APIRouter:
-    """`/v1/chaos/faults`."""
+    """`/v1/chaos/faults`, `/v1/chaos/outside`."""
     router = APIRouter(prefix="/v1/chaos", tags=["chaos"])
 
     @router.post("/faults", status_code=202, response_model=Struck, openapi_extra=body_of(StrikeBody))
@@ -50,5 +51,22 @@ def chaos(door: Door) -> APIRouter:
             return made(struck, status=202)
 
         return await door.once(keyed, token, "chaos.strike", body.sid, act, text)
+
+    @router.post(
+        "/outside", status_code=202, response_model=OutsideFault, openapi_extra=body_of(OutsideFault)
+    )
+    async def outside(token: Token, keyed: IdempotencyKey) -> Response:
+        """Put on the audit stream that a process was struck from outside, as `dmsc chaos` does it; for
+        operators. Nothing else comes of it."""
+        text = await door.body(keyed)
+        body = parse(OutsideFault, text)
+        struck = f"{body.victim} ({body.fault})"
+
+        async def act() -> Answer:
+            access = await door.guard.check(token, "chaos.outside", struck)
+            log.warning("fault from outside", fault=body.fault, victim=body.victim, user=access.user)
+            return made(body, status=202)
+
+        return await door.once(keyed, token, "chaos.outside", struck, act, text)
 
     return router

@@ -145,6 +145,14 @@ async def test_an_operator_strikes_an_instance_by_its_node_agent(
         answer = await http.post(f"{gateway.url}/v1/chaos/faults", json=body, headers=bearer(user))
         assert answer.status_code == status, answer.text
     assert len(orders) == 1
+    told = {"victim": "gateway-east", "fault": "gateway"}
+    for user, body, status in (
+        ("vera", told, 403),
+        ("olga", told, 202),
+        ("olga", told | {"victim": ""}, 422),
+    ):
+        answer = await http.post(f"{gateway.url}/v1/chaos/outside", json=body, headers=bearer(user))
+        assert answer.status_code == status, answer.text
 
 
 # --- idempotency keys ---------------------------------------------------------------------------------------

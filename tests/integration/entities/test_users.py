@@ -17,6 +17,7 @@ from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.access_policy import default_text
 from entities.authorizer.audit_trail import AuditTrail
 from entities.authorizer.folding import FoldingConfig
+from entities.authorizer.refusals import made
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.guard import Guard
 from entities.service_registry import ServiceRegistry
@@ -305,7 +306,7 @@ async def test_a_record_that_was_stored_unknowingly_is_stored_once(
 ) -> None:
     bus = await dial("authorizer", EntityKind.AUTHORIZER)
     trail = AuditTrail(bus, "authorizer")
-    record = trail._record("act", user="root", action="node.drain")
+    record = made("authorizer", "act", user="root", action="node.drain")
     first = await trail._write(record)
     assert await trail._write(record) == first, "the same id within two minutes"
     assert len(await entries(bus)) == 1

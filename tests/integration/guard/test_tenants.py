@@ -260,12 +260,12 @@ async def test_a_tenant_adds_and_revokes_its_own_users_at_the_bus(shared: Shared
     gateway = Identity(name="gateway-a", kind=K.GATEWAY, cluster="a")
     async with AsyncExitStack() as stack:
         tokens = {}
-        buses = {}
+        buses, aams = {}, {}
         for side in (shared.red, shared.blue):
             registry = ServiceRegistry(await stack.enter_async_context(shared.bus(side, SRD)))
             await started(stack, registry)
-            service = Authorizer(await stack.enter_async_context(shared.bus(side, aam)), side.config())
-            await started(stack, service)
+            aams[side.name] = await stack.enter_async_context(shared.bus(side, aam))
+            await started(stack, Authorizer(aams[side.name], side.config()))
             buses[side.name] = await stack.enter_async_context(shared.bus(side, gateway))
             tokens[side.name] = (await command(buses[side.name], side, "add", role="viewer")).token
         lines = {}
@@ -282,6 +282,14 @@ async def test_a_tenant_adds_and_revokes_its_own_users_at_the_bus(shared: Shared
         with pytest.raises(Shut):
             async with wire(shared.server.url, tokens["red"]):
                 pass
+        async with asyncio.timeout(PATIENCE_S):
+            trail = aams["red"].history(subjects.AUDIT, follow=True)
+            async with contextlib.aclosing(trail) as coming:
+                revoked = (said async for one in coming if "was revoked" in (said := one.message).reason)
+                told = await anext(revoked)
+        assert (told.kind, told.user, told.resource) == ("connection", "ruth", "wire from 127.0.0.1")
+        theirs = [one.message async for one in aams["blue"].history(subjects.AUDIT)]
+        assert not any("was revoked" in each.reason for each in theirs)
 
 
 async def test_a_tenant_that_is_full_leaves_the_other_its_share(tmp_path: Path) -> None:

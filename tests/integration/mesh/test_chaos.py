@@ -57,6 +57,14 @@ def test_two_kills_fire_and_the_weights_are_the_same(mesh: Mesh, tmp_path: Path)
     assert found["clean"]["job"] != found["job"]
     assert mesh.client.job(found["clean"]["job"]).weights.sha256 == found["sha256"]
     assert (tmp_path / "c.svg").read_text().count("<title>") == 3  # the clean rate, two faults
+    listed = dmsc("audit", "list", "-n", "200", "--json", "--state", str(mesh.state), cwd=tmp_path)
+    assert listed.returncode == 0, listed.stderr
+    records = [entry["record"] for entry in json.loads(listed.stdout)["entries"]]
+    acts = [one for one in records if one["action"] == "chaos.outside"]
+    assert sorted(one["resource"] for one in acts) == sorted(
+        f"{one['victim']} (instance)" for one in found["faults"]
+    )
+    assert all(one["allow"] and one["kind"] == "act" for one in acts)
 
 
 @pytest.mark.timeout(240)

@@ -56,3 +56,19 @@ def test_services_do_not_run_as_root_and_wait_for_the_bus() -> None:
         if name != "secrets":
             assert SERVICES[name]["depends_on"]["nats"]["condition"] == "service_healthy", name
     assert "healthz" in " ".join(SERVICES["nats"]["healthcheck"]["test"])
+
+
+def test_with_tls_every_service_speaks_it() -> None:
+    more: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "deploy" / "compose.tls.yml").read_text())[
+        "services"
+    ]
+    assert {name for name in more if name != "nats"} == {
+        name for name, one in SERVICES.items() if one["image"] == "dmsc:local" and name != "secrets"
+    }
+    for name, one in more.items():
+        assert "./certificates:/tls:ro" in one["volumes"], name
+        if name != "nats":
+            assert one["environment"]["DMSC_BUS"].startswith("tls://"), name
+        if COMMANDS.get(name, [])[:2] == ["run", "gateway"]:
+            assert {"DMSC_TLS_CERT", "DMSC_TLS_KEY"} <= set(one["environment"]), name
+            assert "https://" in " ".join(one["healthcheck"]["test"]), name
