@@ -1,4 +1,4 @@
-"""The gateway's tap for browsers on a guarded bus: it listens as its user, held to that role by the server."""
+"""The tap for browsers on a guarded bus: it listens as its user, held to that role by the server."""
 
 from __future__ import annotations
 
