@@ -1,23 +1,20 @@
-"""What watching costs training: telemetry, metrics, scrapes, logs and a dashboard, on and off, in turn.
+"""What watching costs training: telemetry, metrics, scrapes, logs and a dashboard, with and without, at once.
 
-    python benchmarks/observation_cost.py [--rounds 12] [--steps 60] [--pad-ms 12] [--json]
+    python benchmarks/observation_cost.py [--rounds 8] [--steps 60] [--pad-ms 12] [--json]
 
 Two meshes of the same shape, on this machine: in one everything is as it comes (a sample a second and one
 after each step, `/metrics` of every process scraped as often as `deploy/observability/prometheus.yml` says,
 log lines on the bus) and somebody looks at the dashboard (its stream is read); in the other nothing of it
-(`DMSC_SAMPLE_S=0`, no metrics port, lines of errors alone). The same padded job of 2 × 2 instances runs in
-one, then in the other; which comes first changes from round to round. Each round gives ratios; the figures
-are their medians, with the quartiles and the extremes.
+(`DMSC_SAMPLE_S=0`, no metrics port, lines of errors alone). The same job of 2 × 2 instances runs in both at
+once, round after round: whatever else the machine does, it does to both. Its blocks wait for emulated
+devices and compute next to nothing, so that two cores suffice and what is measured is not lost in it.
+The figures are medians of rounds, with the quartiles and the extremes.
 
-    step       median step with ÷ median step without − 1. Blocks wait for emulated devices, so that this
-               machine's cores are not what is measured
-    instances  CPU seconds per step of the job's instances, from /proc, with ÷ without − 1. What training
-               pays; it depends little on who else wants the cores
-    mesh       the same of all processes of the mesh, server, gateways and routers included, which have
-               machines of their own where that matters
-
-A ratio of CPU has to be read beside what the job computes: the smaller the model, the larger the share of
-what is the same for any. `--width` makes it larger.
+    step       median step with ÷ median step without − 1
+    instances  CPU time of the job's instances, by /proc: with − without, of each of them, in per cent of one
+               core. An instance that keeps a core busy loses that part of its speed; one that waits for a
+               device nothing
+    mesh       the same of all processes together, server, gateways, routers and instances included: cores
 """
 
 from __future__ import annotations
@@ -31,6 +28,7 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +49,13 @@ OFF = {"DMSC_SAMPLE_S": "0", "DMSC_METRICS_PORT": "off", "DMSC_LOG_SHIP_LEVEL": 
 PROMETHEUS = Path(__file__).resolve().parents[1] / "deploy" / "observability" / "prometheus.yml"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
-    """One job: milliseconds of CPU per step of its instances and of the whole mesh, and its median step."""
+    """One job: its median step, and CPU seconds per second of each of its instances and of the whole mesh."""
 
     step_ms: float
-    instances_ms: float
-    mesh_ms: float
+    instances: float
+    mesh: float
 
 
 def spec(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -66,10 +64,10 @@ def spec(arguments: argparse.Namespace) -> dict[str, Any]:
         "model": {
             "factory": "workers.models.padded:padded_gpt",
             "args": {
-                "layers": 4, "width": arguments.width, "heads": 4, "context": 64, "pad_ms": arguments.pad_ms,
+                "layers": 4, "width": 32, "heads": 2, "context": 16, "pad_ms": arguments.pad_ms,
             },
         },
-        "data": {"source": "stdlib:", "sample_tokens": 64},
+        "data": {"source": "stdlib:", "sample_tokens": 16},
         "training": {
             "steps": FIRST + arguments.steps + 2, "microbatches": 8, "microbatch_samples": 2,
             "checkpoint_every": 0, "validation_microbatches": 0,
@@ -168,54 +166,57 @@ def trained(state: Path, observed: bool, arguments: argparse.Namespace) -> Cost:
                     after = used_s(instances), used_s(whole)
     if len(took) != arguments.steps:
         raise SystemExit(f"{job} ended after {len(took)} of {arguments.steps} steps")
-    per_step = [1e3 * (late - early) / arguments.steps for early, late in zip(before, after, strict=True)]
-    return Cost(1e3 * statistics.median(took), *per_step)
+    of_instances, of_all = ((late - early) / sum(took) for early, late in zip(before, after, strict=True))
+    return Cost(1e3 * statistics.median(took), of_instances / len(instances), of_all)
 
 
-def ratios(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    found = sorted(on / off - 1 for on, off in pairs)
-    low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else found * 3
-    return {"median": middle, "low": low, "high": high, "least": found[0], "greatest": found[-1]}
+def spread(found: Sequence[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else [*found] * 3
+    return {"median": middle, "low": low, "high": high, "least": min(found), "greatest": max(found)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What watching costs training.")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--pad-ms", type=float, default=12.0)
-    parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    costs: dict[str, list[Cost]] = {"on": [], "off": []}
+    pairs: list[tuple[Cost, Cost]] = []
     with ExitStack() as stack:
-        states: dict[str, Path] = {}
-        for kind, values in (("on", {}), ("off", OFF)):
+        states = []
+        for values in ({}, OFF):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dmsc-bench-"))
             with environment(**values):
-                states[kind] = stack.enter_context(mesh(Path(folder)))
-        for kind, state in states.items():
-            trained(state, kind == "on", arguments)  # code is compiled, servers are warm
-        for number in range(arguments.rounds):
-            for kind in ("on", "off") if number % 2 else ("off", "on"):
-                costs[kind].append(trained(states[kind], kind == "on", arguments))
-            print(f"round {number + 1}: on {costs['on'][-1]}, off {costs['off'][-1]}", file=sys.stderr)
-    pairs = list(zip(costs["on"], costs["off"], strict=True))
-    figures: dict[str, Any] = {"rounds": arguments.rounds}
-    for name in ("step", "instances", "mesh"):
-        both = [(getattr(on, f"{name}_ms"), getattr(off, f"{name}_ms")) for on, off in pairs]
-        figures[name] = ratios(both)
-        figures[f"{name}_on_ms"] = statistics.median(on for on, _ in both)
-        figures[f"{name}_off_ms"] = statistics.median(off for _, off in both)
-    figures["load_average"] = os.getloadavg()[0]
+                states.append(stack.enter_context(mesh(Path(folder))))
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        for number in range(-1, arguments.rounds):
+            jobs = [pool.submit(trained, state, state is states[0], arguments) for state in states]
+            on, off = (job.result() for job in jobs)
+            if number >= 0:  # before, code was compiled and servers got warm
+                pairs.append((on, off))
+                print(f"round {number + 1}: with {on}, without {off}", file=sys.stderr)
+    figures: dict[str, Any] = {
+        "rounds": arguments.rounds,
+        "load_average": os.getloadavg()[0],
+        "step": spread([on.step_ms / off.step_ms - 1 for on, off in pairs]),
+        "instances": spread([on.instances - off.instances for on, off in pairs]),
+        "mesh": spread([on.mesh - off.mesh for on, off in pairs]),
+    }
+    without = {name: statistics.median(getattr(off, name) for _, off in pairs) for name in Cost.__slots__}
+    figures["without"] = without
     if arguments.json:
         json.dump(figures, sys.stdout, indent=2)
         return
-    for name, unit in (("step", "ms a step"), ("instances", "CPU ms a step"), ("mesh", "CPU ms a step")):
-        row: Any = figures[name]
-        bar = "" if name == "mesh" else f"; bar: ≤ {BAR:.0%}"
+    for name, what in (
+        ("step", f"of {without['step_ms']:.0f} ms; bar: ≤ {BAR:.0%}"),
+        ("instances", f"of a core, each, beside {without['instances']:.1%}; bar: ≤ {BAR:.0%}"),
+        ("mesh", f"of a core, all processes together, beside {without['mesh']:.1%}"),
+    ):
+        row = figures[name]
         print(
-            f"{name:10} {row['median']:+.1%} (quartiles {row['low']:+.1%} to {row['high']:+.1%}, all "
-            f"{row['least']:+.1%} to {row['greatest']:+.1%}) of {figures[f'{name}_off_ms']:.1f} {unit}{bar}"
+            f"{name:10} {row['median']:+.2%} (quartiles {row['low']:+.2%} to {row['high']:+.2%}, all "
+            f"{row['least']:+.2%} to {row['greatest']:+.2%}) {what}"
         )
     print(f"{arguments.rounds} rounds; load average {figures['load_average']:.1f}")
 

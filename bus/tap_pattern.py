@@ -51,7 +51,7 @@ def overlap(one: str, other: str) -> bool:
 def common(one: str, other: str) -> str:
     """The pattern of what two overlapping patterns both match."""
     left, right = one.split("."), other.split(".")
-    found = []
+    found: list[str] = []
     for mine, theirs in zip(left, right, strict=False):
         if mine == ">":
             return ".".join((*found, *right[len(found) :]))
