@@ -14,7 +14,8 @@ The figures are medians of rounds, with the quartiles and the extremes.
     instances  CPU time of the job's instances, by /proc: with − without, of each of them, in per cent of one
                core. An instance that keeps a core busy loses that part of its speed; one that waits for a
                device nothing
-    mesh       the same of all processes together, server, gateways, routers and instances included: cores
+    mesh       the same of all processes together, and of each kind: the server carries samples, logs and what
+               is shown; routers and gateways read them
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -51,11 +53,20 @@ PROMETHEUS = Path(__file__).resolve().parents[1] / "deploy" / "observability" / 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One job: its median step, and CPU seconds per second of each of its instances and of the whole mesh."""
+    """One job: its median step, and CPU seconds per second of its mesh's processes by what they are."""
 
     step_ms: float
-    instances: float
-    mesh: float
+    cores: dict[str, float]
+    count: int  # of instances, those included that make data
+
+    @property
+    def instances(self) -> float:
+        """Of each."""
+        return self.cores["instances"] / self.count
+
+    @property
+    def mesh(self) -> float:
+        return sum(self.cores.values())
 
 
 def spec(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -126,13 +137,24 @@ def watched(url: str, token: str) -> Callable[[threading.Event], None]:
     return work
 
 
-def used_s(pids: Sequence[int]) -> float:
-    """Of living processes, those included that they started and that have ended."""
-    found = 0.0
-    for pid in pids:
+def used_s(kinds: dict[int, str]) -> Counter[str]:
+    """CPU seconds of these processes so far, by kind."""
+    found: Counter[str] = Counter()
+    for pid, kind in kinds.items():
         with suppress(psutil.NoSuchProcess):
             times = psutil.Process(pid).cpu_times()
-            found += times.user + times.system + times.children_user + times.children_system
+            found[kind] += times.user + times.system
+    return found
+
+
+def kinds_of(state: Path, job: str, root: int) -> dict[int, str]:
+    """The mesh's processes by kind; of those that are none of ours (fork servers) their command's name."""
+    names = processes(state, job)
+    found = {}
+    for one in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            name = names.get(one.pid) or one.name()
+            found[one.pid] = "instances" if name == "data" or name.startswith("stage") else name
     return found
 
 
@@ -148,26 +170,23 @@ def trained(state: Path, observed: bool, arguments: argparse.Namespace) -> Cost:
             stack.enter_context(beside(watched(next(iter(file.gateways.values())), token)))
         job = client.submit(spec(arguments)).job
         took: list[float] = []
-        instances: list[int] = []
-        whole: list[int] = []
-        before = after = (0.0, 0.0)
+        kinds: dict[int, str] = {}
+        before: Counter[str] = Counter()
+        after: Counter[str] = Counter()
         for event in client.events(job):
             if event.result is None:
                 continue
             if event.result.step == FIRST:
-                root = psutil.Process(file.pid)
-                whole = [root.pid, *(one.pid for one in root.children(recursive=True))]
-                named = processes(state, job)
-                instances = [pid for pid, what in named.items() if what == "data" or what.startswith("stage")]
-                before = used_s(instances), used_s(whole)
+                kinds = kinds_of(state, job, file.pid)
+                before = used_s(kinds)
             elif FIRST < event.result.step <= FIRST + arguments.steps:
                 took.append(event.result.step_s)
                 if len(took) == arguments.steps:
-                    after = used_s(instances), used_s(whole)
+                    after = used_s(kinds)
     if len(took) != arguments.steps:
         raise SystemExit(f"{job} ended after {len(took)} of {arguments.steps} steps")
-    of_instances, of_all = ((late - early) / sum(took) for early, late in zip(before, after, strict=True))
-    return Cost(1e3 * statistics.median(took), of_instances / len(instances), of_all)
+    cores = {kind: (after[kind] - before[kind]) / sum(took) for kind in after}
+    return Cost(1e3 * statistics.median(took), cores, list(kinds.values()).count("instances"))
 
 
 def spread(found: Sequence[float]) -> dict[str, float]:
@@ -195,7 +214,8 @@ def main() -> None:
             on, off = (job.result() for job in jobs)
             if number >= 0:  # before, code was compiled and servers got warm
                 pairs.append((on, off))
-                print(f"round {number + 1}: with {on}, without {off}", file=sys.stderr)
+                what = (f"{cost.step_ms:.0f} ms, {cost.instances:.2%}, {cost.mesh:.1%}" for cost in (on, off))
+                print(f"round {number + 1}: with {', without '.join(what)}", file=sys.stderr)
     figures: dict[str, Any] = {
         "rounds": arguments.rounds,
         "load_average": os.getloadavg()[0],
@@ -203,8 +223,13 @@ def main() -> None:
         "instances": spread([on.instances - off.instances for on, off in pairs]),
         "mesh": spread([on.mesh - off.mesh for on, off in pairs]),
     }
-    without = {name: statistics.median(getattr(off, name) for _, off in pairs) for name in Cost.__slots__}
-    figures["without"] = without
+    names = ("step_ms", "instances", "mesh")
+    without = {name: statistics.median(getattr(off, name) for _, off in pairs) for name in names}
+    by_kind = {
+        kind: statistics.median(on.cores[kind] - off.cores.get(kind, 0.0) for on, off in pairs)
+        for kind in pairs[0][0].cores
+    }
+    figures |= {"without": without, "by_kind": by_kind}
     if arguments.json:
         json.dump(figures, sys.stdout, indent=2)
         return
@@ -218,6 +243,8 @@ def main() -> None:
             f"{name:10} {row['median']:+.2%} (quartiles {row['low']:+.2%} to {row['high']:+.2%}, all "
             f"{row['least']:+.2%} to {row['greatest']:+.2%}) {what}"
         )
+    for kind, cores in sorted(by_kind.items(), key=lambda item: -item[1]):
+        print(f"  {kind:24} {cores:+.2%}")
     print(f"{arguments.rounds} rounds; load average {figures['load_average']:.1f}")
 
 
