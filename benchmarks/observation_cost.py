@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -137,9 +137,9 @@ def watched(url: str, token: str) -> Callable[[threading.Event], None]:
     return work
 
 
-def used_s(kinds: dict[int, str]) -> Counter[str]:
+def used_s(kinds: dict[int, str]) -> dict[str, float]:
     """CPU seconds of these processes so far, by kind."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for pid, kind in kinds.items():
         with suppress(psutil.NoSuchProcess):
             times = psutil.Process(pid).cpu_times()
@@ -171,8 +171,8 @@ def trained(state: Path, observed: bool, arguments: argparse.Namespace) -> Cost:
         job = client.submit(spec(arguments)).job
         took: list[float] = []
         kinds: dict[int, str] = {}
-        before: Counter[str] = Counter()
-        after: Counter[str] = Counter()
+        before: dict[str, float] = {}
+        after: dict[str, float] = {}
         for event in client.events(job):
             if event.result is None:
                 continue
@@ -214,8 +214,8 @@ def main() -> None:
             on, off = (job.result() for job in jobs)
             if number >= 0:  # before, code was compiled and servers got warm
                 pairs.append((on, off))
-                what = (f"{cost.step_ms:.0f} ms, {cost.instances:.2%}, {cost.mesh:.1%}" for cost in (on, off))
-                print(f"round {number + 1}: with {', without '.join(what)}", file=sys.stderr)
+                told = (f"{cost.step_ms:.0f} ms, {cost.instances:.2%}, {cost.mesh:.1%}" for cost in (on, off))
+                print(f"round {number + 1}: with {', without '.join(told)}", file=sys.stderr)
     figures: dict[str, Any] = {
         "rounds": arguments.rounds,
         "load_average": os.getloadavg()[0],
