@@ -226,7 +226,7 @@ def main() -> None:
     names = ("step_ms", "instances", "mesh")
     without = {name: statistics.median(getattr(off, name) for _, off in pairs) for name in names}
     by_kind = {
-        kind: statistics.median(on.cores[kind] - off.cores.get(kind, 0.0) for on, off in pairs)
+        kind: statistics.median(on.cores.get(kind, 0.0) - off.cores.get(kind, 0.0) for on, off in pairs)
         for kind in pairs[0][0].cores
     }
     figures |= {"without": without, "by_kind": by_kind}
