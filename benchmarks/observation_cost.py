@@ -148,12 +148,12 @@ def used_s(kinds: dict[int, str]) -> dict[str, float]:
 
 
 def kinds_of(state: Path, job: str, root: int) -> dict[int, str]:
-    """The mesh's processes by kind; of those that are none of ours (fork servers) their command's name."""
+    """The mesh's processes by kind."""
     names = processes(state, job)
     found = {}
     for one in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
-            name = names.get(one.pid) or one.name()
+            name = names.get(one.pid, "fork servers")
             found[one.pid] = "instances" if name == "data" or name.startswith("stage") else name
     return found
 
