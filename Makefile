@@ -136,8 +136,8 @@ bench-replay: setup ## how much faster than real time a recorded run is replayed
 bench-shadow: setup ## what modules in shadow cost training
 	@$(VENV)/python benchmarks/shadow_cost.py $(ARGS)
 
-.PHONY: bench-observation-cost
-bench-observation-cost: setup ## what telemetry, metrics, scrapes and logs cost training
+.PHONY: bench-observation
+bench-observation: setup ## what telemetry, metrics, scrapes, logs and a dashboard cost training
 	@$(VENV)/python benchmarks/observation_cost.py $(ARGS)
 
 .PHONY: fuzz

@@ -1,6 +1,7 @@
 """The dashboard with 1,000 instances: frame times in a headless Chromium, and what viewers cost the gateway.
 
-    python benchmarks/dashboard.py [--instances 1000] [--seconds 20] [--viewers 1] [--shot FILE] [--json]
+    python benchmarks/dashboard.py [--instances 1000] [--seconds 20] [--viewers 1] [--shot FILE]
+                                   [--trace FILE] [--json]
 
 A process of its own generates the traffic of a mesh: each instance's sample once a second with six links,
 hops of microbatches, committed steps, now and then an instance that is faulted and replaced. It goes over a
@@ -56,6 +57,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+TRACED = ("devtools.timeline", "disabled-by-default-devtools.timeline", "cc", "viz", "v8.execute")
 MEASURE = """(seconds) => new Promise((done) => {
   const times = [];
   let before = performance.now();
@@ -291,9 +293,13 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 timeout=60_000,
             )
             await asyncio.sleep(3)
+            if options.trace:
+                await chromium.start_tracing(page=pages[0], path=options.trace, categories=list(TRACED))
             frames, watched = await asyncio.gather(
                 pages[0].evaluate(MEASURE, options.seconds), cpu(options.seconds)
             )
+            if options.trace:
+                await chromium.stop_tracing()
             if options.shot:
                 await pages[0].screenshot(path=options.shot)
             await chromium.close()
@@ -326,6 +332,7 @@ def main() -> None:
     parser.add_argument("--viewers", type=int, default=1)
     parser.add_argument("--width", type=int, default=1440)
     parser.add_argument("--shot", default="", help="where a picture of the page goes")
+    parser.add_argument("--trace", default="", help="where Chromium's trace goes; it costs frames")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--feed", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()

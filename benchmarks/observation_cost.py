@@ -1,18 +1,21 @@
-"""What watching costs training: telemetry, metrics, scrapes and shipped logs, on and off, in turn.
+"""What watching costs training: telemetry, metrics, scrapes, logs and a dashboard, with and without, at once.
 
-    python benchmarks/observation_cost.py [--rounds 5] [--steps 60] [--pad-ms 8] [--json]
+    python benchmarks/observation_cost.py [--rounds 8] [--steps 60] [--pad-ms 12] [--json]
 
 Two meshes of the same shape, on this machine: in one everything is as it comes (a sample a second and one
 after each step, `/metrics` of every process scraped as often as `deploy/observability/prometheus.yml` says,
-log lines on the bus), in the other nothing of it (`DMSC_SAMPLE_S=0`, no metrics port, lines of errors alone).
-The same padded job of 2 × 2 instances runs in one, then in the other; which comes first changes from round to
-round. Each round gives a ratio, and the figures are their medians, with the least and the greatest.
+log lines on the bus) and somebody looks at the dashboard (its stream is read); in the other nothing of it
+(`DMSC_SAMPLE_S=0`, no metrics port, lines of errors alone). The same job of 2 × 2 instances runs in both at
+once, round after round: whatever else the machine does, it does to both. Its blocks wait for emulated
+devices and compute next to nothing, so that two cores suffice and what is measured is not lost in it.
+The figures are medians of rounds, with the quartiles and the extremes.
 
-    cpu    CPU seconds of all processes of the mesh, server and instances included, with ÷ without − 1
-    step   median step with ÷ median step without − 1
-
-A ratio of CPU has to be read beside what the job computes: the smaller the model, the larger the share of
-what is the same for any. `--width` makes it larger.
+    step       median step with ÷ median step without − 1
+    instances  CPU time of the job's instances, by /proc: with − without, of each of them, in per cent of one
+               core. An instance that keeps a core busy loses that part of its speed; one that waits for a
+               device nothing
+    mesh       the same of all processes together, and of each kind: the server carries samples, logs and what
+               is shown; routers and gateways read them
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +39,7 @@ from typing import Any
 import psutil
 import yaml
 from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
+from step_cost import processes  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
 from dmsc.client import Client
 from dmsc.state_folder import StateFolder
@@ -45,12 +51,22 @@ OFF = {"DMSC_SAMPLE_S": "0", "DMSC_METRICS_PORT": "off", "DMSC_LOG_SHIP_LEVEL": 
 PROMETHEUS = Path(__file__).resolve().parents[1] / "deploy" / "observability" / "prometheus.yml"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
-    """One job: seconds of CPU of the whole mesh, and its median step."""
+    """One job: its median step, and CPU seconds per second of its mesh's processes by what they are."""
 
-    cpu_s: float
-    step_s: float
+    step_ms: float
+    cores: dict[str, float]
+    count: int  # of instances, those included that make data
+
+    @property
+    def instances(self) -> float:
+        """Of each."""
+        return self.cores["instances"] / self.count
+
+    @property
+    def mesh(self) -> float:
+        return sum(self.cores.values())
 
 
 def spec(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -59,16 +75,16 @@ def spec(arguments: argparse.Namespace) -> dict[str, Any]:
         "model": {
             "factory": "workers.models.padded:padded_gpt",
             "args": {
-                "layers": 4, "width": arguments.width, "heads": 4, "context": 64, "pad_ms": arguments.pad_ms,
+                "layers": 4, "width": 32, "heads": 2, "context": 16, "pad_ms": arguments.pad_ms,
             },
         },
-        "data": {"source": "stdlib:", "sample_tokens": 64},
+        "data": {"source": "stdlib:", "sample_tokens": 16},
         "training": {
-            "steps": arguments.steps, "microbatches": 8, "microbatch_samples": 2, "checkpoint_every": 0,
-            "validation_microbatches": 0,
+            "steps": FIRST + arguments.steps + 2, "microbatches": 8, "microbatch_samples": 2,
+            "checkpoint_every": 0, "validation_microbatches": 0,
         },
         "parallel": {"stages": 2, "replicas": 2, "segmentation": "uniform"},
-        "routing": {"algorithm": "least-outstanding"},
+        "routing": {"algorithm": "round-robin"},  # which no sample changes
     }  # fmt: skip
 
 
@@ -84,18 +100,10 @@ def environment(**values: str) -> Iterator[None]:
 
 
 @contextmanager
-def scraped(urls: list[str]) -> Iterator[None]:
-    """Every page as often as Prometheus would ask for it."""
-    every_s = float(yaml.safe_load(PROMETHEUS.read_text())["global"]["scrape_interval"].removesuffix("s"))
+def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Something that goes on in a thread until the end of the block."""
     ended = threading.Event()
-
-    def work() -> None:
-        while not ended.wait(every_s):
-            for url in urls:
-                with suppress(OSError), urllib.request.urlopen(url, timeout=5) as page:
-                    page.read()
-
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=work, args=(ended,), daemon=True)
     thread.start()
     try:
         yield
@@ -104,74 +112,140 @@ def scraped(urls: list[str]) -> Iterator[None]:
         thread.join()
 
 
-def cpu_s(root: psutil.Process) -> float:
-    """Of a process and all that it started, those that have ended included."""
-    found = 0.0
-    for one in [root, *root.children(recursive=True)]:
+def scraped(urls: Sequence[str]) -> Callable[[threading.Event], None]:
+    """Every page as often as Prometheus would ask for it."""
+    every_s = float(yaml.safe_load(PROMETHEUS.read_text())["global"]["scrape_interval"].removesuffix("s"))
+
+    def work(ended: threading.Event) -> None:
+        while not ended.wait(every_s):
+            for url in urls:
+                with suppress(OSError), urllib.request.urlopen(url, timeout=5) as page:
+                    page.read()
+
+    return work
+
+
+def watched(url: str, token: str) -> Callable[[threading.Event], None]:
+    """The stream that a dashboard reads; something comes four times a second."""
+    asked = urllib.request.Request(f"{url}/v1/live", headers={"Authorization": f"Bearer {token}"})
+
+    def work(ended: threading.Event) -> None:
+        with urllib.request.urlopen(asked, timeout=60) as stream:
+            while not ended.is_set() and stream.readline():
+                pass
+
+    return work
+
+
+def used_s(kinds: dict[int, str]) -> dict[str, float]:
+    """CPU seconds of these processes so far, by kind."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for pid, kind in kinds.items():
         with suppress(psutil.NoSuchProcess):
-            times = one.cpu_times()
-            found += times.user + times.system + times.children_user + times.children_system
+            times = psutil.Process(pid).cpu_times()
+            found[kind] += times.user + times.system
     return found
 
 
-def trained(state: Path, arguments: argparse.Namespace) -> Cost:
-    file = StateFolder(state).mesh()
+def kinds_of(state: Path, job: str, root: int) -> dict[int, str]:
+    """The mesh's processes by kind."""
+    names = processes(state, job)
+    found = {}
+    for one in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            name = names.get(one.pid, "fork servers")
+            found[one.pid] = "instances" if name == "data" or name.startswith("stage") else name
+    return found
+
+
+def trained(state: Path, observed: bool, arguments: argparse.Namespace) -> Cost:
+    folder = StateFolder(state)
+    file, token = folder.mesh(), folder.token()
     assert file is not None
-    root = psutil.Process(file.pid)
-    with Client(state=state) as client, scraped(list(file.metrics.values())):
-        before = cpu_s(root)
+    assert token is not None
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(state=state))
+        if observed:
+            stack.enter_context(beside(scraped(list(file.metrics.values()))))
+            stack.enter_context(beside(watched(next(iter(file.gateways.values())), token)))
         job = client.submit(spec(arguments)).job
-        took = [event.result.step_s for event in client.events(job) if event.result is not None]
-        used = cpu_s(root) - before
+        took: list[float] = []
+        kinds: dict[int, str] = {}
+        before: dict[str, float] = {}
+        after: dict[str, float] = {}
+        for event in client.events(job):
+            if event.result is None:
+                continue
+            if event.result.step == FIRST:
+                kinds = kinds_of(state, job, file.pid)
+                before = used_s(kinds)
+            elif FIRST < event.result.step <= FIRST + arguments.steps:
+                took.append(event.result.step_s)
+                if len(took) == arguments.steps:
+                    after = used_s(kinds)
     if len(took) != arguments.steps:
         raise SystemExit(f"{job} ended after {len(took)} of {arguments.steps} steps")
-    return Cost(used, statistics.median(took[FIRST:]))
+    cores = {kind: (after[kind] - before[kind]) / sum(took) for kind in after}
+    return Cost(1e3 * statistics.median(took), cores, list(kinds.values()).count("instances"))
 
 
-def ratios(pairs: list[tuple[float, float]]) -> dict[str, float]:
-    found = [on / off - 1 for on, off in pairs]
-    return {"median": statistics.median(found), "least": min(found), "greatest": max(found)}
+def spread(found: Sequence[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else [*found] * 3
+    return {"median": middle, "low": low, "high": high, "least": min(found), "greatest": max(found)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What watching costs training.")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--pad-ms", type=float, default=8.0)
-    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--pad-ms", type=float, default=12.0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    costs: dict[str, list[Cost]] = {"on": [], "off": []}
+    pairs: list[tuple[Cost, Cost]] = []
     with ExitStack() as stack:
-        states: dict[str, Path] = {}
-        for kind, values in (("on", {}), ("off", OFF)):
+        states = []
+        for values in ({}, OFF):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dmsc-bench-"))
             with environment(**values):
-                states[kind] = stack.enter_context(mesh(Path(folder)))
-        for state in states.values():
-            trained(state, arguments)  # code is compiled, servers are warm
-        for number in range(arguments.rounds):
-            for kind in ("on", "off") if number % 2 else ("off", "on"):
-                costs[kind].append(trained(states[kind], arguments))
-    pairs = list(zip(costs["on"], costs["off"], strict=True))
-    figures = {
-        "cpu": ratios([(on.cpu_s, off.cpu_s) for on, off in pairs]),
-        "step": ratios([(on.step_s, off.step_s) for on, off in pairs]),
-        "cpu_on_s": statistics.median(one.cpu_s for one in costs["on"]),
-        "cpu_off_s": statistics.median(one.cpu_s for one in costs["off"]),
-        "step_on_s": statistics.median(one.step_s for one in costs["on"]),
-        "step_off_s": statistics.median(one.step_s for one in costs["off"]),
+                states.append(stack.enter_context(mesh(Path(folder))))
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        for number in range(-1, arguments.rounds):
+            jobs = [pool.submit(trained, state, state is states[0], arguments) for state in states]
+            on, off = (job.result() for job in jobs)
+            if number >= 0:  # before, code was compiled and servers got warm
+                pairs.append((on, off))
+                told = (f"{cost.step_ms:.0f} ms, {cost.instances:.2%}, {cost.mesh:.1%}" for cost in (on, off))
+                print(f"round {number + 1}: with {', without '.join(told)}", file=sys.stderr)
+    figures: dict[str, Any] = {
         "rounds": arguments.rounds,
+        "load_average": os.getloadavg()[0],
+        "step": spread([on.step_ms / off.step_ms - 1 for on, off in pairs]),
+        "instances": spread([on.instances - off.instances for on, off in pairs]),
+        "mesh": spread([on.mesh - off.mesh for on, off in pairs]),
     }
+    names = ("step_ms", "instances", "mesh")
+    without = {name: statistics.median(getattr(off, name) for _, off in pairs) for name in names}
+    by_kind = {
+        kind: statistics.median(on.cores.get(kind, 0.0) - off.cores.get(kind, 0.0) for on, off in pairs)
+        for kind in pairs[0][0].cores
+    }
+    figures |= {"without": without, "by_kind": by_kind}
     if arguments.json:
         json.dump(figures, sys.stdout, indent=2)
         return
-    for name, unit in (("cpu", "s of CPU"), ("step", "s a step")):
-        row: Any = figures[name]
+    for name, what in (
+        ("step", f"of {without['step_ms']:.0f} ms; bar: ≤ {BAR:.0%}"),
+        ("instances", f"of a core, each, beside {without['instances']:.1%}; bar: ≤ {BAR:.0%}"),
+        ("mesh", f"of a core, all processes together, beside {without['mesh']:.1%}"),
+    ):
+        row = figures[name]
         print(
-            f"{name:5} {row['median']:+.1%} ({row['least']:+.1%} to {row['greatest']:+.1%}) of "
-            f"{figures[f'{name}_off_s']:.3f} {unit}; bar: ≤ {BAR:.0%}"
+            f"{name:10} {row['median']:+.2%} (quartiles {row['low']:+.2%} to {row['high']:+.2%}, all "
+            f"{row['least']:+.2%} to {row['greatest']:+.2%}) {what}"
         )
+    for kind, cores in sorted(by_kind.items(), key=lambda item: -item[1]):
+        print(f"  {kind:24} {cores:+.2%}")
+    print(f"{arguments.rounds} rounds; load average {figures['load_average']:.1f}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +119,10 @@ class Bus:
             yield bus
         finally:
             await bus.close()
+
+    def beside(self, *, name: str, kind: EntityKind, token: Token | None) -> AbstractAsyncContextManager[Bus]:
+        """Another connection to the same servers, as somebody else; see `connect`."""
+        return Bus.connect(self.link.servers, name=name, kind=kind, token=token)
 
     async def close(self) -> None:
         """Ends all subscriptions and the connection, in whatever state it is; twice is fine."""

@@ -75,24 +75,24 @@ class Dialer:
         self.name = name
         self._kind = kind
         self._label = label  # how the server is to know this connection
-        self._servers = list(servers)
-        guarded = isinstance(token, str) and (is_root(token) or is_credential(token))
+        self.servers = tuple(servers)
+        self.guarded = isinstance(token, str) and (is_root(token) or is_credential(token))
         self._token = token
-        self._first_pause_s = first_pause_s or (GUARDED_FIRST_S if guarded else RECONNECT_FIRST_S)
+        self._first_pause_s = first_pause_s or (GUARDED_FIRST_S if self.guarded else RECONNECT_FIRST_S)
         self._attempts = 0
         self._away_since = 0.0
         self._attempt_at = 0.0
 
     def _encryption(self) -> dict[str, Any]:
         """TLS before the first word: whoever stands in between can't talk us out of it and get the token."""
-        if not any(url.startswith("tls://") for url in self._servers):
+        if not any(url.startswith("tls://") for url in self.servers):
             return {}
         return {"tls": trust.context(), "tls_handshake_first": True}
 
     @property
     def where(self) -> str:
         """The addresses, without credentials."""
-        return ", ".join(_bare(url) for url in self._servers)
+        return ", ".join(_bare(url) for url in self.servers)
 
     async def dial(self, listener: Listener, timeout_s: float) -> Client:
         """One client, connected; it reconnects by itself until it is closed.
@@ -128,7 +128,7 @@ class Dialer:
         self._attempt_at = time.monotonic()
         connecting = asyncio.create_task(
             client.connect(
-                servers=self._servers,
+                servers=list(self.servers),
                 name=self._label,
                 **self._credentials(),
                 **self._encryption(),

@@ -138,6 +138,15 @@ class Link:
         return self._client
 
     @property
+    def servers(self) -> tuple[str, ...]:
+        return self._dialer.servers
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the server holds us to what we may."""
+        return self._dialer.guarded
+
+    @property
     def closing(self) -> bool:
         return self._closing
 

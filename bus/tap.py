@@ -91,19 +91,21 @@ class Tap:
         self._started = time.time()
         wanted = self.lens.subscriptions()
         try:
-            for index, pattern in enumerate(wanted):
-                self._feeds.append(
-                    await self._bus.link.subscribe(
-                        pattern,
-                        self._callback(wanted[:index]),
-                        pending_limit=self._limit,
-                        on_drop=self._lost,
-                    )
-                )
+            listening = (self._listen(pattern, wanted[:index]) for index, pattern in enumerate(wanted))
+            refused = await asyncio.gather(*listening, return_exceptions=True)
+            for error in refused:
+                if error is not None:
+                    raise error
         except BaseException:
             await self._close()
             raise
         return self
+
+    async def _listen(self, pattern: str, earlier: Sequence[str]) -> None:
+        feed = await self._bus.link.subscribe(
+            pattern, self._callback(earlier), pending_limit=self._limit, on_drop=self._lost
+        )
+        self._feeds.append(feed)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -48,6 +48,19 @@ def overlap(one: str, other: str) -> bool:
     return len(left) == len(right)
 
 
+def common(one: str, other: str) -> str:
+    """The pattern of what two overlapping patterns both match."""
+    left, right = one.split("."), other.split(".")
+    found: list[str] = []
+    for mine, theirs in zip(left, right, strict=False):
+        if mine == ">":
+            return ".".join((*found, *right[len(found) :]))
+        if theirs == ">":
+            return ".".join((*found, *left[len(found) :]))
+        found.append(theirs if mine == "*" else mine)
+    return ".".join(found)
+
+
 def matches(pattern: str, subject: str) -> bool:
     """Whether a concrete subject matches a pattern, as the server does it."""
     wanted, tokens = pattern.split("."), subject.split(".")

@@ -22,6 +22,21 @@ def may(scope: TapScope) -> Callable[[str], bool] | None:
     return allowed
 
 
+def shown(scope: TapScope, patterns: Sequence[str]) -> tuple[str, ...]:
+    """What of `patterns` this role sees, row by row: the bus's server grants a role whole rows, and lets it
+    not listen to anything that goes beyond one."""
+    if scope.everything:
+        return tuple(patterns)
+    hidden = frozenset(scope.hidden)
+    found = [
+        tap_pattern.common(pattern, row.wildcard())
+        for pattern in map(tap_pattern.complete, patterns)
+        for row in tap_pattern.rows(pattern)
+        if row.name not in hidden
+    ]
+    return tuple(dict.fromkeys(found))
+
+
 def left_out(scope: TapScope, patterns: Sequence[str]) -> list[str]:
     """Names of the rows among `patterns` that this role does not see.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bus import tap_scope
@@ -21,6 +21,7 @@ from bus.tapped import Tapped
 from dmsc import tap_role
 from dmsc.settings import BusAddress
 from dmsc.tap_printing import Printer, note
+from schemas.door import TapScope
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, NotFound
 
@@ -128,7 +129,10 @@ def _tree_of_file(root: str, items: Iterable[Tapped], printer: Printer) -> None:
 # --- a bus -------------------------------------------------------------------------------------------------
 async def listen(address: BusAddress, wanted: Wanted, printer: Printer, door: Door) -> None:
     """Show what travels, until cancelled, `count` messages, or the end of what was asked for."""
-    may = await _role(wanted, door)
+    scope = await _scope(wanted, door)
+    may = None if scope is None else tap_scope.may(scope)
+    if scope is not None:
+        wanted = replace(wanted, patterns=tap_scope.shown(scope, wanted.patterns))
     async with Bus.connect(address.servers, name="tap", kind=EntityKind.TAP, token=address.token) as bus:
         if wanted.follow is not None:
             await _follow(bus, wanted, printer, may)
@@ -140,7 +144,7 @@ async def listen(address: BusAddress, wanted: Wanted, printer: Printer, door: Do
             await _show(bus, wanted, printer, may)
 
 
-async def _role(wanted: Wanted, door: Door) -> May | None:
+async def _scope(wanted: Wanted, door: Door) -> TapScope | None:
     token = tap_role.given_token(door.token)
     if token is None:
         return None
@@ -148,7 +152,7 @@ async def _role(wanted: Wanted, door: Door) -> May | None:
     missing = tap_scope.left_out(scope, wanted.typed())
     if missing:
         note(f"left out for {scope.role} {scope.user}: {', '.join(missing)}")
-    return tap_scope.may(scope)
+    return scope
 
 
 def _tap(bus: Bus, wanted: Wanted, may: May | None) -> Tap:

@@ -36,6 +36,7 @@ class SlowVerdict:
     sid: str
     incarnation: str
     slow: bool
+    usual_ms: float
     evidence: str
 
 
@@ -92,7 +93,14 @@ class FailSlow:
             return None
         held.slow, held.strikes = not held.slow, 0
         return SlowVerdict(
-            sid=sid, incarnation=incarnation, slow=held.slow, evidence=self._evidence(sid, held, others)
+            sid=sid, incarnation=incarnation, slow=held.slow, usual_ms=held.baseline_ms,
+            evidence=self._evidence(sid, held, others),
+        )  # fmt: skip
+
+    def resume(self, sid: str, incarnation: str, usual_ms: float) -> None:
+        """This one was found slow before we came."""
+        self._instances[sid] = _Instance(
+            incarnation, baseline_ms=usual_ms, samples=self._config.settles, slow=True
         )
 
     def forget(self, sid: str) -> None:

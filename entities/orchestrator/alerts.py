@@ -1,7 +1,8 @@
 """A job's alerts: loss spike, gradient norm, straggler, temperature. Pure; who runs the job tells them.
 
-Fed with each decided step and with the Type 5 reports of its clusters. A new orchestrator begins with no
-alert raised and learns anew what is usual.
+Fed with each decided step and with the Type 5 reports of its clusters. The job's record has those that are
+raised: a new orchestrator goes on with them, beside what was usual before, and learns anew what is usual of
+everything else.
 """
 
 from __future__ import annotations
@@ -34,15 +35,30 @@ LOG_NORM = TriggerConfig(floor=0.0, least=0.1)
 class Alerts:
     """One job's. Each call returns what is news."""
 
-    def __init__(self) -> None:
+    def __init__(self, raised: Iterable[Alert] = ()) -> None:
+        """`raised`: those of an orchestrator before this one that were not over."""
         self._loss = RobustTrigger(LOSS)
         self._norm = RobustTrigger(LOG_NORM)
         self._slow = FailSlow(FailSlowConfig(confirm=CONFIRM))
         self._incarnations: dict[str, str] = {}
         self._computed: Counter[str] = Counter()
         self._warm: dict[str, int] = defaultdict(int)
-        self._raised: dict[tuple[AlertKind, str], Alert] = {}
+        self._raised = {(alert.kind, alert.subject): alert for alert in raised}
+        self._inherited: dict[str, float] = {}  # SIDs that were slow, and what was usual of them
         self.counted: Counter[AlertKind] = Counter()
+        for alert in self._raised.values():
+            self._inherit(alert)
+
+    def _inherit(self, alert: Alert) -> None:
+        usual = alert.usual
+        if usual is None:
+            return
+        if alert.kind is AlertKind.LOSS_SPIKE:
+            self._loss.resume(usual)
+        elif alert.kind is AlertKind.GRADIENT_NORM:
+            self._norm.resume(math.log(usual) if usual > 0 else 0.0)
+        elif alert.kind is AlertKind.STRAGGLER:
+            self._inherited[alert.subject] = usual
 
     @property
     def raised(self) -> tuple[Alert, ...]:
@@ -71,22 +87,26 @@ class Alerts:
         yield from self._left(result, dict(took.keys()))
         for (sid, incarnation), times in sorted(took.items()):
             self._computed[sid] += len(times)
+            if sid in self._inherited:
+                self._slow.resume(sid, incarnation, self._inherited.pop(sid))
             verdict = self._slow.observe(sid, incarnation, median(times), self._computed[sid])
             if verdict is not None:
                 yield Alert(
                     kind=AlertKind.STRAGGLER, subject=sid, raised=verdict.slow, step=result.step,
-                    value=median(times), text=verdict.evidence,
+                    value=median(times), usual=verdict.usual_ms, text=verdict.evidence,
                 )  # fmt: skip
 
     def _left(self, result: StepResult, working: dict[str, str]) -> Iterable[Alert]:
         """Those who have left, or were replaced by another incarnation. `working`: SID → incarnation."""
         known = self._incarnations
-        for sid in sorted(known):
-            if sid in result.shares and working.get(sid, known[sid]) == known[sid]:
+        for sid in sorted({*known, *self._inherited}):
+            same = sid in self._inherited or working.get(sid, known[sid]) == known[sid]
+            if sid in result.shares and same:
                 continue
             self._slow.forget(sid)
             self._computed.pop(sid, None)
-            del known[sid]
+            self._inherited.pop(sid, None)
+            known.pop(sid, None)
             if (AlertKind.STRAGGLER, sid) in self._raised:
                 text = f"the one that had become slow as {sid} is gone"
                 yield Alert(kind=AlertKind.STRAGGLER, subject=sid, raised=False, step=result.step, text=text)

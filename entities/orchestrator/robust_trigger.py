@@ -83,6 +83,11 @@ class RobustTrigger:
             self._recent.append(value)
         return None
 
+    def resume(self, usual: float) -> None:
+        """An alarm stands, and of what was before only this is known."""
+        self._recent.extend([usual] * self._config.warmup)
+        self.raised, self._since = True, 0
+
     def _ends(self, usual: float, z: float) -> Turn:
         self.raised, self._strikes, self._since = False, 0, 0
         return Turn(False, usual, z)

@@ -52,8 +52,14 @@ class Telling:
 
         self._words.put_nowait(word)
 
-    def alert(self, alert: Alert) -> None:
-        self._words.put_nowait(lambda: self._journal.tell("alert", text=alert.text, alert=alert))
+    def alert(self, alert: Alert, raised: tuple[Alert, ...]) -> None:
+        """`raised`: all that stand now, for the record."""
+
+        async def word() -> None:
+            await self._journal.note(now=True, alerts=raised)
+            await self._journal.tell("alert", text=alert.text, alert=alert)
+
+        self._words.put_nowait(word)
 
     def validation(self, step: int, loss: float) -> None:
         async def word() -> None:

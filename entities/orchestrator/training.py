@@ -109,7 +109,7 @@ class Training:
         )
         self._copies = PeerCopies(bus, instances, self._epoch, progress, self._recruits, telling, tasks)
         self._decided_at = time.monotonic()
-        self.alerts = Alerts()
+        self.alerts = Alerts(journal.record.alerts)
         self._figures = JobFigures()
 
     async def __aenter__(self) -> Training:
@@ -365,7 +365,7 @@ class Training:
     def _alert(self, alert: Alert) -> None:
         tell = log.warning if alert.raised else log.info
         tell("alert", kind=alert.kind, job=self._job, step=alert.step, raised=alert.raised, text=alert.text)
-        self._telling.alert(alert)
+        self._telling.alert(alert, self.alerts.raised)
 
     def reported(self, report: QosReport) -> None:
         """Type 5 up, of one of the job's clusters."""

@@ -119,7 +119,7 @@ def _searches(router: APIRouter, door: Door) -> None:
         scope = await desk.scopes.scope(token)
         patterns = subject or ["signal.>"]
         left_out(scope, patterns)
-        frames = desk.taps.stream(patterns, where or [], replies, scope)
+        frames = desk.taps.stream(patterns, where or [], replies, scope, token)
         return await _streaming(door, request, token, "tap.read", "bus", frames)
 
 

@@ -1,4 +1,9 @@
-"""The tap in a browser: what its role may see, decoded, secrets out, at a pace that a person bears."""
+"""The tap in a browser: what its role may see, decoded, secrets out, at a pace that a person bears.
+
+On a guarded bus it listens over a connection of its user's own, made with the token that the browser shows.
+So the server itself holds it to the user's role, and it hears what the gateway has no right to, as answers.
+Inboxes are for operators and admins; others are told that they get none.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,11 @@ from typing import Any
 from bus.connection import Bus
 from bus.tap import Tap
 from bus.tap_render import as_json, render
-from bus.tap_scope import may
+from bus.tap_scope import may, shown
 from bus.tapped import Tapped
 from entities.gateway.dashboard.viewers import sse
 from schemas.door import TapScope
+from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
 
 TAPS = 16
@@ -50,6 +56,7 @@ class TapRooms:
         filters: Sequence[str],
         replies: bool,
         scope: TapScope,
+        token: str,
     ) -> AsyncGenerator[bytes, None]:
         """Batches of messages as server-sent events until the client goes.
 
@@ -57,22 +64,39 @@ class TapRooms:
 
         Raises:
             BadInput: a pattern or a filter that fits nothing.
+            Refused: the bus does not accept the token.
             Unavailable: too many tap here, or the bus is away.
         """
-        tap = Tap(
-            self._bus, patterns, filters=filters, replies=replies, may=may(scope), limit=self.config.pending
-        )
         if self._open >= TAPS:
             raise Unavailable(f"{TAPS} tap through this gateway already; close one, or use another gateway")
+        answers = scope.everything or not self._bus.link.guarded
         self._open += 1
         try:
-            async with tap:
-                async for event in self._events(tap, scope):
-                    yield event
+            async with self._ears(token) as bus:
+                tap = Tap(
+                    bus, shown(scope, patterns), filters=filters, replies=replies and answers, may=may(scope),
+                    limit=self.config.pending,
+                )  # fmt: skip
+                async with tap:
+                    yield sse(
+                        "ready",
+                        {
+                            "patterns": patterns, "hidden": scope.hidden, "answers": answers,
+                            "role": scope.role,
+                        },
+                    )  # fmt: skip
+                    async for event in self._events(tap):
+                        yield event
         finally:
             self._open -= 1
 
-    async def _events(self, tap: Tap, scope: TapScope) -> AsyncGenerator[bytes, None]:
+    def _ears(self, token: str) -> contextlib.AbstractAsyncContextManager[Bus]:
+        """The connection that listens."""
+        if not self._bus.link.guarded:
+            return contextlib.nullcontext(self._bus)
+        return self._bus.beside(name="tap", kind=EntityKind.TAP, token=token)
+
+    async def _events(self, tap: Tap) -> AsyncGenerator[bytes, None]:
         config = self.config
         waiting: deque[Tapped] = deque(maxlen=config.per_batch)
         looked = 0
@@ -91,7 +115,6 @@ class TapRooms:
         reader = asyncio.create_task(read())
         quiet, shown = 0.0, 0
         try:
-            yield sse("ready", {"patterns": tap.lens.patterns, "hidden": scope.hidden, "role": scope.role})
             while not reader.done():
                 await asyncio.sleep(config.every_s)
                 batch = [_shown(tapped, config.body_chars) for tapped in waiting]

@@ -69,3 +69,16 @@ def test_every_row_can_be_tapped_by_its_own_pattern_and_by_its_domain():
 )
 def test_matching_is_the_servers(pattern, subject, expected):
     assert tap_pattern.matches(pattern, subject) is expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("a.>", "a.b.*", "a.b.*"),
+        ("a.*.c", "a.b.*", "a.b.c"),
+        ("a.b.c", "a.*.*", "a.b.c"),
+        ("*.b.>", "a.*.c.*", "a.b.c.*"),
+    ],
+)
+def test_what_two_patterns_have_in_common(one, other, expected):
+    assert tap_pattern.common(one, other) == tap_pattern.common(other, one) == expected

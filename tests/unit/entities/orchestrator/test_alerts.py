@@ -113,3 +113,27 @@ def test_temperature_has_hysteresis_and_takes_more_than_one_report() -> None:
     assert report(WARM_C + 1) == [(AlertKind.TEMPERATURE, "a", True)]
     assert report(COOL_C) == []
     assert report(COOL_C - 1) == [(AlertKind.TEMPERATURE, "a", False)]
+
+
+def test_a_new_orchestrator_goes_on_with_what_is_raised() -> None:
+    before = Alerts()
+    slowed(before)
+    spoilt = {**EVEN, "s1": 90.0}
+    assert len(before.decided(*step(30, loss=7.0, norm=90.0, ms=spoilt))) == 2
+    after = Alerts(before.raised)
+    assert after.raised == before.raised
+    for number in range(31, 45):
+        assert after.decided(*step(number, loss=7.0, norm=90.0, ms=spoilt)) == []
+    found = [alert for number in range(45, 60) for alert in after.decided(*step(number, ms=EVEN))]
+    ended = {(AlertKind.LOSS_SPIKE, ""), (AlertKind.GRADIENT_NORM, ""), (AlertKind.STRAGGLER, "s1")}
+    assert sorted(words(found)) == sorted((*one, False) for one in ended)
+    assert after.raised == ()
+
+
+def test_an_inherited_straggler_may_have_left() -> None:
+    before = Alerts()
+    slowed(before)
+    after = Alerts(before.raised)
+    assert words(after.decided(*step(30, ms={"s0": 30.0, "s2": 30.0}))) == [
+        (AlertKind.STRAGGLER, "s1", False)
+    ]

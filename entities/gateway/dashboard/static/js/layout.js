@@ -100,11 +100,12 @@ function downwards(stages, clusters, cells, most, width) {
 }
 
 function place(cell, boxes, dense, tile, perRow, column) {
+  const [left, top] = [Math.round(cell.x), Math.round(cell.y)]; // tiles have sharp edges
   cell.rows.forEach((row, index) => {
     const box = dense
       ? {
-          x: cell.x + (index % perRow) * tile,
-          y: cell.y + Math.floor(index / perRow) * tile,
+          x: left + (index % perRow) * tile,
+          y: top + Math.floor(index / perRow) * tile,
           width: tile - (tile > 7 ? 2 : 1),
           height: tile - (tile > 7 ? 2 : 1),
         }

@@ -1,18 +1,17 @@
 /**
- * The live picture: two canvases. Below, instances and links, drawn anew when they change; above, the
- * microbatches on their way, drawn while any move. So a frame costs what moves, not what there is.
+ * The live picture: two canvases. Below, instances and links, drawn anew where they changed; above, the microbatches
+ * on their way (`dots.js`). So a frame costs what moves, not what there is.
  */
 
-import { isDark, palette, stageColour } from "./colours.js";
+import { bundle, differ } from "./bundles.js";
+import { palette, stageColour } from "./colours.js";
 import { h, say } from "./dom.js";
+import { Dots } from "./dots.js";
 import { bytesPerS, ms, percent, shortName, stageName } from "./format.js";
-import { along, arrange, curve } from "./layout.js";
+import { arrange, curve } from "./layout.js";
+import { inTurn, notAnyMore } from "./turns.js";
 
-const MOVE_MS = 620;
-const DOTS = 300;
-const DENSE_MS = 30; // between two drawings of what moves where there are many: software draws some canvases
-const LINKS_DRAWN = 320; // above it, links are drawn by bundles of stage and cluster
-const BUNDLED_MS = 1000; // between two sums over them
+const BUNDLED_MS = 1000; // between two sums over all links, where there are many
 const BASE_MS = 240; // between two drawings of what stands
 
 export class MeshPicture {
@@ -22,12 +21,11 @@ export class MeshPicture {
     this.chosen = chosen;
     this.selected = null;
     this.hovered = null;
-    this.dots = [];
-    this.curves = new Map();
-    this.sprites = new Map();
-    this.still = matchMedia("(prefers-reduced-motion: reduce)");
+    this.drawn = new Map();
+    this.turn = () => this.draw();
     this.base = h("canvas", { "aria-hidden": "true" });
-    this.over = h("canvas.over", { "aria-hidden": "true" });
+    const over = h("canvas.over", { "aria-hidden": "true" });
+    this.dots = new Dots(over);
     this.element = h("div.stagebox", {
       tabIndex: 0,
       role: "application",
@@ -36,29 +34,41 @@ export class MeshPicture {
       click: (event) => this.select(this.at(event)),
       mousemove: (event) => this.hover(this.at(event)),
       mouseleave: () => this.hover(null),
-    }, this.base, this.over);
+    }, this.base, over);
     this.element.style.height = "300px";
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.element);
-    this.frame = (at) => this.draw(at);
   }
 
   destroy() {
     this.observer.disconnect();
-    cancelAnimationFrame(this.pending);
+    this.dots.destroy();
+    clearTimeout(this.later);
+    notAnyMore(this.turn);
     this.gone = true;
   }
 
   /** The instances of the job changed. */
   update() {
-    this.stale = true;
-    this.wake();
+    if (this.later || this.gone) return;
+    const early = BASE_MS - (performance.now() - (this.drawnAt ?? -BASE_MS));
+    if (early <= 0) inTurn(this.turn);
+    else this.later = setTimeout(() => inTurn(this.turn), early);
+  }
+
+  /** Something in it is to be seen at once. */
+  updateNow() {
+    clearTimeout(this.later);
+    this.later = null;
+    this.whole = true;
+    inTurn(this.turn);
   }
 
   restyle() {
     this.colours = null;
-    this.sprites.clear();
-    this.update();
+    this.ground = null;
+    this.dots.restyle();
+    this.updateNow();
   }
 
   resize() {
@@ -66,64 +76,11 @@ export class MeshPicture {
     if (!width || width === this.width) return;
     this.width = width;
     this.shape = null;
-    this.update();
+    this.updateNow();
   }
 
-  /** Microbatches that went from one instance to another within the last tick: `[from, to, direction, count]`. */
   moved(moves) {
-    if (this.still.matches || document.hidden || !this.shape) return;
-    const now = performance.now();
-    const room = DOTS - this.dots.length;
-    const all = moves.reduce((sum, move) => sum + move[3], 0);
-    const share = Math.min(1, room / Math.max(1, all));
-    for (const [from, to, direction, count] of moves) {
-      const start = this.shape.boxes.get(from);
-      const end = this.shape.boxes.get(to);
-      if (!start || !end) continue;
-      const shown = share === 1 ? Math.min(count, 8) : Number(Math.random() < share * count);
-      const forward = direction === "forward";
-      const path = this.path(from, to, start, end, forward);
-      for (let index = 0; index < shown; index += 1) {
-        this.dots.push({ path, at: now + Math.random() * 250, stage: forward ? end.stage : start.stage, forward });
-      }
-    }
-    if (this.dots.length) this.wake();
-  }
-
-  path(from, to, start, end, forward) {
-    const key = `${from} ${to}`;
-    let path = this.curves.get(key);
-    if (!path) {
-      path = curve(start, end, this.shape.vertical, this.shape.dense ? 0 : forward ? -3 : 3);
-      this.curves.set(key, path);
-    }
-    return path;
-  }
-
-  wake() {
-    if (!this.pending && !this.gone) this.pending = requestAnimationFrame(this.frame);
-  }
-
-  // --- drawing ----------------------------------------------------------------------------------
-  draw(at) {
-    this.pending = 0;
-    if (this.gone || !this.width) return;
-    let again = false;
-    if (this.stale) {
-      if (!this.drawnAt || at - this.drawnAt >= (this.shape?.dense ? 2 : 1) * BASE_MS || !this.shape) {
-        this.drawnAt = at;
-        this.stale = false;
-        this.drawBase();
-      } else again = true;
-    }
-    if (this.dots.length || this.dirty) {
-      if (!this.shape.dense || at - (this.movedAt ?? 0) >= DENSE_MS) {
-        this.movedAt = at;
-        this.drawDots(at);
-      }
-      again ||= this.dots.length > 0 || Boolean(this.dirty);
-    }
-    if (again) this.wake();
+    this.dots.moved(moves);
   }
 
   rows() {
@@ -131,41 +88,79 @@ export class MeshPicture {
     return job === null ? [] : this.store.instancesOf(job);
   }
 
-  drawBase() {
+  // --- drawing ----------------------------------------------------------------------------------
+  draw() {
+    this.later = null;
+    if (this.gone || !this.width) return;
+    this.drawnAt = performance.now();
     const rows = this.rows();
     this.colours ??= palette();
-    const key = rows.map((row) => `${row.sid} ${row.cluster}`).sort().join();
-    if (!this.shape || this.key_ !== key) {
-      this.key_ = key;
+    if (!this.fits(rows)) {
       this.shape = arrange(rows, this.width);
-      this.curves.clear();
-      this.bundles = null;
-      this.dots.length = 0;
+      this.bundles = this.ground = null;
       this.fit();
     }
-    const context = this.context;
-    const { width, height } = this.shape;
-    context.clearRect(0, 0, width, height);
-    this.drawBands(context);
-    this.drawLinks(context, rows);
-    if (this.shape.dense) this.drawTiles(context, rows);
-    else for (const row of rows) this.drawCard(context, row);
-    this.drawMarked(context, rows);
+    if (!this.shape.dense) this.drawCards(rows);
+    else if (this.groundIsNew(rows)) this.updateNow(); // drawing that was enough for one frame
+    else this.drawTiles(rows);
     this.describe(rows);
+  }
+
+  /** Whether these instances stand where they are. */
+  fits(rows) {
+    const boxes = this.shape?.boxes;
+    return boxes?.size === rows.length && rows.every((row) => {
+      const box = boxes.get(row.sid);
+      return box && box.stage === row.stage && box.cluster === row.cluster;
+    });
   }
 
   fit() {
     const scale = Math.min(2, devicePixelRatio || 1);
     const { width, height } = this.shape;
     this.element.style.height = `${Math.round(height)}px`;
-    for (const canvas of [this.base, this.over]) {
-      canvas.width = Math.round(width * scale);
-      canvas.height = Math.round(height * scale);
-    }
+    this.base.width = Math.round(width * scale);
+    this.base.height = Math.round(height * scale);
     this.context = this.base.getContext("2d");
-    this.overContext = this.over.getContext("2d");
     this.context.setTransform(scale, 0, 0, scale, 0, 0);
-    this.overContext.setTransform(scale, 0, 0, scale, 0, 0);
+    this.whole = true;
+    this.dots.fit(this.shape, scale);
+  }
+
+  drawCards(rows) {
+    const { context } = this;
+    context.clearRect(0, 0, this.shape.width, this.shape.height);
+    this.drawBands(context);
+    this.drawLinks(context, bundle(rows, this.shape.boxes));
+    for (const row of rows) this.drawCard(context, row);
+    this.drawMarked(context, rows);
+  }
+
+  /** Bands and links of a dense picture are kept as an image, and drawn when they would look different. */
+  groundIsNew(rows) {
+    if (this.ground && this.drawnAt - this.bundledAt < BUNDLED_MS) return false;
+    this.bundledAt = this.drawnAt;
+    const bundles = bundle(rows, this.shape.boxes);
+    if (this.ground && !differ(this.bundles, bundles)) return false;
+    this.bundles = bundles;
+    const canvas = new OffscreenCanvas(this.base.width, this.base.height);
+    const context = canvas.getContext("2d");
+    context.setTransform(this.context.getTransform());
+    this.drawBands(context);
+    this.drawLinks(context, bundles);
+    this.ground = canvas.transferToImageBitmap();
+    return true;
+  }
+
+  /** What stands behind a box of the picture. */
+  drawGround(box) {
+    const { a: scale } = this.context.getTransform();
+    const [x, y, width, height] = [box.x, box.y, box.width, box.height].map((value) => Math.round(value * scale));
+    this.context.clearRect(box.x, box.y, box.width, box.height);
+    this.context.save();
+    this.context.resetTransform(); // pixel by pixel
+    this.context.drawImage(this.ground, x, y, width, height, x, y, width, height);
+    this.context.restore();
   }
 
   drawBands(context) {
@@ -193,55 +188,20 @@ export class MeshPicture {
     }
   }
 
-  drawLinks(context, rows) {
+  drawLinks(context, { groups, bundled }) {
     const { vertical } = this.shape;
-    if (!this.bundles || !this.shape.dense || this.drawnAt - this.bundledAt > BUNDLED_MS) {
-      this.bundledAt = this.drawnAt;
-      this.bundles = this.bundle(rows);
-    }
-    const { groups, bundled, most } = this.bundles;
     context.lineCap = "butt";
     for (const group of groups) {
-      const load = Math.sqrt(group.rate / most);
       const [x1, y1, x2, y2, x3, y3, x4, y4] = curve(group.from, group.to, vertical);
       context.beginPath();
       context.moveTo(x1, y1);
       context.bezierCurveTo(x2, y2, x3, y3, x4, y4);
-      context.strokeStyle = stageColour(group.stage, (bundled ? 0.1 : 0.16) + 0.3 * load);
-      context.lineWidth = 1 + (bundled ? 8 : 5) * load;
+      context.strokeStyle = stageColour(group.stage, (bundled ? 0.1 : 0.16) + 0.3 * group.load);
+      context.lineWidth = 1 + (bundled ? 8 : 5) * group.load;
       if (group.lossy) context.setLineDash([5, 4]);
       context.stroke();
       context.setLineDash([]);
     }
-  }
-
-  /** Links one by one, or, where there are too many to be told apart, summed by stage and cluster. */
-  bundle(rows) {
-    const { boxes } = this.shape;
-    const links = [];
-    for (const row of rows) {
-      for (const link of row.links ?? []) {
-        const from = boxes.get(row.sid);
-        const to = boxes.get(link[0]);
-        if (from && to && from.stage < to.stage) links.push([row.sid, link[0], link[1], from, to, link]);
-      }
-    }
-    const bundled = links.length > LINKS_DRAWN;
-    const groups = new Map();
-    if (bundled) {
-      for (const [, , rate, from, to] of links) {
-        const key = `${from.stage} ${from.cluster} ${to.stage} ${to.cluster}`;
-        const group = groups.get(key) ?? { from: from.cell, to: to.cell, stage: to.stage, rate: 0 };
-        group.rate += rate;
-        groups.set(key, group);
-      }
-    } else {
-      for (const [from, to, rate, start, end, link] of links) {
-        groups.set(`${from} ${to}`, { from: start, to: end, stage: end.stage, rate, lossy: link[3] > 0.005 });
-      }
-    }
-    const all = [...groups.values()];
-    return { groups: all, bundled, most: all.reduce((most, group) => Math.max(most, group.rate), 1) };
   }
 
   drawCard(context, row) {
@@ -298,40 +258,49 @@ export class MeshPicture {
     }
   }
 
-  /** Many instances: a tile each, as full as it is busy; states stand out by colour and shape. */
-  drawTiles(context, rows) {
-    const { boxes } = this.shape;
-    const { colours } = this;
-    const shades = new Map();
-    const odd = [];
+  /** Many instances: a tile each, as bright as it is busy; states stand out by colour and shape. */
+  drawTiles(rows) {
+    const { context, drawn } = this;
+    const { boxes, width, height } = this.shape;
+    const marked = this.hovered !== null || this.selected !== null;
+    const whole = this.whole || marked;
+    if (whole) {
+      this.drawGround({ x: 0, y: 0, width, height });
+      drawn.clear();
+      this.whole = marked; // an outline reaches beyond its tile
+    }
+    const looks = new Map();
     for (const row of rows) {
-      const box = boxes.get(row.sid);
-      if (row.state !== "active") {
-        odd.push([row, box]);
-        continue;
-      }
-      const level = row.busy === undefined ? 0 : Math.round(Math.min(1, row.busy) * 5) + 1;
-      const key = `${row.stage} ${level}`;
-      if (!shades.has(key)) shades.set(key, { stage: row.stage, level, list: [] });
-      shades.get(key).list.push(box);
+      const look = row.state === "active" ? `${row.stage} ${row.busy === undefined ? 0 : Math.round(Math.min(1, row.busy) * 5) + 1}` : row.state;
+      if (drawn.get(row.sid) === look) continue;
+      drawn.set(row.sid, look);
+      if (!looks.has(look)) looks.set(look, []);
+      looks.get(look).push(boxes.get(row.sid));
     }
-    for (const { stage, level, list } of shades.values()) {
-      context.fillStyle = stageColour(stage, 0.16 + 0.14 * level);
-      for (const box of list) context.fillRect(box.x, box.y, box.width, box.height);
+    if (!whole) for (const list of looks.values()) for (const box of list) this.drawGround(box);
+    for (const [look, list] of looks) {
+      const [stage, level] = look.split(" ").map(Number);
+      if (level !== undefined) {
+        context.fillStyle = stageColour(stage, 0.16 + 0.14 * level);
+        for (const box of list) context.fillRect(box.x, box.y, box.width, box.height);
+      } else for (const box of list) this.drawOdd(context, box, look);
     }
-    for (const [row, box] of odd) {
-      if (row.state === "faulted") {
-        context.fillStyle = colours.bad;
-        context.beginPath();
-        context.moveTo(box.x + box.width / 2, box.y);
-        context.lineTo(box.x + box.width, box.y + box.height);
-        context.lineTo(box.x, box.y + box.height);
-        context.fill();
-      } else {
-        context.strokeStyle = colours.wait;
-        context.lineWidth = 1.5;
-        context.strokeRect(box.x + 1, box.y + 1, box.width - 2, box.height - 2);
-      }
+    this.drawMarked(context, rows);
+  }
+
+  drawOdd(context, box, state) {
+    const { colours } = this;
+    if (state === "faulted") {
+      context.fillStyle = colours.bad;
+      context.beginPath();
+      context.moveTo(box.x + box.width / 2, box.y);
+      context.lineTo(box.x + box.width, box.y + box.height);
+      context.lineTo(box.x, box.y + box.height);
+      context.fill();
+    } else {
+      context.strokeStyle = colours.wait;
+      context.lineWidth = 1.5;
+      context.strokeRect(box.x + 1, box.y + 1, box.width - 2, box.height - 2);
     }
   }
 
@@ -366,52 +335,6 @@ export class MeshPicture {
     }
   }
 
-  drawDots(at) {
-    const context = this.overContext;
-    if (!context) return;
-    // Only where dots were: clearing all of a large canvas costs more than drawing them.
-    if (this.dirty) context.clearRect(...this.dirty);
-    let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
-    const size = this.shape.dense ? 2.4 : 3.6;
-    let kept = 0;
-    for (const dot of this.dots) {
-      const t = (at - dot.at) / MOVE_MS;
-      if (t > 1) continue;
-      this.dots[kept] = dot;
-      kept += 1;
-      if (t < 0) continue;
-      const [x, y] = along(dot.path, t);
-      context.drawImage(this.sprite(dot.stage, dot.forward, size), x - 6, y - 6, 12, 12);
-      left = Math.min(left, x);
-      right = Math.max(right, x);
-      top = Math.min(top, y);
-      bottom = Math.max(bottom, y);
-    }
-    this.dots.length = kept;
-    this.dirty = right >= left ? [left - 8, top - 8, right - left + 16, bottom - top + 16] : null;
-  }
-
-  /** A microbatch: full on its way forward, a ring on its way back. */
-  sprite(stage, forward, size) {
-    const key = `${stage} ${forward} ${size}`;
-    let image = this.sprites.get(key);
-    if (!image) {
-      image = document.createElement("canvas");
-      image.width = image.height = 24;
-      const context = image.getContext("2d");
-      context.scale(2, 2);
-      context.beginPath();
-      context.arc(6, 6, size, 0, 7);
-      context.fillStyle = forward ? stageColour(stage) : isDark() ? "#0d1117" : "#ffffff";
-      context.fill();
-      context.strokeStyle = stageColour(stage);
-      context.lineWidth = 1.4;
-      context.stroke();
-      this.sprites.set(key, image);
-    }
-    return image;
-  }
-
   // --- pointing and keys ------------------------------------------------------------------------
   at(event) {
     const area = this.element.getBoundingClientRect();
@@ -429,14 +352,12 @@ export class MeshPicture {
     this.element.style.cursor = sid ? "pointer" : "";
     const row = sid && this.store.instances.get(sid);
     this.element.title = row ? summary(row) : "";
-    this.drawnAt = 0;
-    this.update();
+    this.updateNow();
   }
 
   select(sid) {
     this.selected = sid === this.selected ? null : sid;
-    this.drawnAt = 0;
-    this.update();
+    this.updateNow();
     this.chosen(this.selected);
   }
 

@@ -7,6 +7,7 @@ import { MeshPicture } from "./mesh.js";
 import { Shares } from "./shares.js";
 import { ENDED } from "./store.js";
 import { Timeline } from "./timeline.js";
+import { inTurn, notAnyMore } from "./turns.js";
 
 const SHARES_MS = 450; // between two rounds through the table, which nobody reads faster
 const WINDOWS = [["5 min", 300], ["30 min", 1800], ["all", null]];
@@ -37,6 +38,13 @@ export class MeshView {
       h("div.chart-title", {}, h("h3", {}, "Loss"), this.lossNow), loss,
       h("div.chart-title", {}, h("h3", {}, "Throughput"), this.rateNow), rate, this.timeline.element);
     this.noMesh = h("div.fill", { hidden: true });
+    this.pieces = {
+      figures: () => this.showFigures(),
+      shares: () => this.showShares(),
+      loss: () => this.showCurve(0, 2),
+      rate: () => this.showCurve(1, 3),
+      happened: () => this.showHappened(),
+    };
     this.element = h("div.view-mesh", {},
       this.makeFigures(),
       h("section.panel", { "aria-labelledby": "mesh-title" },
@@ -53,6 +61,7 @@ export class MeshView {
 
   destroy() {
     clearTimeout(this.later);
+    Object.values(this.pieces).forEach(notAnyMore);
     this.picture.destroy();
     for (const chart of this.charts) chart.destroy();
   }
@@ -108,14 +117,18 @@ export class MeshView {
 
   update(topics) {
     const every = topics.has("all") || topics.has("job");
+    const { pieces } = this;
     if (every || topics.has("instances") || topics.has("jobs") || topics.has("nodes")) {
       this.picture.update();
-      if (every || performance.now() - this.sharedAt > SHARES_MS) this.showShares();
-      else this.later ??= setTimeout(() => this.showShares(), SHARES_MS);
+      if (every) clearTimeout(this.later);
+      if (every || performance.now() - this.sharedAt > SHARES_MS) inTurn(pieces.shares);
+      else this.later ??= setTimeout(() => inTurn(pieces.shares), SHARES_MS);
       this.showEmptiness();
     }
-    if (every || topics.has("steps") || topics.has("events") || topics.has("faults") || topics.has("jobs")) this.showCurves();
-    this.showFigures();
+    if (every || topics.has("steps") || topics.has("events") || topics.has("faults") || topics.has("jobs")) {
+      for (const piece of [pieces.loss, pieces.rate, pieces.happened]) inTurn(piece);
+    }
+    inTurn(pieces.figures);
   }
 
   moved(moves) {
@@ -177,16 +190,20 @@ export class MeshView {
     faults.value.classList.toggle("bad", open > 0);
   }
 
-  showCurves() {
-    const curve = this.store.curves.get(this.store.shown());
-    const points = curve?.points ?? [];
-    const bare = points.length === 0;
-    this.curves.hidden = bare && !this.store.events.length;
+  points() {
+    return this.store.curves.get(this.store.shown())?.points ?? [];
+  }
+
+  /** @param {number} column of a point, see `/v1/overview` */
+  showCurve(chart, column) {
+    const points = this.points();
+    this.curves.hidden = points.length === 0 && !this.store.events.length;
     this.noCurve.hidden = !this.curves.hidden;
     if (this.curves.hidden && !this.noCurve.firstChild) this.noCurve.replaceChildren(empty("No step has been committed yet", "Loss and throughput appear here with the first one."));
-    const times = points.map((point) => point[1]);
-    this.charts[0].show([times, points.map((point) => point[2])]);
-    this.charts[1].show([times, points.map((point) => point[3])]);
+    this.charts[chart].show([points.map((point) => point[1]), points.map((point) => point[column])]);
+  }
+
+  showHappened() {
     this.timeline.show(this.store.shown(), this.range());
     const quiet = this.timeline.list.childElementCount === 0;
     if (quiet !== this.quiet) {
@@ -198,7 +215,7 @@ export class MeshView {
 
   /** Figures at the cursor, else the latest. */
   cursor(at, index) {
-    const points = this.store.curves.get(this.store.shown())?.points ?? [];
+    const points = this.points();
     const point = points[index ?? -1] ?? points.at(-1);
     this.timeline.cursor(at, this.range());
     text(this.lossNow, point ? `step ${point[0] + 1}: ${point[2]?.toFixed(4) ?? "not finite"}` : "");

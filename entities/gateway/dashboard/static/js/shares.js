@@ -12,6 +12,7 @@ export class Shares {
   constructor(choose) {
     this.choose = choose;
     this.all = new Set();
+    this.places = new Map();
     this.list = h("div", {});
     this.one = h("div", { hidden: true });
     this.none = h("div", { hidden: true }, empty("No shares yet", "Who gets how many microbatches, and why, stands here while a job runs."));
@@ -28,9 +29,10 @@ export class Shares {
       if (!stages.has(row.stage)) stages.set(row.stage, []);
       stages.get(row.stage).push(row);
     }
+    this.order(rows);
     const sorted = [...stages].sort(([one], [other]) => one - other);
     keyed(this.list, sorted, ([stage]) => String(stage), ([stage]) => this.makeStage(stage), (element, [stage, held]) => {
-      held.sort((one, other) => odd(one) - odd(other) || compare(one.sid, other.sid));
+      held.sort((one, other) => odd(one) - odd(other) || this.places.get(one.sid) - this.places.get(other.sid));
       const cut = this.all.has(stage) ? held : held.slice(0, LISTED);
       const active = held.filter((row) => row.state === "active").length;
       text(element.count, `${active === held.length ? held.length : `${active} of ${held.length}`} active`);
@@ -39,6 +41,13 @@ export class Shares {
       element.more.hidden = cut.length === held.length;
       text(element.more, `${held.length - cut.length} more`);
     });
+  }
+
+  /** Names are compared when there are others: that costs more than all the rest. */
+  order(rows) {
+    if (rows.length === this.places.size && rows.every((row) => this.places.has(row.sid))) return;
+    const names = rows.map((row) => row.sid).sort(compare);
+    this.places = new Map(names.map((sid, index) => [sid, index]));
   }
 
   makeStage(stage) {
@@ -67,6 +76,10 @@ export class Shares {
   }
 
   update(line, row, selected) {
+    const chosen = String(row.sid === selected);
+    if (line.row === row && line.ariaPressed === chosen) return;
+    line.row = row;
+    line.ariaPressed = chosen;
     setState(line.state, row.state);
     text(line.state, shortName(row));
     line.bar.style.transform = `scaleX(${row.share ?? 0})`;
@@ -76,7 +89,6 @@ export class Shares {
     const reason = row.state === "active" ? reasons(row)[0]?.[1] ?? (row.stage < 0 ? "makes the microbatches" : "no route yet") : row.reason || row.state;
     text(line.why, reason);
     line.title = `${row.sid} on ${row.cluster}/${row.node}: ${row.state}. ${reason}`;
-    line.setAttribute("aria-pressed", String(row.sid === selected));
   }
 
   details(row) {

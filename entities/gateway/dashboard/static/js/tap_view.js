@@ -5,6 +5,7 @@ import { code, empty, h, say } from "./dom.js";
 import { clock } from "./format.js";
 
 const LISTED = 300;
+const NO_ANSWERS = "; requests show, their answers do not: they go to the asker's inbox, which the bus lets only operators and admins hear";
 const USUAL = ["signal.>", "step.>", "data.notice.>", "telemetry.>", "policy.>", "fault.>", "job.>", "log.>", "registry.>", ">"];
 
 export class TapView {
@@ -61,8 +62,9 @@ export class TapView {
   take(event, data) {
     if (event === "ready") {
       this.seen = this.dropped = 0;
-      this.tell(`listening on ${data.patterns.join(", ")}`);
-      this.scope.textContent = data.hidden.length ? `not for a ${data.role}: ${data.hidden.join(", ")}` : `${data.role}: everything`;
+      const missing = [...(data.answers ? [] : ["answers"]), ...data.hidden];
+      this.scope.textContent = missing.length ? `not for a ${data.role}: ${missing.join(", ")}` : `${data.role}: everything`;
+      this.tell(`listening on ${data.patterns.join(", ")}${this.replies.checked && !data.answers ? NO_ANSWERS : ""}`);
       return;
     }
     this.seen = data.seen;
