@@ -2,7 +2,8 @@
 
 A server reads what a connection may do each time that it lets one in, pattern by pattern, so `fewer` says it
 shortly: `step.*.j.me` without `step.claim.j.me` instead of nine patterns. Of all that is known to be said on
-the bus exactly the same is allowed; what nobody ever says may fall within a `*`.
+the bus exactly the same is allowed, also to a subscription that ends in `>`; what nobody ever says may fall
+within a `*`.
 """
 
 from __future__ import annotations
@@ -149,6 +150,31 @@ class _Exceptions:
             if common is None or any(_covers(pattern, common) for pattern in meant):
                 continue
             if any(_common(pattern, common) is not None for pattern in meant):
+                return None
+            found.add(common)
+        below = self._below(joined)
+        return None if below is None else frozenset(found) | below
+
+    def _below(self, joined: Tokens) -> frozenset[Tokens] | None:
+        """What would be heard besides: the server takes the `>` of a subscription for a token like any other,
+        so that whoever may listen to `a.*` is let listen to `a.>`."""
+        found = set()
+        if joined[-1] != "*":
+            return frozenset()
+        for known in self._known:
+            tokens = tuple(known.split("."))
+            if len(tokens) <= len(joined):
+                continue  # of a shorter one that ends in `>`, `_look` has seen what there is
+            head = _common(joined, tokens[: len(joined)])
+            if head is None:
+                continue
+            common = (*head, *tokens[len(joined) :])
+            if any(covers(pattern, ".".join(common)) for pattern in self._wide):
+                continue
+            meant = self._meant[len(common)]
+            if any(_covers(pattern, common) for pattern in meant):
+                continue
+            if common[-1] == ">" or any(_common(pattern, common) is not None for pattern in meant):
                 return None
             found.add(common)
         return frozenset(found)

@@ -387,6 +387,25 @@ async def test_a_users_bus_taps_what_the_role_shows(mesh: Guarded) -> None:
         assert [item async for item in tap.history(subjects.LOG)] == []
 
 
+async def test_a_wide_subscription_hears_no_more_than_the_narrow_ones(mesh: Guarded) -> None:
+    """The server takes the `>` of a subscription for a token like any other, and lets it in by a `*`."""
+    open_to_all = subjects.HEARTBEAT(sid="orchestrator")
+    private = subjects.STORE_QUERY(job="j", sid="j-s0-r0")
+    wide = {f"{V}.{middle}>" for middle in ("", "*.", "*.*.", "*.*.*.")}
+    for subject in (open_to_all, private):
+        tokens = subject.split(".")
+        wide |= {".".join([*tokens[:count], ">"]) for count in range(2, len(tokens))}
+    async with wire(mesh.url, TOKENS[Role.VIEWER]) as viewer, bus_of(mesh, SMO) as orchestrator:
+        for number, subject in enumerate(sorted(wide)):
+            viewer.writer.write(f"SUB {subject} w{number}\r\n".encode())
+        await viewer.until_pong()
+        await orchestrator.link.send(private, b"")
+        await orchestrator.link.send(open_to_all, b"")
+        await orchestrator.barrier()
+        heard = {line.split()[1].decode() for line in await viewer.until_pong() if line.startswith(b"MSG")}
+    assert heard == {open_to_all}
+
+
 async def test_a_researcher_runs_modules_that_bear_the_name_and_no_others(mesh: Guarded) -> None:
     for role, sid, may in (
         (Role.RESEARCHER, "researcher-one-bold", True),

@@ -28,6 +28,12 @@ def allows(patterns: Fewer, subject: str) -> bool:
     )
 
 
+def hears(patterns: Fewer, subject: str) -> bool:
+    """As a server has it: whoever may listen to `a.*` may listen to `a.>`."""
+    widest = [one[:-1] + ">" if one.endswith("*") else one for one in patterns.allow]
+    return allows(Fewer(tuple(widest), patterns.deny), subject)
+
+
 PATTERNS = st.lists(st.lists(st.sampled_from((*TOKENS, "*")), min_size=1, max_size=3), max_size=12).map(
     lambda several: [".".join(("x", *tokens)) for tokens in several]
 )
@@ -41,6 +47,7 @@ def test_the_same_is_allowed_of_what_is_known(patterns: list[str], more: list[st
     assert len(found.allow) + len(found.deny) <= len(set(patterns))
     for subject in subjects_within(known):
         assert allows(found, subject) is any(covers(one, subject) for one in patterns), subject
+        assert hears(Fewer(tuple(patterns)), subject) or not hears(found, subject), subject
 
 
 def test_what_is_joined_and_what_is_excepted() -> None:
@@ -72,3 +79,12 @@ def test_an_exception_does_not_take_what_is_allowed_at_any_depth() -> None:
     steps = [f"x.step.{name}.me" for name in ("commit", "abort", "fence", "adopt")]
     found = fewer([*steps, "x.>"], known, ("x",))
     assert found == Fewer(("x.>", "x.step.*.me")), "what x.> allows is excepted nowhere"
+
+
+def test_what_lies_below_is_not_let_out() -> None:
+    allowed = ["x.a.*", "x.b.*", "x.c.*", "x.d.*"]
+    secret = fewer(allowed, (*allowed, "x.e.secret.*"), ("x",))
+    assert secret == Fewer(("x.*.*",), ("x.e.secret.*",))
+    assert not hears(secret, "x.e.secret.one")
+    in_part = fewer([*allowed, "x.e.secret.me"], (*allowed, "x.e.secret.*"), ("x",))
+    assert in_part.allow == (*allowed, "x.e.secret.me"), "an exception would take what is allowed"
