@@ -107,7 +107,7 @@ class Held:
         gc.collect()
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
-    async def nothing_more(self, timeout_s: float = 5.0) -> None:
+    async def nothing_more(self, timeout_s: float = 20.0) -> None:
         """Fails unless everything since has been given back: joined threads may take a moment to vanish."""
         async with asyncio.timeout(timeout_s):
             while True:  # the kernel does not say when a thread is gone
