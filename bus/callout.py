@@ -22,7 +22,6 @@ from bus.dial import KeyUser
 from bus.guard_keys import GuardKeys
 from bus.link import Link
 from bus.logs import get_logger
-from bus.patterns import Fewer
 from bus.permissions import ANSWER_S, Permissions
 from schemas.errors import BusUnreachable, DmscError, Refused
 
@@ -177,12 +176,11 @@ class Callout:
 @lru_cache(maxsize=REMEMBERED)
 def _rights(permissions: Permissions) -> str:
     """As a user's JWT has them."""
-    publish, subscribe = permissions.shortly()
     rights: dict[str, Any] = {
         "type": "user",
         "version": 2,
-        "pub": _rule(publish),
-        "sub": _rule(subscribe),
+        "pub": _rule(permissions.publish, permissions.never),
+        "sub": _rule(permissions.subscribe),
         "subs": UNLIMITED,
         "data": UNLIMITED,
         "payload": UNLIMITED,
@@ -192,8 +190,8 @@ def _rights(permissions: Permissions) -> str:
     return nats_jwt.to_json(rights)
 
 
-def _rule(patterns: Fewer) -> dict[str, tuple[str, ...]]:
+def _rule(patterns: tuple[str, ...], never: tuple[str, ...] = ()) -> dict[str, list[str]]:
     """An empty list of what is allowed would allow everything."""
-    if not patterns.allow:
-        return {"deny": (">",)}
-    return {"allow": patterns.allow, "deny": patterns.deny} if patterns.deny else {"allow": patterns.allow}
+    if not patterns:
+        return {"deny": [">"]}
+    return {"allow": list(patterns), "deny": list(never)} if never else {"allow": list(patterns)}

@@ -21,8 +21,7 @@ from functools import lru_cache
 
 from bus import rendezvous, streams, subjects
 from bus.identity import ANY, Identity, inbox_of
-from bus.patterns import Fewer, covers, fewer
-from bus.subject import ROOT, Delivery, Names, Subject
+from bus.subject import Delivery, Names, Subject
 from bus.subjects import DISCONNECTED, SUBJECTS
 from schemas.envelope import EntityKind as K
 from schemas.signals import Role
@@ -40,15 +39,6 @@ PRIVATE = (
 )
 """Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own store; who
 has which tokens, the audit; and whatever carries a secret, which a tap hides and a NATS client would not."""
-
-_OBJECTS = f"$O.{streams.OBJECT_BUCKET}"
-SHORTENED = (ROOT, _OBJECTS)
-"""Below these, patterns may be joined; JetStream's API and the buckets are spelled out."""
-KNOWN = (
-    *(row.wildcard() for row in SUBJECTS if row.bucket is None),
-    *(DISCONNECTED, streams.COUNTER_SUBJECTS, f"{_OBJECTS}.C.>", f"{_OBJECTS}.M.>"),
-)
-"""All that is said there."""
 
 _OWN_NAME = ("sid", "agent", "gateway")
 _ON_BEHALF = (subjects.REGISTRATION, subjects.STATE_CHANGE)
@@ -79,15 +69,6 @@ class Permissions:
             _least({*self.subscribe, *other.subscribe}),
             self.answers or other.answers,
             tuple(sorted({*self.never, *other.never})),
-        )
-
-    def shortly(self) -> tuple[Fewer, Fewer]:
-        """What may be published and listened to, as the server is told it: of all subjects that there are
-        the same, in fewer patterns."""
-        publish = fewer(self.publish, KNOWN, SHORTENED)
-        return (
-            Fewer(publish.allow, tuple(sorted({*publish.deny, *self.never}))),
-            fewer(self.subscribe, KNOWN, SHORTENED),
         )
 
     def may_publish(self, subject: str) -> bool:
@@ -301,6 +282,19 @@ def _of_the_authorizer() -> tuple[str, ...]:
 
 
 # --- patterns ----------------------------------------------------------------------------------------------
+def covers(pattern: str, subject: str) -> bool:
+    """Whether everything that `subject` (which may have wildcards) stands for is within `pattern`."""
+    mine, theirs = pattern.split("."), subject.split(".")
+    for index, token in enumerate(mine):
+        if token == ">":
+            return len(theirs) > index
+        if index >= len(theirs) or theirs[index] == ">":
+            return False
+        if token not in ("*", theirs[index]):
+            return False
+    return len(mine) == len(theirs)
+
+
 def _least(patterns: set[str]) -> tuple[str, ...]:
     """Sorted; where everything is allowed, nothing else is said."""
     return (">",) if ">" in patterns else tuple(sorted(patterns))
