@@ -12,13 +12,13 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bus.accounts import Account, Limits, account_of, least_store_bytes
-from bus.embedded_cluster import EmbeddedCluster, copies
+from bus.embedded_cluster import copies
 from dmsc import layout, ports
 from dmsc.layout import ChildSpec, MeshOptions
-from dmsc.mesh import HTTP_PORT, RunningMesh, Say, buried, certify, local, outer, own_servers, say_if
+from dmsc.mesh import HTTP_PORT, RunningMesh, Say, certify, local, outer, own_servers, say_if, tended
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
 from dmsc.zygote import Zygote
@@ -111,17 +111,10 @@ async def running_host(
                     pid=os.getpid(),
                     started_at=started_at,
                     ready_at=time.time(),
-                    children=_pids(bus, supervisor),
-                    commands=supervisor.commands,
                     tenants={name: str(each.path) for name, each in tenants.items()},
                 )
-                folder.write_mesh(file)
-                supervisor.ready = True
-                bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
-                    replace(file, children=_pids(bus, supervisor))
-                )
-                async with buried(zygote, lambda: _pids(bus, supervisor)):
-                    yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
+                async with tended(folder, file, bus, supervisor, zygote) as host:
+                    yield host
 
 
 def _make_folders(options: HostOptions, folder: StateFolder, tenants: dict[str, StateFolder]) -> None:
@@ -241,8 +234,3 @@ def _is_ready(folder: StateFolder) -> bool:
     """By the present owner's own account; one that was killed leaves its own behind."""
     file = folder.mesh()
     return file is not None and file.ready_at is not None and file.pid == folder.owner()
-
-
-def _pids(bus: EmbeddedCluster, supervisor: Supervisor) -> dict[str, int]:
-    servers = {f"bus-{number}": server.pid for number, server in enumerate(bus.servers, start=1)}
-    return {**servers, **supervisor.pids}

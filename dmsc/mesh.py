@@ -91,21 +91,32 @@ async def running_mesh(
                 started_at=started_at,
                 ready_at=time.time(),
                 clusters=dict.fromkeys(options.clusters, options.slots),
-                children=_pids(bus, supervisor),
-                commands=supervisor.commands,
                 metrics=metrics,
             )
-            folder.write_mesh(file)
-            supervisor.ready = True
-            bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
-                replace(file, children=_pids(bus, supervisor))
-            )
-            async with buried(zygote, lambda: _pids(bus, supervisor)):
-                yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
+            yield await stack.enter_async_context(tended(folder, file, bus, supervisor, zygote))
 
 
 @asynccontextmanager
-async def buried(zygote: Zygote | None, known: Callable[[], dict[str, int]]) -> AsyncIterator[None]:
+async def tended(
+    folder: StateFolder,
+    file: MeshFile,
+    bus: EmbeddedCluster | HostsBus,
+    supervisor: Supervisor,
+    zygote: Zygote | None,
+) -> AsyncIterator[RunningMesh]:
+    """What is ready, for the block: its file says which processes run, also once some were started again."""
+    file = replace(file, children=_pids(bus, supervisor), commands=supervisor.commands)
+    folder.write_mesh(file)
+    supervisor.ready = True
+    bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
+        replace(file, children=_pids(bus, supervisor))
+    )
+    async with _buried(zygote, lambda: _pids(bus, supervisor)):
+        yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
+
+
+@asynccontextmanager
+async def _buried(zygote: Zygote | None, known: Callable[[], dict[str, int]]) -> AsyncIterator[None]:
     """With a zygote, whoever a child leaves behind becomes ours: it is waited for when it ends."""
     if zygote is None:
         yield

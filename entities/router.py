@@ -34,7 +34,14 @@ from entities.policy_book import PolicyBook
 from entities.qos_reporter import QosReporter
 from entities.qos_window import QosWindow
 from entities.registry_view import FollowConfig, RegistryFollower
-from entities.router_core import TableDecision, decide_table, kept_routes, member_of, worth_writing
+from entities.router_core import (
+    TableDecision,
+    changed_stages,
+    decide_table,
+    kept_routes,
+    member_of,
+    worth_writing,
+)
 from entities.sample_book import SampleBook
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
@@ -174,7 +181,7 @@ class Router:
         if outcome == "ended":
             await self._end(message.job)
         elif outcome == "adopted":
-            await self._write_tables(message.job, _changed(before, message))
+            await self._write_tables(message.job, changed_stages(before, message))
             self._compute_news.set()
         return Ack(note=outcome)
 
@@ -491,11 +498,3 @@ class Router:
             endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node),
             services=("routing", "telemetry"),
         )
-
-
-def _changed(before: CommunicationPolicy | None, after: CommunicationPolicy) -> frozenset[int] | None:
-    """The stages of which a new revision says something else; None: all, or the whole job's routing."""
-    if before is None or (before.algorithm, before.clusters) != (after.algorithm, after.clusters):
-        return None
-    held = {stage.stage: stage for stage in before.stages}
-    return frozenset(stage.stage for stage in after.stages if held.get(stage.stage) != stage)

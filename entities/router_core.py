@@ -210,3 +210,11 @@ def _link(links: LinkStatistics, from_stage: int, sid: str) -> tuple[float | Non
     worst = links.worst(sid, from_stage)
     slow = "" if worst is None else f"; worst link from {worst[0]}: {in_words(worst[1])}"
     return links.transfer_ms(sid, from_stage), slow
+
+
+def changed_stages(before: CommunicationPolicy | None, after: CommunicationPolicy) -> frozenset[int] | None:
+    """The stages of which a new revision says something else; None: all, or the whole job's routing."""
+    if before is None or (before.algorithm, before.clusters) != (after.algorithm, after.clusters):
+        return None
+    held = {stage.stage: stage for stage in before.stages}
+    return frozenset(stage.stage for stage in after.stages if held.get(stage.stage) != stage)

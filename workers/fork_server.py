@@ -41,7 +41,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -231,8 +231,8 @@ class ForkServer:
 
 def run_child(order: dict[str, Any]) -> NoReturn:
     """In the new process: its own log, its own randomness, then the module's `main`; never returns."""
-    code = 1
-    try:
+
+    def work() -> int:
         _open_log(Path(order["log"]))
         _name_process(order["id"])
         faulthandler.enable()
@@ -241,13 +241,22 @@ def run_child(order: dict[str, Any]) -> NoReturn:
             importlib.import_module("torch").set_num_threads(order["threads"])
         result = order.get("result")
         module = importlib.import_module(order["module"])
-        code = int(module.main(order["payload"], Path(result) if result else None))
+        return int(module.main(order["payload"], Path(result) if result else None))
+
+    end_with(work, order.get("module"))
+
+
+def end_with(work: Callable[[], int], name: str | None) -> NoReturn:
+    """Ends this process with what `work` returns; whatever it raises belongs into the log."""
+    code = 1
+    try:
+        code = work()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:  # the process ends here: whatever it was belongs into its log
+    except BaseException as error:
         traceback.print_exc()
         text = " ".join(str(error).split())
-        print(f"{order.get('module')} failed: {type(error).__name__}: {text}", file=sys.stderr)
+        print(f"{name} failed: {type(error).__name__}: {text}", file=sys.stderr)
     finally:
         try:
             sys.stdout.flush()

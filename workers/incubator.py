@@ -133,8 +133,8 @@ def _become(
     channel: int, output: int, arguments: list[str], environment: dict[str, str], directory: str
 ) -> NoReturn:
     """In the child: what `python -m workers.fork_server` would be."""
-    code = 1
-    try:
+
+    def work() -> int:
         os.setsid()  # as its agent would start it: there is one group to kill
         null = os.open(os.devnull, os.O_RDONLY)
         for number, descriptor in enumerate((null, output, output)):
@@ -146,20 +146,12 @@ def _become(
         os.chdir(directory)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        arguments = ["--fd", str(channel), *arguments]
-        _title(" ".join([sys.executable, "-m", "workers.fork_server", *arguments]))
-        fork_server.main(arguments)
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code & 0xFF)
+        given = ["--fd", str(channel), *arguments]
+        _title(" ".join([sys.executable, "-m", "workers.fork_server", *given]))
+        fork_server.main(given)
+        return 0
+
+    fork_server.end_with(work, "the fork server")
 
 
 def _title(text: str) -> None:
