@@ -32,7 +32,9 @@ _just_permitted: ContextVar[tuple[tuple[str, str, str], AccessDecision] | None] 
 class GuardConfig:
     """How access is asked for."""
 
-    timeout_s: float = 3.0  # the authorizer's answer; nobody gets in without one
+    # The authorizer's answer; nobody gets in without one. Longer than it may take to record an act (8 s, while
+    # the bus's servers elect a leader), shorter than a client waits for us (10 s).
+    timeout_s: float = 9.0
     remembered: int = 4096  # decisions kept; the least recently used go
     recheck_s: float = 1.0  # how often a stream's right is looked at; remembered answers cost nothing
 

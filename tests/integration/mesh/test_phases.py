@@ -192,8 +192,9 @@ async def test_the_six_phases_of_section_4_4(connect: Connect, recording: Record
         lambda: (
             registered <= recording.senders(subjects.MESH_REGISTRATION)
             and len(recording.senders(subjects.NODE_STATUS)) == 2
+            and "authorizer" in recording.senders(subjects.REGISTRATION)
         ),
-        "gateways, routers and agents registered",
+        "gateways, routers, agents and the authorizer registered",
     )
 
     spec = tiny_job(  # padded: a suggestion must not be of the past by the time that it is heard
