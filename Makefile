@@ -34,14 +34,18 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 		--what instance,freeze,cluster,orchestrator,server --plot runs/chaos.svg $(ARGS)
 
 .PHONY: test
-test: check pytest ## everything that must pass: style, types, layers, then all tests
+test: lint layers ## everything that must pass: style and layers, then types and all tests beside each other
+	@$(MAKE) types & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
+	$(MAKE) pytest; tests=$$?; \
+	wait $$types || { echo 'make: mypy found something, above or in `make types`'; exit 2; }; \
+	exit $$tests
 
 .PHONY: check
 check: lint types layers ## the quick half of `test`
 
 .PHONY: pytest
-pytest: setup-dev ## the tests alone, two files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
-	@$(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+pytest: setup-dev ## the tests alone, three files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
+	@$(VENV)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format, changes nothing

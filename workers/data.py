@@ -98,7 +98,8 @@ def _split(spec: DataSpec, tokens: Tensor) -> Dataset:
 def _tensor(content: bytes | bytearray) -> Tensor:
     if not content:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    own = content if isinstance(content, bytearray) else bytearray(content)
+    return torch.frombuffer(own, dtype=torch.uint8)
 
 
 def _standard_library() -> Tensor:

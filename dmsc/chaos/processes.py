@@ -84,9 +84,10 @@ class LocalMesh:
 
 
 def _trees(owner: psutil.Process) -> dict[int, Tree]:
-    """By its pid what each child has started: itself, or by way of the incubator of its fork server."""
+    """By its pid what each child has started: itself, or by way of the incubator of its fork server, which
+    may be shared with other meshes."""
     found = {child.pid: dict.fromkeys(_descendants(child)) for child in owner.children()}
-    for process in owner.children(recursive=True):
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ValueError):
             words = " ".join(process.cmdline()).split()
             agent = int(words[words.index("--agent") + 1])

@@ -94,6 +94,14 @@ class OwnMesh:
             process.wait(STOP_S)
         return process.pid
 
+    def retire(self, name: str) -> None:
+        """Ends a process and forgets it: no test starts it again."""
+        process = self.processes.pop(name)
+        del self.commands[name]
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(STOP_S)
+
     def alive(self) -> dict[str, int]:
         """Name and pid of every process that lives."""
         return {name: process.pid for name, process in self.processes.items() if process.poll() is None}

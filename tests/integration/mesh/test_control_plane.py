@@ -1,6 +1,6 @@
 """The control plane is killed piece by piece while a job runs: no instance dies, the weights are the same.
 
-Each test kills one thing at a chosen moment of a step and starts it again, as a supervisor would.
+Each thing is killed at a chosen moment of a step and started again, as a supervisor would.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 
 ORCHESTRATORS = ("smo-1", "smo-2")
-STEPS = 8
+STEPS = 7
 UNITS = 6
 """Two stages of two replicas, and a data instance in each cluster."""
-STRUCK_AT = 3
-"""The step in which the fault is injected."""
+STRUCK_AT = 2
+"""The step in which the fault is injected, where there is but one."""
 OUTAGE_S = 5.0
 ENDED_S = 90.0
 
@@ -40,16 +40,16 @@ hashes: dict[str, str] = {}
 """Of the undisturbed job, per test module run; any mesh must come to the same."""
 
 
-def spec(name: str, stages: int = 2, replicas: int = 2) -> JobSpec:
-    return tiny_job(
+def spec(name: str, stages: int = 2, replicas: int = 2, pad_ms: float = 0.0) -> JobSpec:
+    """`pad_ms`: each pass of a block waits for so long, so that a step outlasts the start of a process."""
+    job = tiny_job(
         name,
-        training={
-            "steps": STEPS,
-            "seed": 11,
-            "checkpoint_every": 4,
-        },
+        training={"steps": STEPS, "seed": 11, "checkpoint_every": 3},
         parallel={"stages": stages, "replicas": replicas},
     )
+    args = {**job.model.args, "pad_ms": pad_ms}
+    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
+    return job.model_copy(update={"model": padded})
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +90,13 @@ async def undisturbed(client: Witness) -> str:
 
 @contextlib.asynccontextmanager
 async def seen(
-    client: Witness, job: str, row: Subject, **tokens: str
+    client: Witness, job: str, row: Subject, step: int, **tokens: str
 ) -> AsyncIterator[asyncio.Future[Message]]:
-    """The first message of a row that belongs to the job's step `STRUCK_AT`."""
+    """The first message of a row that belongs to this step of the job, or to a later one."""
     found: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def notice(message: Message | None) -> None:
-        if message is not None and getattr(message, "step", -1) >= STRUCK_AT and not found.done():
+        if message is not None and getattr(message, "step", -1) >= step and not found.done():
             found.set_result(message)
 
     async def look(message: Message, envelope: Envelope) -> None:
@@ -117,10 +117,11 @@ async def seen(
         await subscription.stop(drain=False)
 
 
-async def struck(client: Witness, job: str, row: Subject, **tokens: str) -> None:
+async def struck(client: Witness, job: str, row: Subject, step: int = STRUCK_AT) -> None:
     """Waits for the moment."""
-    async with seen(client, job, row, **tokens) as found, asyncio.timeout(ENDED_S):
+    async with seen(client, job, row, step) as found, asyncio.timeout(ENDED_S):
         await found
+    assert (await client.record(job)).state is not JobState.DONE, "the fault came too late"
 
 
 async def leader(client: Witness) -> Leadership:
@@ -189,22 +190,34 @@ PHASES = {
 }
 
 
+@pytest_asyncio.fixture
+async def substitutes(own: OwnMesh) -> AsyncIterator[list[str]]:
+    """More orchestrators, which stand by: one for each that is killed."""
+    names = [f"smo-{number}" for number in range(3, 2 + len(PHASES))]
+    for name in names:
+        own.start(name, ["run", "orchestrator"])
+    yield names
+    for name in names:
+        own.retire(name)
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("phase", PHASES)
-async def test_the_leading_orchestrator_is_killed_and_another_takes_over(
-    witness: Witness, phase: str
+async def test_the_leading_orchestrator_is_killed_in_each_phase_and_another_takes_over(
+    witness: Witness, substitutes: list[str]
 ) -> None:
-    job = await witness.submit(spec("leader-killed"))
-    await struck(witness, job, PHASES[phase])
-    before = await leader(witness)
-    name = await name_of_leader(witness)
-    other = next(one for one in ORCHESTRATORS if one != name)
-    witness.mesh.kill(name)
-    after = await until_next_term(witness, before)
-    assert (after.term, after.pid) == (before.term + 1, witness.mesh.alive().get(other))
-    assert (await witness.record(job)).state is not JobState.DONE, "the fault came too late"
+    await witness.ready(len(ORCHESTRATORS) + len(substitutes))
+    job = await witness.submit(spec("leaders-killed"))
+    for step, (phase, row) in enumerate(PHASES.items(), start=1):
+        await struck(witness, job, row, step)
+        before = await leader(witness)
+        witness.mesh.kill(await name_of_leader(witness))
+        after = await until_next_term(witness, before)
+        standing = [pid for name, pid in witness.mesh.alive().items() if name.startswith("smo-")]
+        assert len(standing) == len(ORCHESTRATORS) + len(substitutes) - step
+        assert after.term == before.term + 1, phase
+        assert after.pid in standing, phase
     record = await check(witness, job)
-    assert record.epoch == 2
+    assert record.epoch == 1 + len(PHASES)
     same_pids(witness, job)
 
 
@@ -269,40 +282,41 @@ async def test_a_submission_that_two_leaders_hear_is_one_job(witness: Witness) -
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("victim", ["registry", "router-a", "router-b", "authorizer", "policy"])
-async def test_an_entity_is_killed_and_nobody_else_notices(witness: Witness, victim: str) -> None:
-    job = await witness.submit(spec(f"{victim}-killed"))
-    await struck(witness, job, subjects.STEP_BEGIN)
-    others = witness.mesh.alive()
-    killed = witness.mesh.kill(victim)
-    again = witness.mesh.start(victim)
+async def test_entities_are_killed_in_turn_and_nobody_else_notices(witness: Witness) -> None:
+    job = await witness.submit(spec("entities-killed", pad_ms=40.0))
+    expected = witness.mesh.alive()
+    for step, victim in enumerate(["registry", "router-a", "authorizer", "router-b", "policy"], start=1):
+        await struck(witness, job, subjects.STEP_BEGIN, step)
+        killed = witness.mesh.kill(victim)
+        expected[victim] = witness.mesh.start(victim)
+        assert expected[victim] != killed
     record = await check(witness, job)
     same_pids(witness, job)
     assert record.epoch == 1
-    assert again != killed
-    assert witness.mesh.alive() == {**others, victim: again}
+    assert witness.mesh.alive() == expected
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("back", [True, False], ids=["back at once", "not back"])
-async def test_the_entry_gateway_is_killed(witness: Witness, back: bool) -> None:
-    """It comes back and dispatches on, or another one is made the entry."""
-    job = await witness.submit(spec("entry-killed"))
-    async with (
-        seen(witness, job, subjects.STEP_BEGIN, gateway="gateway-a") as by_a,
-        seen(witness, job, subjects.STEP_BEGIN, gateway="gateway-b") as by_b,
-        asyncio.timeout(ENDED_S),
-    ):
-        await asyncio.wait({by_a, by_b}, return_when=asyncio.FIRST_COMPLETED)
-        victim = "gateway-a" if by_a.done() else "gateway-b"
+async def test_the_entry_gateway_is_killed(witness: Witness) -> None:
+    """It comes back and dispatches on, or another one is made the entry; then one that does not come back."""
+    job = await witness.submit(spec("entry-killed", pad_ms=10.0))
     others = witness.mesh.alive()
-    witness.mesh.kill(victim)
-    if back:
-        witness.mesh.start(victim)
+    for step, back in ((1, True), (4, False)):
+        async with (
+            seen(witness, job, subjects.STEP_BEGIN, step, gateway="gateway-a") as by_a,
+            seen(witness, job, subjects.STEP_BEGIN, step, gateway="gateway-b") as by_b,
+            asyncio.timeout(ENDED_S),
+        ):
+            await asyncio.wait({by_a, by_b}, return_when=asyncio.FIRST_COMPLETED)
+            victim = "gateway-a" if by_a.done() else "gateway-b"
+        witness.mesh.kill(victim)
+        if back:
+            witness.mesh.start(victim)
+    assert (await witness.record(job)).state is not JobState.DONE, "the fault came too late"
     record = await check(witness, job)
     same_pids(witness, job)
     assert record.epoch == 1
-    assert others.keys() - witness.mesh.alive().keys() == (set() if back else {victim})
+    assert others.keys() - witness.mesh.alive().keys() == {victim}
 
 
 # --- the bus ---------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ SHAPES = [
     (2, 1, "weighted-service-time"),
     (1, 2, "round-robin"),
     (2, 2, "power-of-two"),
-    (2, 2, "workers.balancers:LeastOutstanding"),
-    (3, 2, "expected-completion"),
+    (3, 2, "workers.balancers:LeastOutstanding"),
 ]
 """Stages × replicas, and how microbatches are spread over them."""
 
@@ -37,7 +36,7 @@ def whole(name: str = "equal", **sections: object) -> JobSpec:
     return tiny_job(
         name,
         model={"args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}},
-        training={"steps": 20, "microbatches": 6, "validation_microbatches": 2},
+        training={"steps": 20},
         **sections,
     )
 

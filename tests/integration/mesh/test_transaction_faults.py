@@ -29,10 +29,10 @@ from tests.integration.mesh.course import Course, followed
 from tests.integration.mesh.gates import gates_at
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 
-STEPS = 6
+STEPS = 4
 MICROBATCHES = 4
 SEED = 11
-STRUCK_AT = 3
+STRUCK_AT = 2
 """The step in which the fault is injected."""
 
 pytestmark = pytest.mark.timeout(120)
