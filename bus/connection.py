@@ -188,17 +188,20 @@ class Bus:
         message: Message,
         *,
         timeout_s: float = 5.0,
+        repeat_s: float | None = None,
         cause: Envelope | str | None = None,
         **tokens: Any,
     ) -> Any:
-        """Asks once and returns the answer, a `Message` (usually of the row's `reply`).
+        """Asks once, or every `repeat_s` under one envelope id, and returns the answer, a `Message` (usually
+        of the row's `reply`).
 
         Raises:
             DmscError: whatever the service raised, as the same class.
             NoResponders, DeadlineExceeded, BusUnreachable, Refused: see `Link.ask`.
         """
         data = codec.encode(message, self.sender_map, self.next_id(), self.cause_id(cause))
-        reply = await self.link.ask(self._subject(row, tokens), data, timeout_s=timeout_s)
+        subject = self._subject(row, tokens)
+        reply = await self.link.ask(subject, data, timeout_s=timeout_s, repeat_s=repeat_s)
         return _answer(reply.data)
 
     async def command(

@@ -196,9 +196,16 @@ class Link:
         return self._questions.new(subject, patient=patient)
 
     async def ask(
-        self, subject: str, payload: bytes, *, timeout_s: float, headers: dict[str, str] | None = None
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        headers: dict[str, str] | None = None,
+        repeat_s: float | None = None,
     ) -> Msg:
-        """One question, one answer.
+        """One question, one answer. With `repeat_s` it is said again every so often: whoever listens may have
+        come after it was said, and a tap that was there hides from us that nobody else was.
 
         Raises:
             BusUnreachable: not connected, or the connection broke meanwhile (at once, not at the timeout).
@@ -213,6 +220,11 @@ class Link:
             # Cheaper than asyncio.timeout, and this is on the way of every request.
             timer = asyncio.get_running_loop().call_later(timeout_s, asked.expire, timeout_s)
             try:
+                while repeat_s is not None:
+                    await asyncio.wait((asked.answer,), timeout=repeat_s)
+                    if asked.answer.done():
+                        break
+                    await self.send(subject, payload, reply=inbox, headers=headers)
                 return await asked.answer
             finally:
                 timer.cancel()

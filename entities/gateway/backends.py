@@ -28,7 +28,13 @@ class Asks(Protocol):
     """What asks an entity and waits for its answer: the bus itself, or what stands before it."""
 
     async def request(
-        self, row: Subject, message: Message, *, timeout_s: float = 5.0, **tokens: Any
+        self,
+        row: Subject,
+        message: Message,
+        *,
+        timeout_s: float = 5.0,
+        repeat_s: float | None = None,
+        **tokens: Any,
     ) -> Any: ...
 
 
@@ -47,11 +53,14 @@ class Backends:
         message: Message,
         *,
         timeout_s: float = 5.0,
+        repeat_s: float | None = None,
         cause: Envelope | str | None = None,
         **tokens: Any,
     ) -> Any:
         async with self._watched(row):
-            return await self._bus.request(row, message, timeout_s=timeout_s, cause=cause, **tokens)
+            return await self._bus.request(
+                row, message, timeout_s=timeout_s, repeat_s=repeat_s, cause=cause, **tokens
+            )
 
     async def command(
         self,

@@ -32,9 +32,10 @@ _just_permitted: ContextVar[tuple[tuple[str, str, str], AccessDecision] | None] 
 class GuardConfig:
     """How access is asked for."""
 
-    # The authorizer's answer; nobody gets in without one. Longer than it may take to record an act (8 s, while
-    # the bus's servers elect a leader), shorter than a client waits for us (10 s).
+    # The authorizer's answer; nobody gets in without one. Longer than it may take to record an act (8 s,
+    # while the bus's servers elect a leader), shorter than a client waits for us (10 s).
     timeout_s: float = 9.0
+    repeat_s: float = 1.0  # it is asked again, under one id: where somebody taps, nobody says that it is away
     remembered: int = 4096  # decisions kept; the least recently used go
     recheck_s: float = 1.0  # how often a stream's right is looked at; remembered answers cost nothing
 
@@ -222,6 +223,7 @@ class Guard:
             subjects.ACCESS,
             AccessRequest(token=token, action=key[1], resource=key[2], gateway=self._gateway),
             timeout_s=self._config.timeout_s,
+            repeat_s=self._config.repeat_s,
             gateway=self._gateway,
         )
         assert isinstance(decision, AccessDecision)

@@ -138,6 +138,29 @@ async def test_nobody_there_and_no_answer_are_told_apart(connect: Connect) -> No
     release.set()
 
 
+async def test_a_repeated_request_is_heard_by_who_comes_late_and_handled_once(connect: Connect) -> None:
+    """A tap hears the first one, so that the server does not say that nobody does."""
+    asker, service, tap = await connect("asker"), await connect("service"), await connect("tap")
+    heard = Collector()
+    await tap.subscribe(subjects.STATE_CHANGE, heard)
+    asking = asyncio.create_task(
+        asker.request(subjects.STATE_CHANGE, state_change(), sid="a", repeat_s=0.05, timeout_s=30.0)
+    )
+    await heard.until(1)
+    runs = 0
+
+    async def handler(message, envelope):
+        nonlocal runs
+        runs += 1
+        await heard.until(len(heard.items) + 2)
+        return Ack(note="late")
+
+    await service.serve(subjects.STATE_CHANGE, handler)
+    assert (await asking).note == "late"
+    assert runs == 1
+    assert len(heard.items) >= 3
+
+
 async def test_handlers_of_one_subscription_run_side_by_side(connect: Connect) -> None:
     """nats-py runs the callbacks of one subscription one after the other; here `concurrency` says."""
     asker, service = await connect("asker"), await connect("service")

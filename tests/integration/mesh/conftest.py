@@ -95,8 +95,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 
 def tiny_job(name: str = "tiny", **sections: Any) -> JobSpec:
-    """A job of milliseconds per step: two blocks of width 32, dropout on, four microbatches, and one module of
-    the standard library to learn, which is mapped rather than read.
+    """A job of milliseconds per step: two blocks of width 32, dropout on, four microbatches, and one module
+    of the standard library to learn, which is mapped rather than read.
 
     Sections are laid over its own, key by key; any other value takes its place.
     """
