@@ -14,10 +14,17 @@ import pytest_asyncio
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
+from tests.warm_processes import share_incubator
 
 Connect = Callable[..., Awaitable[Bus]]
 CONNECT_S = 30.0
 """Longer than the product's own 5 s: two meshes may start on these cores at this very moment."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Test processes beside each other share one import of torch for their meshes."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        share_incubator()
 
 
 @pytest.fixture(scope="module")

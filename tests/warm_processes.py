@@ -24,6 +24,7 @@ from pathlib import Path
 
 from dmsc import zygote
 from dmsc.incubation import incubating
+from entities.fork_server_process import INCUBATOR
 
 ENDING = contextlib.ExitStack()
 atexit.register(ENDING.close)
@@ -49,9 +50,20 @@ def warm_up() -> None:
     forkserver.ensure_running()
 
 
+SHARED_INCUBATOR = "DMSC_TEST_INCUBATOR"
+"""Environment variable: the name of the incubator that all test processes share."""
+
+
+def share_incubator() -> None:
+    """For the tests' processes that are started from here on."""
+    os.environ[SHARED_INCUBATOR] = incubator().get(INCUBATOR, "")
+
+
 @functools.cache
 def incubator() -> dict[str, str]:
-    """For the environment of a mesh: its fork servers are forked from one that all these tests share."""
+    """For the environment of a mesh: its fork servers are forked from one that all tests share."""
+    if shared := os.environ.get(SHARED_INCUBATOR):
+        return {INCUBATOR: shared}
     return ENDING.enter_context(incubating(Path(os.devnull), "--all"))
 
 
