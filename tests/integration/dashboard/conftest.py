@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -65,7 +65,7 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "seen",
             model={
                 "factory": "workers.models.padded:padded_gpt",
-                "args": {"layers": 2, "width": 32, "heads": 2, "context": 32, "pad_ms": 6},
+                "args": {"layers": 2, "width": 32, "heads": 2, "context": 32, "pad_ms": 60},
             },
             training={"steps": 100_000},
             parallel={"stages": 2, "replicas": 2},
@@ -88,16 +88,54 @@ class Watched:
     hosts: set[str] = field(default_factory=set)
     addresses: list[str] = field(default_factory=list)
 
+    def error(self, error: Any) -> None:
+        self.errors.append(str(error))
+
+    def console(self, line: Any) -> None:
+        if line.type == "error":
+            self.errors.append(line.text)
+
+    def request(self, request: Any) -> None:
+        self.hosts.add(urlsplit(request.url).netloc)
+        self.addresses.append(request.url)
+
 
 Open = Callable[..., "Page"]
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> Iterator[Page]:
+    """One for all tests: another one, with a process of its own, costs more than what most tests do in it."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    yield page
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def loaded() -> list[str]:
+    """The door and the token with which the page has come, once it has."""
+    return []
+
+
 @pytest.fixture
-def open_page(browser: Browser, site: Site) -> Iterator[Open]:
-    """`page = open_page(view="jobs", width=360, token=VIEWER, dark=True)`; checked when the test ends."""
+def open_page(tab: Page, loaded: list[str], site: Site) -> Iterator[Open]:
+    """`page = open_page(view="jobs", width=360, token=VIEWER, dark=True)`; checked when the test ends.
+
+    The test before leaves the page as it is: it is loaded anew only for another token or door, for a gateway
+    lets an address that is not known have so many files a second.
+    `moving`: with microbatches as dots that move, which is drawn 60 times a second, by this machine's cores.
+    """
     watched = Watched()
-    contexts = []
     doors: set[str] = set()
+    listeners: dict[str, Callable[[Any], None]] = {
+        "pageerror": watched.error,
+        "console": watched.console,
+        "request": watched.request,
+    }
+    for event, listener in listeners.items():
+        tab.on(event, listener)  # type: ignore[call-overload]  # one overload for each name
 
     def opened(
         view: str = "mesh",
@@ -105,28 +143,30 @@ def open_page(browser: Browser, site: Site) -> Iterator[Open]:
         width: int = 1280,
         token: str | None = None,
         dark: bool = False,
+        moving: bool = False,
         door: str = "",
     ) -> Page:
-        context = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
+        tab.set_viewport_size({"width": width, "height": 800})
+        tab.emulate_media(
+            color_scheme="dark" if dark else "light",
+            reduced_motion="no-preference" if moving else "reduce",
         )
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("pageerror", lambda error: watched.errors.append(str(error)))
-        page.on("console", lambda line: watched.errors.append(line.text) if line.type == "error" else None)
-        page.on("request", lambda request: watched.hosts.add(urlsplit(request.url).netloc))
-        page.on("request", lambda request: watched.addresses.append(request.url))
-        doors.add(urlsplit(door or site.url).netloc)
-        page.goto(f"{door or site.url}/dashboard/#token={token or site.token}")
-        page.wait_for_selector("#link-state .s-live")
-        if view != "mesh":
-            page.click(f"nav a[href='#/{view}']")
-        return page
+        wanted = [door or site.url, token or site.token]
+        doors.add(urlsplit(wanted[0]).netloc)
+        if loaded != wanted:
+            tab.goto("{}/dashboard/#token={}".format(*wanted))
+            if loaded[:1] == wanted[:1]:  # another fragment alone is the same page
+                tab.reload()
+            loaded[:] = wanted
+        tab.wait_for_selector("#link-state .s-live")
+        tab.click(f"nav a[href='#/{view}']")
+        tab.wait_for_selector(f"nav a[href='#/{view}'][aria-current=page]")
+        return tab
 
     yield opened
-    for context in contexts:
-        context.close()
+    tab.evaluate("localStorage.clear()")  # the colours that were chosen; not the token
+    for event, listener in listeners.items():
+        tab.remove_listener(event, listener)
     assert watched.hosts <= doors, "the page asked somebody else"
     assert not [url for url in watched.addresses if site.token in url.partition("#")[0]]
     provoked = ("403", "net::ERR_")  # a refusal that a test asked for, a connection that it cut

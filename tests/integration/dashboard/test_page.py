@@ -33,7 +33,7 @@ def changes(page: Page, selector: str) -> None:
 
 
 def test_it_shows_the_instances_and_the_loss_moves(open_page: Open, site: Site) -> None:
-    page = open_page()
+    page = open_page(moving=True)
     assert site.token not in page.url
     page.wait_for_function("() => document.querySelectorAll('.share-row').length >= 5")
     assert re.fullmatch(r"\d\.\d{4}", page.inner_text(LOSS).strip())
@@ -59,25 +59,6 @@ def test_a_killed_instance_appears_on_the_time_line_and_recovers(open_page: Open
     changes(page, LOSS)
 
 
-def test_the_tap_filters_and_pauses(open_page: Open) -> None:
-    page = open_page("tap", token=VIEWER)
-    page.fill("input[name=subject]", "job.event.>")
-    page.fill("input[name=where]", "kind=step")
-    page.press("input[name=where]", "Enter")
-    page.wait_for_function("() => document.querySelectorAll('.tapped li').length >= 3")
-    assert "door" in page.inner_text(".panel header .end")  # what a viewer's tap leaves out
-    assert all("kind=step" in line for line in page.locator(".tapped .sum").all_inner_texts())
-    page.click("text=Pause")
-    count = page.locator(".tapped li").count()
-    page.wait_for_selector("text=/paused, [1-9]\\d* wait/")
-    assert page.locator(".tapped li").count() == count
-    page.locator(".tapped summary").first.click()
-    assert '"kind": "step"' in page.inner_text(".tapped pre")
-    page.fill("input[name=subject]", "door.>")
-    page.press("input[name=subject]", "Enter")
-    page.wait_for_selector("text=may not tap")
-
-
 def test_logs_are_searched(open_page: Open) -> None:
     page = open_page("logs")
     page.wait_for_selector(".lines li")
@@ -90,21 +71,9 @@ def test_logs_are_searched(open_page: Open) -> None:
     assert page.locator(".lines li").count() >= 1
 
 
-def test_a_viewer_may_not_cancel(open_page: Open, site: Site) -> None:
-    page = open_page("jobs", token=VIEWER)
-    button = page.get_by_role("button", name=f"Cancel {site.job}: a viewer may not")
-    assert button.is_disabled()
-    status = page.evaluate(
-        """(job) => fetch(`/v1/jobs/${job}/cancel`, {
-            method: "POST", headers: {Authorization: `Bearer ${sessionStorage.getItem("dmsc-token")}`}
-        }).then((answer) => answer.status)""",
-        site.job,
-    )
-    assert status == 403
-
-
 def test_by_keyboard_alone(open_page: Open) -> None:
     page = open_page()
+    page.reload()  # the focus is where a page begins
     page.wait_for_selector(".share-row")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -149,6 +118,38 @@ def test_dark_and_light(open_page: Open) -> None:
     page.reload()
     page.wait_for_selector("#link-state .s-live")
     assert ground() == dark
+
+
+def test_the_tap_filters_and_pauses(open_page: Open) -> None:
+    page = open_page("tap", token=VIEWER)
+    page.fill("input[name=subject]", "job.event.>")
+    page.fill("input[name=where]", "kind=step")
+    page.press("input[name=where]", "Enter")
+    page.wait_for_function("() => document.querySelectorAll('.tapped li').length >= 3")
+    assert "door" in page.inner_text(".panel header .end")  # what a viewer's tap leaves out
+    assert all("kind=step" in line for line in page.locator(".tapped .sum").all_inner_texts())
+    page.click("text=Pause")
+    count = page.locator(".tapped li").count()
+    page.wait_for_selector("text=/paused, [1-9]\\d* wait/")
+    assert page.locator(".tapped li").count() == count
+    page.locator(".tapped summary").first.click()
+    assert '"kind": "step"' in page.inner_text(".tapped pre")
+    page.fill("input[name=subject]", "door.>")
+    page.press("input[name=subject]", "Enter")
+    page.wait_for_selector("text=may not tap")
+
+
+def test_a_viewer_may_not_cancel(open_page: Open, site: Site) -> None:
+    page = open_page("jobs", token=VIEWER)
+    button = page.get_by_role("button", name=f"Cancel {site.job}: a viewer may not")
+    assert button.is_disabled()
+    status = page.evaluate(
+        """(job) => fetch(`/v1/jobs/${job}/cancel`, {
+            method: "POST", headers: {Authorization: `Bearer ${sessionStorage.getItem("dmsc-token")}`}
+        }).then((answer) => answer.status)""",
+        site.job,
+    )
+    assert status == 403
 
 
 def test_it_comes_back_by_itself(open_page: Open, site: Site) -> None:
