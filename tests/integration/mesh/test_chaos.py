@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,68 +18,95 @@ from dmsc.chaos.processes import LocalMesh, strike, thaw
 from dmsc.state_folder import StateFolder
 from schemas.errors import DmscError
 from schemas.job import JobSpec
-from tests.integration.dmsc.command_line import dmsc, processes_mentioning
+from tests.integration.dmsc.command_line import dmsc, processes_mentioning, running
 from tests.integration.mesh.conftest import Mesh, tiny_job
 
 
-def job_file(folder: Path, *, pad_ms: float = 0, **training: object) -> Path:
-    spec = tiny_job(
+STEPS = 12
+"""Faults come at the first half of them: the rest takes longer than choosing and hitting somebody."""
+SLOW = 16
+"""So many times longer a step takes until chaos has come."""
+
+
+def job_spec(replicas: int, **args: object) -> JobSpec:
+    """Two stages; a step takes a fifth of a second, and little of the processor."""
+    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 20}
+    return tiny_job(
         "chaos",
-        training={"steps": 24, "seed": 11, "checkpoint_every": 4, "validation_microbatches": 0, **training},
-        parallel={"stages": 2, "replicas": 2},
+        model={"factory": "workers.models.padded:padded_gpt", "args": {**sizes, **args}},
+        data={"source": __file__},
+        training={"steps": STEPS, "seed": 11, "checkpoint_every": 4, "validation_microbatches": 0},
+        parallel={"stages": 2, "replicas": replicas},
     )
-    if pad_ms:
-        args = {**spec.model.args, "pad_ms": pad_ms}
-        padded = {"factory": "workers.models.padded:padded_gpt", "args": args}
-        spec = JobSpec.model_validate({**spec.model_dump(mode="json"), "model": padded})
-    path = folder / "chaos.yaml"
-    path.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
-    return path
 
 
-@pytest.mark.timeout(240)
-def test_two_kills_fire_and_the_weights_are_the_same(mesh: Mesh, tmp_path: Path) -> None:
-    job_file(tmp_path)
-    arguments = ["--every", "6steps", "--what", "instance", "--faults", "2", "--seed", "1", "--plot", "c.svg"]
+def job_file(folder: Path, replicas: int) -> None:
+    (folder / "chaos.yaml").write_text(yaml.safe_dump(job_spec(replicas).model_dump(mode="json")))
+
+
+@pytest.fixture(scope="module")
+def two_kills(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A clean run and one with two kills: the folder with the picture, and the report."""
+    folder = tmp_path_factory.mktemp("chaos")
+    job_file(folder, 2)
+    arguments = ["--every", "2steps", "--what", "instance", "--faults", "2", "--seed", "1", "--plot", "c.svg"]
     done = dmsc(
         *("chaos", "chaos.yaml", *arguments, "--json", "--state", str(mesh.state)),
-        cwd=tmp_path,
+        cwd=folder,
         timeout_s=200,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return folder, found
+
+
+@pytest.mark.timeout(240)
+def test_two_kills_fire_and_the_weights_are_the_same(
+    mesh: Mesh, two_kills: tuple[Path, dict[str, Any]]
+) -> None:
+    folder, found = two_kills
     assert found["problems"] == []
     assert [one["fired"] for one in found["faults"]] == [True, True]
     assert all(one["victim"].startswith(found["job"]) and one["processes"] == 1 for one in found["faults"])
     assert found["recoveries"] >= 1
     assert (found["lost"], found["doubled"], found["hash_equal"]) == (0, 0, True)
-    assert found["count"]["checked_steps"] == 24
-    assert [step for step, _, _ in found["timeline"]] == list(range(24))
+    assert found["count"]["checked_steps"] == STEPS
+    assert [step for step, _, _ in found["timeline"]] == list(range(STEPS))
     assert found["clean"]["job"] != found["job"]
     assert mesh.client.job(found["clean"]["job"]).weights.sha256 == found["sha256"]
-    assert (tmp_path / "c.svg").read_text().count("<title>") == 3  # the clean rate, two faults
-    listed = dmsc("audit", "list", "-n", "200", "--json", "--state", str(mesh.state), cwd=tmp_path)
+    assert (folder / "c.svg").read_text().count("<title>") == 3  # the clean rate, two faults
+    listed = dmsc("audit", "list", "-n", "200", "--json", "--state", str(mesh.state), cwd=folder)
     assert listed.returncode == 0, listed.stderr
     records = [entry["record"] for entry in json.loads(listed.stdout)["entries"]]
     acts = [one for one in records if one["action"] == "chaos.outside"]
-    assert sorted(one["resource"] for one in acts) == sorted(
-        f"{one['victim']} (instance)" for one in found["faults"]
+    struck = [f"{one['victim']} (instance)" for one in found["faults"]]
+    assert sorted(one["resource"] for one in acts if one["resource"].startswith(found["job"])) == sorted(
+        struck
     )
     assert all(one["allow"] and one["kind"] == "act" for one in acts)
 
 
 @pytest.mark.timeout(240)
-def test_a_running_job_by_its_id_compared_with_a_finished_one(mesh: Mesh, tmp_path: Path) -> None:
-    spec = job_file(tmp_path, steps=28, pad_ms=5)  # seconds, so that it still runs when chaos has come
-    before = mesh.client.submit(spec)
-    mesh.client.wait(before.job, timeout_s=60)
-    job = mesh.client.submit(spec).job
-    arguments = ["--every", "4steps", "--what", "freeze", "--faults", "1", "--reference", before.job]
-    done = dmsc("chaos", job, *arguments, "--state", str(mesh.state), cwd=tmp_path, timeout_s=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "frozen" in done.stdout
-    assert "1 freeze" in done.stdout
-    assert "equal" in done.stdout
+def test_a_running_job_by_its_id_compared_with_a_finished_one(
+    mesh: Mesh, tmp_path: Path, two_kills: tuple[Path, dict[str, Any]]
+) -> None:
+    pace = tmp_path / "pace"
+    pace.mkdir()
+    job = mesh.client.submit(job_spec(2, pace=str(pace))).job
+    next(event for event in mesh.client.events(job) if event.result is not None)
+    for one in mesh.client.mesh().services:
+        if one.job == job:  # it still runs when chaos has come
+            (pace / str(one.endpoint.pid)).write_text(str(SLOW))
+    reference = two_kills[1]["clean"]["job"]
+    arguments = ["--every", "2steps", "--what", "freeze", "--faults", "1", "--reference", reference]
+    with running("chaos", job, *arguments, "--state", str(mesh.state), cwd=tmp_path) as chaos:
+        chaos.until("a fault every 2steps")
+        for file in pace.iterdir():
+            file.unlink()
+        assert chaos.wait(200) == 0, chaos.output
+    assert "frozen" in chaos.output
+    assert "1 freeze" in chaos.output
+    assert "equal" in chaos.output
     assert not any(
         psutil.Process(pid).status() == psutil.STATUS_STOPPED
         for pid in _family(mesh)
@@ -88,9 +116,14 @@ def test_a_running_job_by_its_id_compared_with_a_finished_one(mesh: Mesh, tmp_pa
 
 @pytest.mark.timeout(240)
 def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
-    job_file(tmp_path, steps=30)
-    arguments = ["--private", "--every", "8steps", "--what", "orchestrator,server", "--no-reference"]
-    done = dmsc("chaos", "chaos.yaml", *arguments, cwd=tmp_path, timeout_s=200, TMPDIR=str(tmp_path))
+    job_file(tmp_path, 1)
+    arguments = ["--private", "--every", "3steps", "--what", "orchestrator,server", "--faults", "2"]
+    done = dmsc(
+        *("chaos", "chaos.yaml", *arguments, "--no-reference"),
+        cwd=tmp_path,
+        timeout_s=200,
+        TMPDIR=str(tmp_path),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "control-plane killed" in done.stdout
     assert "nats-server killed" in done.stdout
@@ -147,9 +180,10 @@ def test_bad_input_is_one_line(arguments: list[str], wanted: str, tmp_path: Path
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_job_that_has_ended_can_not_be_disturbed(mesh: Mesh, tmp_path: Path) -> None:
-    job = mesh.client.submit(job_file(tmp_path, steps=4)).job
-    mesh.client.wait(job, timeout_s=60)
+def test_a_job_that_has_ended_can_not_be_disturbed(
+    mesh: Mesh, tmp_path: Path, two_kills: tuple[Path, dict[str, Any]]
+) -> None:
+    job = two_kills[1]["clean"]["job"]
     done = dmsc("chaos", job, "--state", str(mesh.state), cwd=tmp_path)
     assert done.returncode == 2
     assert f"{job} has ended (done)" in done.stderr
