@@ -21,7 +21,6 @@ from schemas.job import JobSpec
 from tests.integration.dmsc.command_line import dmsc, processes_mentioning, running
 from tests.integration.mesh.conftest import Mesh, tiny_job
 
-
 STEPS = 12
 """Faults come at the first half of them: the rest takes longer than choosing and hitting somebody."""
 SLOW = 16
@@ -117,7 +116,17 @@ def test_a_running_job_by_its_id_compared_with_a_finished_one(
 @pytest.mark.timeout(240)
 def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
     job_file(tmp_path, 1)
-    arguments = ["--private", "--every", "3steps", "--what", "orchestrator,server", "--faults", "2"]
+    arguments = [
+        "--private",
+        "--slots",
+        "2",
+        "--every",
+        "3steps",
+        "--what",
+        "orchestrator,server",
+        "--faults",
+        "2",
+    ]
     done = dmsc(
         *("chaos", "chaos.yaml", *arguments, "--no-reference"),
         cwd=tmp_path,
