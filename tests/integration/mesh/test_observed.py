@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from schemas.envelope import EntityKind
 from schemas.job import JobEvent
 from schemas.registry import ServiceRecord
 from schemas.telemetry import DeviceDetail, DeviceSample, InstanceSample
+from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.test_bad_messages import administrator
 
@@ -153,6 +153,7 @@ async def watched(mesh: Mesh, folder: Path) -> AsyncIterator[Watched]:
     """A job that runs until the end of the block."""
     job = tiny_job(
         model={"factory": "disturbed:disturbed", "args": {"folder": str(folder)}},
+        data={"source": __file__},
         parallel={"stages": 2, "replicas": 2},
         training={"steps": 100_000},
         routing={"algorithm": "round-robin"},  # a slow instance goes on getting work
@@ -216,13 +217,11 @@ def knob(file: Path) -> Any:
         file.unlink()
 
 
-async def dmsc(*arguments: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dmsc", *arguments, stdout=asyncio.subprocess.PIPE
-    )
-    said, _ = await process.communicate()
-    assert process.returncode == 0
-    return said.decode()
+async def said_by(*arguments: str) -> str:
+    """What a `dmsc` command prints."""
+    done = await asyncio.to_thread(dmsc, *arguments, cwd=Path())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 async def eventually(ask: Callable[[], Awaitable[Any]]) -> Any:
@@ -249,7 +248,7 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
             with knob(tmp_path / f"slow-{slow.endpoint.pid}"):
                 warm = await run.alert(AlertKind.TEMPERATURE, hot.endpoint.cluster)
                 late = await run.alert(AlertKind.STRAGGLER, slow.sid)
-                standing = await dmsc("status", "--state", str(mesh.state))
+                standing = await said_by("status", "--state", str(mesh.state))
                 told = await eventually(lambda: everything(run))
         assert warm.value == HOT_C
         assert late.text
@@ -257,7 +256,7 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
             assert alert.text.split()[0] in standing
         assert slow.sid in standing
         begun = (await asyncio.to_thread(mesh.client.job, run.job)).correlation
-        said = await dmsc(
+        said = await said_by(
             "logs", "--correlation", begun, "--last", "5000", "--json", "--state", str(mesh.state)
         )
         lines = [json.loads(line) for line in said.splitlines()]

@@ -23,7 +23,7 @@ from schemas.policy import PolicyDecision, PolicySwitch
 from tests.integration.dmsc.command_line import dmsc, running
 from tests.integration.mesh.conftest import Mesh, tiny_job
 
-STEPS = 48
+STEPS = 24
 POLICY = '''
 from dmsc import Policy
 
@@ -49,6 +49,7 @@ def shape(name: str, *, pad_ms: float) -> JobSpec:
     return tiny_job(
         name,
         model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
+        data={"source": __file__},
         training={"steps": STEPS, "microbatches": 6, "microbatch_samples": 2, "seed": 5},
         parallel={"stages": 1, "replicas": 2},
         routing={"algorithm": "least-outstanding"},
@@ -88,7 +89,7 @@ def test_promoted_in_mid_run(mesh: Mesh, tmp_path: Path) -> None:
     ):
         one.until("module ready")
         two.until("module ready")
-        job = mesh.client.submit(shape("promoted", pad_ms=15.0)).job
+        job = mesh.client.submit(shape("promoted", pad_ms=30.0)).job
         promoted = False
         for event in mesh.client.events(job):
             texts += [event.text] if event.kind == "policy" else []
