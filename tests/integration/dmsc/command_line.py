@@ -74,15 +74,18 @@ class Running:
 
 
 @contextmanager
-def running(*arguments: str, cwd: Path, apart: bool = False, **more: str) -> Iterator[Running]:
+def running(
+    *arguments: str, cwd: Path, apart: bool = False, warm: bool = False, **more: str
+) -> Iterator[Running]:
     """Start in the background; killed at the end if it is still there. `apart`: stderr is not in `output`.
 
-    What brings a mesh is started afresh, as a user would, the others from a process that is warm.
+    What brings a mesh is started afresh, as a user would, unless `warm`; the others are forked from a process
+    that has imported everything.
     """
     out = cwd / f"output-{time.monotonic_ns()}.txt"
     err = out.with_suffix(".errors.txt") if apart else out
     process: WarmProcess | subprocess.Popen[bytes]
-    if arguments[0] in ("up", "demo"):
+    if arguments[0] in ("up", "demo") and not warm:
         with out.open("ab") as file, err.open("ab") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dmsc", *arguments],

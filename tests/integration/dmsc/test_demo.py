@@ -10,18 +10,19 @@ import psutil
 import pytest
 
 from tests.integration.dmsc.command_line import processes_mentioning, running, wait_for
+from tests.warm_processes import incubator
 
 pytestmark = pytest.mark.timeout(240)
 
-TINY = """\
+TINY = f"""\
 name: tiny
 model:
   factory: workers.models.gpt:byte_gpt
-  args: {layers: 2, width: 32, heads: 2, context: 32}
-data: {sample_tokens: 32}
-training: {steps: 4, microbatches: 4, microbatch_samples: 2, validate_every: 0, checkpoint_every: 0}
-parallel: {stages: 2, replicas: 1}
-sample: {prompt: "def ", tokens: 16}
+  args: {{layers: 2, width: 32, heads: 2, context: 32}}
+data: {{source: '{__file__}', sample_tokens: 32}}
+training: {{steps: 4, microbatches: 4, microbatch_samples: 2, validate_every: 0, checkpoint_every: 0}}
+parallel: {{stages: 2, replicas: 1}}
+sample: {{prompt: "def ", tokens: 16}}
 """
 
 
@@ -34,7 +35,8 @@ def test_twice_at_once_with_the_same_weights(tmp_path: Path) -> None:
             (folder / "tmp").mkdir()
             (folder / "tiny.yaml").write_text(TINY)
             arguments = ("demo", "tiny.yaml", "--out", "out")
-            demos.append(stack.enter_context(running(*arguments, cwd=folder, TMPDIR=str(folder / "tmp"))))
+            more = {"TMPDIR": str(folder / "tmp"), **incubator()}
+            demos.append(stack.enter_context(running(*arguments, cwd=folder, warm=True, **more)))
         for demo in demos:
             assert demo.wait(150) == 0, demo.output
             for expected in ("mesh ready in", "step 4/4", "sample", "sha256", "stopping the mesh"):
@@ -51,6 +53,7 @@ def test_twice_at_once_with_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    """Started as a user does, in an interpreter of its own, with its own incubator."""
     (tmp_path / "tiny.yaml").write_text(TINY)
     with running("demo", "tiny.yaml", "--set", "training.steps=100000", cwd=tmp_path) as demo:
         demo.until("step 2/100000", 120)

@@ -359,11 +359,12 @@ def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_sigkill_of_the_supervisor_orphans_nothing(tmp_path: Path) -> None:
-    done = dmsc("up", "--detach", *PORTS, "--cluster", "a", cwd=tmp_path, timeout_s=90)
-    assert done.returncode == 0, done.stderr
-    mesh = read(tmp_path)
-    pids = family(mesh)
-    assert len(pids) >= 5  # supervisor, server, control plane, agent, fork server
-    os.kill(mesh.pid, signal.SIGKILL)
-    assert_nothing_left(tmp_path, mesh, pids)
-    assert dmsc("down", cwd=tmp_path).returncode == 3
+    with running("up", *PORTS, "--cluster", "a", cwd=tmp_path, warm=True) as up:
+        up.until("mesh ready in", 90)
+        mesh = read(tmp_path)
+        pids = family(mesh)
+        assert len(pids) >= 5  # supervisor, server, control plane, agent, fork server
+        os.kill(mesh.pid, signal.SIGKILL)
+        up.wait()
+        assert_nothing_left(tmp_path, mesh, pids)
+        assert dmsc("down", cwd=tmp_path).returncode == 3

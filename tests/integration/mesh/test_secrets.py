@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from bus.connection import Bus
 from bus.embedded import find_binary
 from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind
-from schemas.job import JobState
+from schemas.job import JobSpec, JobState
 from tests.integration.dmsc.command_line import dmsc, running
 from tests.integration.mesh.conftest import Mesh, children_of, start_mesh, stop_mesh, tiny_job
 
@@ -44,13 +45,22 @@ async def link_secret(mesh: Mesh, job: str) -> str:
 
 
 def command_lines(pid: int) -> dict[int, bytes]:
+    """Of the mesh's processes, and of what node agents have had forked elsewhere, which names the agent."""
+    ours = {str(each).encode() for each in [pid, *children_of(pid)]}
     found = {}
-    for each in [pid, *children_of(pid)]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found[each] = Path(f"/proc/{each}/cmdline").read_bytes()
+            line = path.read_bytes()
         except OSError:
             continue  # ended meanwhile
+        _, named, agent = line.partition(b"--agent")
+        if path.parent.name.encode() in ours or (named and re.findall(rb"\d+", agent)[0] in ours):
+            found[int(path.parent.name)] = line
     return found
+
+
+def short_job() -> JobSpec:
+    return tiny_job(data={"source": __file__}, training={"steps": 4}, parallel={"stages": 2, "replicas": 1})
 
 
 def holders(folder: Path, secrets: dict[str, bytes]) -> list[str]:
@@ -77,7 +87,7 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
     for name, value in PLANTED.items():
         (state / name).touch(mode=0o600)
         (state / name).write_text(value + "\n")
-    mesh = start_mesh(state, "--tls", "--cluster", "a", "--slots", "4", alone=True)
+    mesh = start_mesh(state, "--tls", "--cluster", "a", "--slots", "2")
     try:
         assert mesh.servers[0].startswith("tls://")
         added = dmsc("user", "add", "ruth", "--json", "--state", str(state), cwd=outside)
@@ -92,7 +102,7 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
         recording = outside / "tapped.rec"
         with running("tap", ">", "--record", str(recording), "--state", str(state), cwd=outside) as tap:
             tap.until(lambda text: bool(text.strip()))  # somebody's heartbeat: it listens
-            record = mesh.client.submit(tiny_job(parallel={"stages": 2, "replicas": 1}))
+            record = mesh.client.submit(short_job())
             secrets["job's link secret"] = asyncio.run(link_secret(mesh, record.job))
             wrong = dmsc("jobs", "--token", user_token + "x", "--state", str(state), cwd=outside)
             assert wrong.returncode == 4, wrong.stderr
@@ -115,6 +125,7 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
         stop_mesh(mesh)
     sought = {name: value.encode() for name, value in secrets.items()}
     assert len(lines) > 4
+    assert sum(b"workers.fork_server" in line for line in lines.values()) > 3, "the job's instances, too"
     assert not [
         f"{name} in the command line of {pid}"
         for pid, line in lines.items()

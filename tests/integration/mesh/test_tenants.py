@@ -18,10 +18,11 @@ from dmsc.settings import find_gateway
 from dmsc.state_folder import MeshFile, StateFolder
 from schemas.door import MeshStatus
 from schemas.errors import BadInput, Refused
-from schemas.job import JobState
+from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import Running, dmsc, running, wait_for
 from tests.integration.mesh.conftest import tiny_job
+from tests.warm_processes import incubator
 
 READY_S = 150.0
 PORTS = ("--nats-port", "0", "--http-port", "0")
@@ -55,7 +56,7 @@ class Host:
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     folder = tmp_path_factory.mktemp("host")
     asked = ("up", "--tenant", "red", "--tenant", "blue", "--cluster", "a", "--slots", "2", *PORTS)
-    with running(*asked, cwd=folder) as process:
+    with running(*asked, cwd=folder, warm=True, **incubator()) as process:
         process.until("tenants ready", READY_S)
         yield Host(StateFolder(folder / ".dmsc"), process)
         process.interrupt()
@@ -74,10 +75,14 @@ def services(status: MeshStatus) -> set[str]:
     return {one.sid for one in status.services if one.state is InstanceState.ACTIVE}
 
 
+def short_job(name: str) -> JobSpec:
+    return tiny_job(name, data={"source": __file__}, training={"steps": 3})
+
+
 def test_both_train_at_once_with_the_same_names_and_know_nothing_of_each_other(host: Host) -> None:
     with host.client("red") as red, host.client("blue") as blue:
         assert services(red.mesh()) == services(blue.mesh()), "the same SIDs"
-        jobs = {client: client.submit(tiny_job("same", training={"steps": 5})) for client in (red, blue)}
+        jobs = {client: client.submit(short_job("same")) for client in (red, blue)}
         for client, job in jobs.items():
             record = client.wait(job.job, timeout_s=120)
             assert record.state is JobState.DONE, record.reason
@@ -117,7 +122,7 @@ def test_one_killed_or_stopped_leaves_the_other_at_work(host: Host) -> None:
     with host.client("blue") as blue:
         killed = host.file("red").children["control-plane"]  # its authorizer, its gateway, and all the rest
         os.kill(killed, signal.SIGKILL)
-        job = blue.submit(tiny_job("meanwhile", training={"steps": 5})).job
+        job = blue.submit(short_job("meanwhile")).job
         record = blue.wait(job, timeout_s=120)
         assert record.state is JobState.DONE, record.reason
         wait_for(lambda: host.file("red").children["control-plane"] != killed, READY_S, host.said)
