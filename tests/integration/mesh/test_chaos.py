@@ -20,6 +20,7 @@ from schemas.errors import DmscError
 from schemas.job import JobSpec
 from tests.integration.dmsc.command_line import dmsc, processes_mentioning, running
 from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.warm_processes import incubator
 
 STEPS = 12
 """Faults come at the first half of them: the rest takes longer than choosing and hitting somebody."""
@@ -132,6 +133,7 @@ def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
         cwd=tmp_path,
         timeout_s=200,
         TMPDIR=str(tmp_path),
+        **incubator(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "control-plane killed" in done.stdout
