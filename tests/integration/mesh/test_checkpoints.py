@@ -12,24 +12,20 @@ import pytest
 
 from schemas.job import JobEvent, JobSpec, JobState
 from tests.integration.mesh.conftest import Mesh, children_of, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.undisturbed import undisturbed
 
-STEPS = 16
+STEPS, EVERY = 8, 2
 
 
-def job(name: str, stages: int, replicas: int, **more: Any) -> JobSpec:
+def job(name: str, stages: int, replicas: int, *, pad_ms: float = 0.0, **more: Any) -> JobSpec:
+    """Padded where the job has to be met before its end."""
+    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
     return tiny_job(
         name,
-        training={"steps": STEPS, "seed": 5, "checkpoint_every": 4},
+        training={"steps": STEPS, "seed": 5, "checkpoint_every": EVERY},
         parallel={"stages": stages, "replicas": replicas},
-        **more,
+        **{"model": {"factory": "workers.models.padded:padded_gpt", "args": sizes}, **more},
     )
-
-
-def weights_of(mesh: Mesh, spec: JobSpec) -> str:
-    record = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=90)
-    assert record.state is JobState.DONE, record.reason
-    assert record.weights is not None
-    return record.weights.sha256
 
 
 def until_published(mesh: Mesh, job_id: str, count: int) -> None:
@@ -48,7 +44,7 @@ def texts(events: list[JobEvent], kind: str) -> list[str]:
 
 @pytest.mark.timeout(200)
 def test_a_job_goes_on_from_another_job_s_checkpoint_under_another_shape(mesh: Mesh) -> None:
-    first = mesh.client.submit(job("two-by-two", 2, 2)).job
+    first = mesh.client.submit(job("two-by-two", 2, 2, pad_ms=40.0)).job
     until_published(mesh, first, 1)
     mesh.client.cancel(first)
     mesh.client.wait(first, timeout_s=30)
@@ -58,9 +54,9 @@ def test_a_job_goes_on_from_another_job_s_checkpoint_under_another_shape(mesh: M
     assert again.weights is not None
     events = list(mesh.client.events(again.job))
     ran = [event.result.step for event in events if event.result is not None]
-    assert ran[0] in (4, 8)
+    assert ran[0] in (EVERY, 2 * EVERY)
     assert ran == list(range(ran[0], STEPS))
-    assert again.weights.sha256 == weights_of(mesh, job("uninterrupted", 1, 2))
+    assert again.weights.sha256 == undisturbed(mesh.client, spec)
 
 
 @pytest.mark.timeout(60)
@@ -95,7 +91,10 @@ def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tm
         1,
         1,
         resume_from=named,
-        model={"args": {"layers": 4, "width": 32, "heads": 2, "context": 32}},
+        model={
+            "factory": "workers.models.padded:padded_gpt",
+            "args": {"layers": 4, "width": 32, "heads": 2, "context": 32},
+        },
     )
     spec = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": STEPS + 1})})
     other = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=40)
@@ -103,10 +102,20 @@ def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tm
     assert "another model" in other.reason
 
 
+def processes_of(mesh: Mesh) -> list[int]:
+    """Its own and all below it; the fork servers that its agents had forked for them, and all below these."""
+    found = [mesh.process.pid, *children_of(mesh.process.pid)]
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "workers.fork_server" in words and int(words[words.index("--agent") + 1]) in found:
+            found += [process.pid, *children_of(process.pid)]
+    return sorted(set(found))
+
+
 def kill_everything(mesh: Mesh) -> None:
     """SIGKILL to every process of the mesh, none before it was stopped: nobody can clean up after another."""
     mesh.client.close()
-    pids = [mesh.process.pid, *children_of(mesh.process.pid)]
+    pids = processes_of(mesh)
     found = [psutil.Process(pid) for pid in pids]
     commands = [" ".join(process.cmdline()) for process in found]
     assert sum("workers.fork_server" in command for command in commands) > 2, commands  # instances are forks
@@ -125,13 +134,13 @@ def test_kill_9_of_the_whole_mesh_then_up_ends_with_the_same_hash(
 ) -> None:
     """The newest checkpoint is damaged meanwhile, so the one before is used."""
     folder = tmp_path_factory.mktemp("killed")
-    own = start_mesh(folder / "state", "--slots", "6", "--cluster", "a", alone=True)
+    own = start_mesh(folder / "state", "--slots", "6", "--cluster", "a")
     try:
-        job_id = own.client.submit(job("killed", 2, 2, artifacts=str(folder / "store"))).job
+        job_id = own.client.submit(job("killed", 2, 2, pad_ms=40.0, artifacts=str(folder / "store"))).job
         until_published(own, job_id, 2)
         kill_everything(own)
         damaged = spoil_newest(folder / "store" / job_id / "checkpoints")
-        own = start_mesh(folder / "state", "--slots", "6", "--cluster", "a", alone=True)
+        own = start_mesh(folder / "state", "--slots", "6", "--cluster", "a")
         record = own.client.wait(job_id, timeout_s=120)
         assert record.state is JobState.DONE, record.reason
         assert record.epoch == 2
@@ -139,14 +148,14 @@ def test_kill_9_of_the_whole_mesh_then_up_ends_with_the_same_hash(
         events = list(own.client.events(job_id))
         back = [text for text in texts(events, "recovery") if "resumed from the checkpoint" in text]
         told = [text for text in texts(events, "checkpoint") if "is damaged" in text]
-        assert back == ["resumed from the checkpoint of step 4"]
+        assert back == [f"resumed from the checkpoint of step {EVERY}"]
         assert len(told) == 1
         assert damaged in told[0]
         assert record.weights is not None
-        assert record.weights.sha256 == weights_of(mesh, job("undisturbed", 1, 1))
+        assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
         left = sorted((folder / "store" / job_id / "checkpoints").iterdir())
         assert len(left) == 2
-        assert left[-1].name.startswith("00000016")
+        assert left[-1].name.startswith(f"{STEPS:08}")
         assert Path(damaged).parents[1] not in left, "the damaged one has gone"
         assert all((path / "manifest.json").exists() for path in left)
     finally:

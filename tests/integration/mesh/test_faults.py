@@ -5,7 +5,6 @@ With exact accumulation the weights are then the same, bit for bit, as without t
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -13,27 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.client import Client
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from tests.integration.dmsc.command_line import running, wait_for
 from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.undisturbed import undisturbed
+from tests.warm_processes import incubator
+
+STEPS, KILL_AT = 7, 2
+"""Behind the first checkpoint."""
 
 
-def shape(name: str, stages: int = 2, replicas: int = 2) -> JobSpec:
+def shape(name: str) -> JobSpec:
+    """Padded, so that the fault is there long before the end."""
+    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 15.0}
     return tiny_job(
         name,
-        training={"steps": 12, "seed": 11, "checkpoint_every": 4},
-        parallel={"stages": stages, "replicas": replicas},
+        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
+        training={"steps": STEPS, "seed": 11, "checkpoint_every": 2},
+        parallel={"stages": 2, "replicas": 2},
     )
-
-
-@functools.cache
-def undisturbed(client: Client) -> str:
-    record = client.wait(client.submit(shape("undisturbed", 1, 1)).job, timeout_s=60)
-    assert record.state is JobState.DONE, record.reason
-    assert record.weights is not None
-    return record.weights.sha256
 
 
 def pid_of(mesh: Mesh, sid: str) -> int:
@@ -63,15 +61,15 @@ def run_and_kill(
 def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh) -> None:
     """What depends on the phase of the step is in `test_transaction_faults`."""
     victim = "s1-r1"
-    record, seen = run_and_kill(mesh, shape("killed"), [victim], at_step=5)
+    record, seen = run_and_kill(mesh, shape("killed"), [victim], at_step=KILL_AT)
     assert record.state is JobState.DONE, record.reason
     assert record.recoveries >= 1
     faults = [event.text for event in seen if event.kind == "fault"]
     told = [text for text in faults if f"-{victim}: " in text and "transient" not in text]
     assert len(told) == 1, faults  # whoever noticed it first, and nobody again
     assert record.weights is not None
-    assert record.weights.sha256 == undisturbed(mesh.client)
-    assert [event.result.step for event in seen if event.result is not None] == list(range(12))
+    assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
+    assert [event.result.step for event in seen if event.result is not None] == list(range(STEPS))
 
 
 @pytest.mark.timeout(150)
@@ -79,7 +77,7 @@ def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(mes
     job = mesh.client.submit(shape("control-plane-killed")).job
     killed = 0
     for event in mesh.client.events(job):
-        if event.result is not None and event.result.step == 5:
+        if event.result is not None and event.result.step == KILL_AT:
             killed = json.loads((mesh.state / "mesh.json").read_text())["children"]["control-plane"]
             os.kill(killed, signal.SIGKILL)
             break
@@ -88,7 +86,7 @@ def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(mes
     assert record.state is JobState.DONE, record.reason
     assert record.epoch == 2
     assert record.weights is not None
-    assert record.weights.sha256 == undisturbed(mesh.client)
+    assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 
 
 @pytest.mark.timeout(150)
@@ -96,7 +94,7 @@ def test_a_killed_node_agent_takes_its_instances_along_and_the_job_goes_on(mesh:
     job = mesh.client.submit(shape("agent-killed")).job
     killed = 0
     for event in mesh.client.events(job):
-        if event.result is not None and event.result.step == 5 and not killed:
+        if event.result is not None and event.result.step == KILL_AT and not killed:
             killed = json.loads((mesh.state / "mesh.json").read_text())["children"]["agent-b"]
             os.kill(killed, signal.SIGKILL)
     assert killed, "the fault never fired"
@@ -104,7 +102,7 @@ def test_a_killed_node_agent_takes_its_instances_along_and_the_job_goes_on(mesh:
     assert record.state is JobState.DONE, record.reason
     assert record.recoveries >= 1
     assert record.weights is not None
-    assert record.weights.sha256 == undisturbed(mesh.client)
+    assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 
 
 @pytest.mark.timeout(120)
@@ -112,19 +110,19 @@ def test_a_job_that_was_placed_on_a_node_that_has_just_died_is_planned_again(
     mesh: Mesh, tmp_path: Path
 ) -> None:
     """For some seconds the node is still registered, with free slots."""
-    token = {"DMSC_BUS_TOKEN": mesh.bus_token or ""}
+    environment = {"DMSC_BUS_TOKEN": mesh.bus_token or "", **incubator()}
     arguments = ("join", mesh.servers[0], "--cluster", "doomed", "--node", "d", "--slots", "2")
 
     def registered() -> bool:
         return any(node.cluster == "doomed" and node.warm for node in mesh.client.mesh().nodes)
 
-    with running(*arguments, cwd=tmp_path, **token) as node:
+    with running(*arguments, cwd=tmp_path, **environment) as node:
         wait_for(registered, 60, lambda: node.output)
         node.process.kill()
         node.wait()
         assert registered(), "the mesh knows it already: nothing is tested"
         spec = tiny_job(
-            "just-died", training={"steps": 4}, parallel={"replicas": 2, "clusters": ["a", "doomed"]}
+            "just-died", training={"steps": 3}, parallel={"replicas": 2, "clusters": ["a", "doomed"]}
         )
         job = mesh.client.submit(spec).job
         record = mesh.client.wait(job, timeout_s=90)

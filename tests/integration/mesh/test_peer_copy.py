@@ -15,20 +15,24 @@ from schemas.job import JobEvent, JobSpec, JobState
 from schemas.peer_copy import CopyHeld, CopyStatus
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
+from tests.integration.mesh.undisturbed import undisturbed
 
-STEPS = 26
-KILL_AT = 20
-"""Behind the second snapshot: the newcomer takes a snapshot and redos."""
+KILL_AT = 2
+"""The newcomer takes a snapshot and redos."""
+LATE = 18
+"""Behind the source's second snapshot, which took the place of the first (every 16 steps)."""
+LEFT = 3
+"""Steps after the last fault."""
 
 
-def shape(name: str, *, copies: bool, stages: int = 2, pad_ms: float = 4.0) -> JobSpec:
-    """Padded, so that a step lasts some 100 ms: the fault hits one in the middle."""
-    sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
+def shape(name: str, *, stages: int = 2, last: int = KILL_AT) -> JobSpec:
+    """Padded, so that a step lasts some 100 ms: the fault hits one in the middle. `last`: where the last is."""
+    sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 8.0}
     return tiny_job(
         name,
         model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
-        training={"steps": STEPS, "seed": 5},
-        parallel={"stages": stages, "replicas": 1, "copies": copies},
+        training={"steps": last + 1 + LEFT, "microbatches": 2, "seed": 5},
+        parallel={"stages": stages, "replicas": 1, "copies": True},
     )
 
 
@@ -58,17 +62,16 @@ async def strike_when_copied(
 
 
 def run(
-    mesh: Mesh, spec: JobSpec, *victims: str, holder: str = "", at: tuple[int, ...] = (KILL_AT,)
-) -> tuple[str, list[JobEvent]]:
+    mesh: Mesh, spec: JobSpec, *victims: str, holder: str, at: tuple[int, ...] = (KILL_AT,)
+) -> list[JobEvent]:
     """Kills the victims (`s1-r0`) as soon as a step of `at` is committed, and the first one's copy has it.
 
-    Returns:
-        The SHA-256 of the weights, and what was told of the job.
+    The weights come out the same. Returns what was told of the job.
     """
     job = mesh.client.submit(spec).job
     seen: list[JobEvent] = []
     killed: list[int] = []
-    due = list(at) if victims else []
+    due = list(at)
     for event in mesh.client.events(job):
         seen.append(event)
         if due and event.result is not None and event.result.step == due[0]:
@@ -82,7 +85,8 @@ def run(
     assert record.state is JobState.DONE, record.reason
     assert record.recoveries >= len(killed)
     assert record.weights is not None
-    return record.weights.sha256, seen
+    assert record.weights.sha256 == undisturbed(mesh.client, spec)
+    return seen
 
 
 def rolled_back(seen: list[JobEvent]) -> list[str]:
@@ -93,39 +97,31 @@ def steps(seen: list[JobEvent]) -> list[int]:
     return [event.result.step for event in seen if event.result is not None]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(mesh: Mesh) -> str:
-    return run(mesh, shape("undisturbed-copies", copies=False, stages=1, pad_ms=0.0))[0]
-
-
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("victim", "holder", "at"), [("s0-r0", "s1-r0", (KILL_AT,)), ("s1-r0", "s0-r0", (4, KILL_AT))]
+    ("victim", "holder", "at"), [("s0-r0", "s1-r0", (LATE,)), ("s1-r0", "s0-r0", (KILL_AT, KILL_AT + 3))]
 )
 def test_a_lost_stage_comes_back_from_its_copy_in_the_same_step(
-    mesh: Mesh, undisturbed: str, victim: str, holder: str, at: tuple[int, ...]
+    mesh: Mesh, victim: str, holder: str, at: tuple[int, ...]
 ) -> None:
-    digest, seen = run(mesh, shape(f"copied-{victim}", copies=True), victim, holder=holder, at=at)
+    seen = run(mesh, shape(f"copied-{victim}", last=at[-1]), victim, holder=holder, at=at)
     told = [event.text for event in seen if event.kind in ("fault", "recovery")]
     assert not rolled_back(seen), told
     assert len([text for text in told if "is back from its copy at" in text]) == len(at), told
-    assert steps(seen) == list(range(STEPS))
-    assert digest == undisturbed
+    assert steps(seen) == list(range(at[-1] + 1 + LEFT))
 
 
 @pytest.mark.timeout(180)
-def test_the_only_stage_keeps_its_copy_at_a_data_instance(mesh: Mesh, undisturbed: str) -> None:
-    digest, seen = run(mesh, shape("copied-at-data", copies=True, stages=1), "s0-r0", holder="data-r0")
+def test_the_only_stage_keeps_its_copy_at_a_data_instance(mesh: Mesh) -> None:
+    seen = run(mesh, shape("copied-at-data", stages=1), "s0-r0", holder="data-r0")
     told = [event.text for event in seen if event.kind in ("fault", "recovery")]
     assert not rolled_back(seen), told
     assert [text for text in told if "-data-r0 " in text and "is back from its copy" in text], told
-    assert steps(seen) == list(range(STEPS))
-    assert digest == undisturbed
+    assert steps(seen) == list(range(KILL_AT + 1 + LEFT))
 
 
 @pytest.mark.timeout(180)
-def test_with_the_holder_lost_too_everyone_goes_back(mesh: Mesh, undisturbed: str) -> None:
-    digest, seen = run(mesh, shape("copied-holder-lost", copies=True), "s1-r0", "s0-r0", holder="s0-r0")
+def test_with_the_holder_lost_too_everyone_goes_back(mesh: Mesh) -> None:
+    seen = run(mesh, shape("copied-holder-lost"), "s1-r0", "s0-r0", holder="s0-r0")
     assert rolled_back(seen)
-    assert sorted(set(steps(seen))) == list(range(STEPS))
-    assert digest == undisturbed
+    assert sorted(set(steps(seen))) == list(range(KILL_AT + 1 + LEFT))
