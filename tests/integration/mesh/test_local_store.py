@@ -23,12 +23,14 @@ from schemas.store import StoreQuery
 from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
-from tests.integration.mesh.user_jobs import HELD_STEPS, user_job, words
+from tests.integration.mesh.user_jobs import user_job, words
 from workers.store_file import StoreFile
 from workers.store_schema import StoreLimits
 
-HELD_AT = 7
+HELD_AT = 4
 """The step at which the job is held, so that its instances can be asked and killed in peace."""
+STEPS = HELD_AT + 33
+"""It is held before it comes to its end."""
 
 
 def submit_and_hold(mesh: Mesh, folder: Path, gate: Path) -> str:
@@ -37,7 +39,7 @@ def submit_and_hold(mesh: Mesh, folder: Path, gate: Path) -> str:
         "held",
         words(folder),
         model={"args": {"gate": str(gate)}},
-        training={"steps": HELD_STEPS, "checkpoint_every": 3},
+        training={"steps": STEPS, "checkpoint_every": 3},
         parallel={"stages": 2, "replicas": 2, "segmentation": "uniform", "clusters": ["a"]},
     )
     job = mesh.client.submit(spec).job
@@ -201,7 +203,7 @@ def test_a_store_is_kept_where_the_operator_wants_that(
     mesh = start_mesh(state, "--slots", "1", "--cluster", "a")
     try:
         record = mesh.client.wait(
-            mesh.client.submit(tiny_job("kept", training={"steps": 6})).job, timeout_s=60
+            mesh.client.submit(tiny_job("kept", training={"steps": 3})).job, timeout_s=60
         )
     finally:
         stop_mesh(mesh)

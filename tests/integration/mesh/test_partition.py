@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.mesh import partition_namespace
+from tests.integration.mesh.conftest import Mesh
+from tests.integration.mesh.undisturbed import undisturbed
 
 ENTER = ("unshare", "--user", "--map-root-user", "--net")
 NEEDED = ("unshare", "nsenter", "ip", "bridge")
@@ -38,7 +40,7 @@ def namespaces() -> None:
 
 
 @pytest.mark.usefixtures("namespaces")
-def test_two_nodes_are_cut_off_from_each_other(tmp_path: Path) -> None:
+def test_two_nodes_are_cut_off_from_each_other(mesh: Mesh, tmp_path: Path) -> None:
     command = [*ENTER, sys.executable, partition_namespace.__file__, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as script:
         try:
@@ -51,7 +53,7 @@ def test_two_nodes_are_cut_off_from_each_other(tmp_path: Path) -> None:
     told = json.loads(out)
     texts = told["texts"]
     assert told["state"] == "done", (told["reason"], texts)
-    assert told["weights"] == told["quiet"]
+    assert told["weights"] == undisturbed(mesh.client, partition_namespace.spec())
     assert told["steps"] == list(range(partition_namespace.STEPS)), texts
     cuts = [text for text in texts if "do not reach each other" in text]
     assert len(cuts) == 1, texts

@@ -53,15 +53,16 @@ def poison(source: Path, step: int, microbatch: int = 1) -> list[int]:
     return chosen
 
 
-HELD_STEPS = 40
-"""Enough for a job to be held in mid-run, and to be over in a second or two once it is let go."""
+HELD_STEPS = 16
+"""Enough for a job to be held for half a minute, and to be over in a second once it is let go."""
 
 
 def hold(client: Client, spec: JobSpec, gate: Path) -> str:
-    """Submits a job of `troubled:held` and holds it as soon as it runs, until `gate` is removed."""
+    """Submits a job of `troubled:held`; it is held from its first step on, until `gate` is removed."""
     job = client.submit(spec).job
     for event in client.events(job):
-        if event.state is JobState.RUNNING:
+        if event.state is JobState.DEPLOYING:  # it has been analysed, which is not to be held
             gate.touch()
+        elif event.state is JobState.RUNNING:
             return job
     raise AssertionError(f"{job} never ran: {client.job(job).history}")
