@@ -149,7 +149,7 @@ STEPS = 12
 
 def long_job(name: str, replicas: int) -> JobSpec:
     """Padded, so that a drain finds the job running; a step takes as long with replicas as without."""
-    pad_ms = 30.0 * replicas
+    pad_ms = 25.0 * replicas
     sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
     return tiny_job(
         name,

@@ -12,18 +12,17 @@ from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
 from tests.integration.mesh.undisturbed import undisturbed
 
-STEPS = 22
 MICROBATCHES = 4
 
 
-def shape(name: str, *, pad_ms: float, **parallel: object) -> JobSpec:
+def shape(name: str, *, steps: int, pad_ms: float, **parallel: object) -> JobSpec:
     """Padded, so that a step takes its time, though not the processor's, and a newcomer is there before the
     job ends."""
     sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
     return tiny_job(
         name,
         model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
-        training={"steps": STEPS, "microbatches": MICROBATCHES, "seed": 5},
+        training={"steps": steps, "microbatches": MICROBATCHES, "seed": 5},
         parallel={"stages": 2, "replicas": 1, **parallel},
     )
 
@@ -32,7 +31,7 @@ def check(mesh: Mesh, job: str, seen: list[JobEvent]) -> None:
     record = mesh.client.wait(job, timeout_s=90)
     assert record.state is JobState.DONE, record.reason
     results = [event.result for event in seen if event.result is not None]
-    assert [result.step for result in results] == list(range(STEPS))
+    assert [result.step for result in results] == list(range(record.spec.training.steps))
     assert {sum(result.shares.values()) for result in results} == {MICROBATCHES * record.spec.parallel.stages}
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
@@ -40,7 +39,7 @@ def check(mesh: Mesh, job: str, seen: list[JobEvent]) -> None:
 
 @pytest.mark.timeout(180)
 def test_one_replica_becomes_four_and_then_two(mesh: Mesh) -> None:
-    job = mesh.client.submit(shape("scaled", pad_ms=24.0)).job
+    job = mesh.client.submit(shape("scaled", steps=22, pad_ms=24.0)).job
     seen: list[JobEvent] = []
     asked: list[str] = []
     most = 0
@@ -66,7 +65,7 @@ def test_one_replica_becomes_four_and_then_two(mesh: Mesh) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_standby_keeps_up_and_takes_the_stage_over(mesh: Mesh) -> None:
-    job = mesh.client.submit(shape("standby", pad_ms=8.0, standbys=(0, 1))).job
+    job = mesh.client.submit(shape("standby", steps=10, pad_ms=8.0, standbys=(0, 1))).job
     seen: list[JobEvent] = []
     killed = 0
     for event in mesh.client.events(job):
