@@ -26,7 +26,7 @@ LEFT = 3
 
 
 def shape(name: str, *, stages: int = 2, last: int = KILL_AT) -> JobSpec:
-    """Padded, so that a step lasts some 100 ms: the fault hits one in the middle. `last`: where the last is."""
+    """Padded, so that a step lasts 100 ms: the fault hits one in the middle. `last`: the last fault's."""
     sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 8.0}
     return tiny_job(
         name,
