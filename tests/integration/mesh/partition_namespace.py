@@ -34,6 +34,9 @@ STEPS, CUT_AT = 6, 2
 NO_INCUBATOR = {INCUBATOR: "none"}
 """Its abstract socket is in one namespace: a node in another does not reach it."""
 
+PRELOADED = ["tests.integration.mesh.own_mesh", "dmsc.cli", *zygote.PRELOADED]
+"""All but torch: who needs that is not forked from here."""
+
 
 def run(*command: object) -> None:
     subprocess.run([str(part) for part in command], check=True, capture_output=True)
@@ -123,6 +126,6 @@ async def main(folder: Path) -> None:
 if __name__ == "__main__":
     end_with_parent(os.getppid())
     os.environ.update(NO_INCUBATOR)
-    warm_processes.PRELOADED[:] = zygote.PRELOADED  # no torch: who needs it is not forked from here
+    warm_processes.PRELOADED[:] = PRELOADED
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # in order: the namespaces' holders go, too
     asyncio.run(main(Path(sys.argv[1])))
