@@ -24,10 +24,10 @@ from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_jo
 from tests.integration.mesh.undisturbed import undisturbed
 from workers.link_shaping import ENVIRONMENT
 
-STEPS = 20
-SLOW, HEALED = 4, 10
+STEPS = 34
+SLOW, HEALED = 6, 18
 """From these steps on the link is slow, and well again."""
-MICROBATCHES = 4
+MICROBATCHES = 8
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def own_mesh(tmp_path: Path, shaping: Path) -> Iterator[Mesh]:
 
 def job(name: str) -> JobSpec:
     """Padded, so that a step is mostly waiting; pads change no numbers."""
-    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 16.0}
+    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 6.0}
     return tiny_job(
         name,
         model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
@@ -99,7 +99,7 @@ async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shapi
     def share(first: int, last: int) -> float:
         return sum(over[step] for step in range(first, last)) / (last - first) / MICROBATCHES
 
-    before, slow, after = share(1, SLOW), share(SLOW + 3, HEALED), share(STEPS - 6, STEPS)
+    before, slow, after = share(1, SLOW), share(SLOW + 6, HEALED), share(STEPS - 10, STEPS)
     print(f"share of all microbatches over the link: {before:.1%}, slow {slow:.1%}, well again {after:.1%}")
     assert before > 0.1
     assert slow < before / 2
