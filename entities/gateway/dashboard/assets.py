@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+PATH = "/dashboard/"
+"""Where they are below a gateway's address."""
 FOLDER = Path(__file__).parent / "static"
 INDEX = "index.html"
 TYPES = {

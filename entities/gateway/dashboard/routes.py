@@ -16,13 +16,11 @@ from fastapi.responses import JSONResponse, RedirectResponse
 
 from bus.tap_scope import left_out
 from entities.gateway.context import Door
-from entities.gateway.dashboard.assets import HEADERS, INDEX, assets
+from entities.gateway.dashboard.assets import HEADERS, INDEX, PATH, assets
 from entities.gateway.dashboard.logs import Search
 from entities.gateway.event_stream import STREAM, EventStream
 from entities.gateway.requests import Token, WantedInstance, WantedJob
 from schemas.errors import NotFound
-
-PATH = "/dashboard/"
 
 
 def dashboard(door: Door) -> APIRouter:

@@ -242,6 +242,8 @@ async def test_one_identity_meets_its_limit_and_others_do_not(
     guesses = [(await http.get(url, headers=bearer(f"guess{n}"))).status_code for n in range(4)]
     assert guesses == [401, 401, 429, 429]
     assert (await http.get(f"{gateway.url}/healthz")).status_code == 200
+    files = [await http.get(f"{gateway.url}/dashboard/") for _ in range(6)]  # as many as one who is known
+    assert [one.status_code for one in files] == [200] * 5 + [429]
 
 
 async def test_streams_are_bounded_by_identity_and_in_all(
