@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -19,6 +20,10 @@ from tests.warm_processes import share_incubator
 Connect = Callable[..., Awaitable[Bus]]
 CONNECT_S = 30.0
 """Longer than the product's own 5 s: two meshes may start on these cores at this very moment."""
+
+
+hypothesis.settings.register_profile("dmsc", deadline=None)  # the time that an example takes is the machine's
+hypothesis.settings.load_profile("dmsc")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -21,8 +21,10 @@ KILL_AT = 2
 """The newcomer takes a snapshot and redos."""
 LATE = 18
 """Behind the source's second snapshot, which took the place of the first (every 16 steps)."""
-LEFT = 3
-"""Steps after the last fault."""
+LEFT = 8
+"""Steps after the last fault: whoever strikes may be late."""
+AHEAD = 2
+"""Steps before the fault in which whoever strikes begins to look."""
 
 
 def shape(name: str, *, stages: int = 2, last: int = KILL_AT) -> JobSpec:
@@ -55,8 +57,8 @@ async def strike_when_copied(
             return held.version
 
         before = await reached()
-        while (now := await reached()) < version or now == before:
-            pass
+        while (now := await reached()) < version or now == before:  # noqa: ASYNC110  # nobody tells of a copy
+            await asyncio.sleep(0.005)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
@@ -74,7 +76,7 @@ def run(
     due = list(at)
     for event in mesh.client.events(job):
         seen.append(event)
-        if due and event.result is not None and event.result.step == due[0]:
+        if due and event.result is not None and event.result.step >= due[0] - AHEAD:
             version = due.pop(0) + 1
             pids = [pid_of(mesh, f"{job}-{victim}") for victim in victims]
             asyncio.run(strike_when_copied(mesh, job, f"{job}-{holder}", int(victims[0][1]), version, pids))

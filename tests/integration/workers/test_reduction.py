@@ -90,6 +90,7 @@ async def test_a_late_member_is_an_error_after_the_timeout(connect: Connect) -> 
         await groups[0].all_reduce(torch.ones(10))
     assert time.monotonic() - began > 0.4
     assert groups[0].released
+    await groups[0].released_fully()
     with pytest.raises(PeerUnreachable):  # the group is over for the other as well
         await groups[1].all_reduce(torch.ones(10))
 
