@@ -71,7 +71,7 @@ class Candidate:
 
     async def won(self) -> int:
         """Waits until this one leads; returns the term."""
-        silence = Silence()
+        silence = Silence(self.config.look_s)
         while True:
             try:
                 began = now()

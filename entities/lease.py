@@ -3,7 +3,8 @@
 The lease is a record that its holder writes again and again. Nothing expires it: whoever wants it
 measures, by their own clock, how long it has stood unchanged *before their eyes*, and then claims the next
 term by compare-and-set on the revision that they saw. So a server that is away, or a store that elects a
-leader, makes nobody lose the lease: in that time nobody can look, claim or renew.
+leader, makes nobody lose the lease: in that time nobody can look, claim or renew. Nor does a machine that
+stands still for seconds: a time in which one did not look one has not seen.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ RENEWALS = 4
 """Renewals per lease: three may be lost before anybody else may claim."""
 SURE = 0.75
 """Share of the lease for which its holder trusts its last renewal; the rest is for unequal clocks."""
+LATE = 2
+"""The time since the last look counts for at most so many times `look_s`: whoever looks later than that stood
+still, and the holder may have stood still beside them.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +43,20 @@ class LeaseConfig:
 class Silence:
     """How long the lease has stood unchanged before our eyes."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_s: float) -> None:
+        self._most = LATE * look_s
         self._revision: int | None = None
-        self._since = 0.0
+        self._looked = 0.0
+        self._silent = 0.0
 
     def see(self, revision: int, now: float) -> float:
         """It was read: seconds for which it has been the same without a gap in our looking."""
         if revision != self._revision:
-            self._revision, self._since = revision, now
-        return now - self._since
+            self._revision, self._silent = revision, 0.0
+        else:
+            self._silent += min(now - self._looked, self._most)
+        self._looked = now
+        return self._silent
 
     def blink(self) -> None:
         """It could not be read: its holder may not have been able to write either. Begin anew."""

@@ -152,6 +152,8 @@ class Checkpoints:
             return
         reason = self._choose(step).reason
         self._tried = step
+        if self._busy and step >= self._spec.training.steps:
+            await self._settled()  # nothing is left to train meanwhile, and none comes after this one
         if self._busy:
             before = self._writing_folder.version if self._writing_folder else "?"
             await self._tell(f"step {step}: none taken, that of step {before} is still being written")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entities.lease import (
+    LATE,
     LeaseConfig,
     Silence,
     claimable,
@@ -20,7 +21,7 @@ def held(**changes: object) -> Leadership:
 
 
 def test_silence_counts_from_the_first_look_at_a_revision() -> None:
-    silence = Silence()
+    silence = Silence(1.0)
     assert silence.see(7, 10.0) == 0.0
     assert silence.see(7, 11.5) == 1.5
     assert silence.see(8, 12.0) == 0.0  # it was renewed
@@ -29,10 +30,19 @@ def test_silence_counts_from_the_first_look_at_a_revision() -> None:
 
 def test_who_could_not_look_begins_anew() -> None:
     """The holder may not have been able to renew either: the bus was away, or elected a leader."""
-    silence = Silence()
+    silence = Silence(1.0)
     silence.see(7, 10.0)
     silence.blink()
     assert silence.see(7, 30.0) == 0.0
+
+
+def test_who_stood_still_has_seen_nothing_meanwhile() -> None:
+    """The holder may have stood still as well, on the same machine, and renews it in a moment."""
+    silence = Silence(0.2)
+    silence.see(7, 10.0)
+    assert silence.see(7, 10.2) == pytest.approx(0.2)
+    assert silence.see(7, 40.0) == pytest.approx(0.2 + LATE * 0.2)
+    assert silence.see(7, 40.2) == pytest.approx(0.4 + LATE * 0.2)
 
 
 def test_the_holder_says_how_long_its_lease_is() -> None:
