@@ -15,11 +15,10 @@ import pytest_asyncio
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
+from tests.patience import PATIENCE_S
 from tests.warm_processes import share_incubator
 
 Connect = Callable[..., Awaitable[Bus]]
-CONNECT_S = 30.0
-"""Longer than the product's own 5 s: two meshes may start on these cores at this very moment."""
 
 
 hypothesis.settings.register_profile("dmsc", deadline=None)  # the time that an example takes is the machine's
@@ -63,7 +62,7 @@ async def connect(server: EmbeddedServer) -> AsyncIterator[Connect]:
         async def make(name: str, kind: EntityKind = EntityKind.CLIENT, **options: Any) -> Bus:
             url = options.pop("url", server.url)
             provision = options.pop("provision", True)
-            options.setdefault("connect_timeout_s", CONNECT_S)
+            options.setdefault("connect_timeout_s", PATIENCE_S)
             bus = await stack.enter_async_context(Bus.connect(url, name=name, kind=kind, **options))
             if provision:
                 await bus.provision()

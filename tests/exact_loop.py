@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 
 import torch
 from torch import Tensor
@@ -23,10 +24,13 @@ from workers.optimizer import StageOptimizer
 from workers.safetensors_files import describe_tensor
 from workers.weights import weight_tensors
 
+UNHELD: dict[str, object] = {"pad_ms": 0.0, "gate": os.devnull}
+"""Arguments of `workers.models.padded` and of the tests' own models that are no business of the numbers."""
+
 
 def sha256(spec: JobSpec) -> str:
-    """Of the weights that the job ends with on CPUs. Its pads (`workers.models.padded`) are left out."""
-    args = {**spec.model.args, **({"pad_ms": 0.0} if "pad_ms" in spec.model.args else {})}
+    """Of the weights that the job ends with on CPUs. What only holds a model up is left out: pads, gates."""
+    args = {**spec.model.args, **{name: value for name, value in UNHELD.items() if name in spec.model.args}}
     model = spec.model.model_copy(update={"args": args})
     same = spec.model_copy(update={"name": "exact", "model": model})
     return _trained(same.model_dump_json(include={"name", "model", "data", "training"}))

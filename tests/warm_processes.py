@@ -24,6 +24,7 @@ from pathlib import Path
 
 from dmsc import zygote
 from dmsc.incubation import incubating
+from dmsc.parent_death import end_with_parent
 from entities.fork_server_process import INCUBATOR
 
 ENDING = contextlib.ExitStack()
@@ -78,18 +79,11 @@ def start(script: Path, *args: object) -> tuple[ForkServerProcess, Connection]:
 
 
 def _script(output: Connection, script: str, args: list[str]) -> None:
+    end_with_parent(os.getppid())
     os.dup2(output.fileno(), sys.stdout.fileno())
     output.close()
     sys.argv = [script, *args]
     runpy.run_path(script, run_name="__main__")
-
-
-def parent() -> int:
-    """The process whose children all these are, which ends with this one."""
-    warm_up()
-    pid = forkserver._forkserver._forkserver_pid  # it has no public name
-    assert isinstance(pid, int)
-    return pid
 
 
 class WarmProcess:
@@ -169,6 +163,7 @@ def run_module(
 def _module(
     module: str, arguments: tuple[str, ...], cwd: str, environment: dict[str, str], out: str, err: str
 ) -> None:
+    end_with_parent(os.getppid())  # the server, which ends with the tests, in whatever way they end
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)

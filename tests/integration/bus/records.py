@@ -12,6 +12,7 @@ from bus.connection import Bus
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent
 from schemas.registry import Endpoint, Heartbeat, InstanceState, ServiceRecord, StateChange
+from tests.patience import PATIENCE_S
 
 
 def heartbeat(digest: str = "") -> Heartbeat:
@@ -38,9 +39,9 @@ def job_event(text: str) -> JobEvent:
     return JobEvent(job="j1", kind="state", at=1.0, text=text)
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Any]) -> None:
     """Waits for what has no event of its own."""
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110  # no event for it
             await asyncio.sleep(0.005)
 
@@ -75,9 +76,9 @@ class Collector:
         self.envelopes.append(envelope)
         self._changed.set()
 
-    async def until(self, ready: Any, timeout_s: float = 10.0) -> None:
+    async def until(self, ready: Any) -> None:
         """Waits until `ready(items)` holds; `ready` may be a number of items."""
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(PATIENCE_S):
             while not (len(self.items) >= ready if isinstance(ready, int) else ready(self.items)):
                 self._changed.clear()
                 await self._changed.wait()

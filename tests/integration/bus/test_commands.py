@@ -13,6 +13,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import Ack, Conflict, NoResponders
 from tests.conftest import Connect
 from tests.integration.bus.records import state_change, until
+from tests.patience import PATIENCE_S
 
 
 async def test_repeats_of_a_running_command_share_its_one_run(connect: Connect) -> None:
@@ -92,7 +93,7 @@ async def test_a_command_survives_a_lost_first_message(connect: Connect) -> None
 
     sub = await dead.raw.subscribe(subjects.STATE_CHANGE(sid="q"), queue="g", cb=swallow)
     await dead.barrier()
-    await asker.command(subjects.STATE_CHANGE, state_change(), sid="q", deadline_s=10)
+    await asker.command(subjects.STATE_CHANGE, state_change(), sid="q", deadline_s=PATIENCE_S)
     assert len(swallowed) == 1  # the loss happened
     assert runs == 1
     assert asker.counters.repeats >= 1
@@ -107,7 +108,7 @@ async def test_a_command_waits_for_a_service_that_comes_later(connect: Connect) 
     asked = asyncio.create_task(asker.command(subjects.STATE_CHANGE, state_change(), sid="later"))
     await until(lambda: asker.counters.repeats >= 1)
     await service.serve(subjects.STATE_CHANGE, handler, sid="later")
-    assert await asyncio.wait_for(asked, 5) == Ack()
+    assert await asyncio.wait_for(asked, PATIENCE_S) == Ack()
 
 
 async def test_a_command_that_nobody_hears_says_so(connect: Connect) -> None:
@@ -141,7 +142,7 @@ async def test_a_command_survives_a_server_restart(own_server: EmbeddedServer) -
         release.set()  # the answer is given while there is no bus
         await asyncio.sleep(0.05)
         await own_server.start()
-        reply = await asyncio.wait_for(asked, 10)
+        reply = await asyncio.wait_for(asked, PATIENCE_S)
         assert reply.note == "survived"
         assert runs == 1
         await until(lambda: asker.counters.reconnects == service.counters.reconnects == 1)

@@ -21,6 +21,7 @@ from bus.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict
 from tests.integration.bus.records import service_record, until
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,8 +44,8 @@ else:
 """
 
 
-def gone(pid: int, timeout_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + timeout_s
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -68,7 +69,7 @@ async def test_no_orphan_after_the_parent_is_killed(tmp_path: Path, thread: str)
         children = psutil.Process(parent.pid).children(recursive=True)
         assert pid in [child.pid for child in children]
         parent.send_signal(signal.SIGKILL)
-        parent.wait(10)
+        parent.wait(PATIENCE_S)
         for child in children:  # the watchdog leaves nothing behind either
             assert gone(child.pid), child
         # The store is free again
@@ -134,7 +135,7 @@ async def test_stop_twice_start_twice_and_exit_is_noticed(tmp_path: Path) -> Non
     await server.start()
     assert server.pid == pid
     os.kill(pid, signal.SIGKILL)
-    assert await asyncio.wait_for(server.exited(), 5) == -signal.SIGKILL
+    assert await asyncio.wait_for(server.exited(), PATIENCE_S) == -signal.SIGKILL
     assert not server.running
     await server.stop()
     await server.stop()

@@ -13,6 +13,7 @@ from schemas.envelope import Envelope
 from schemas.errors import Ack, BadMessage, Conflict, DmscError
 from tests.conftest import Connect
 from tests.integration.bus.records import state_change, until
+from tests.patience import PATIENCE_S
 
 Asked = Sequence[tuple[Any, Envelope]]
 
@@ -58,7 +59,7 @@ async def test_answers_name_their_own_question_as_their_cause(connect: Connect) 
     payloads = [codec.encode(state_change(), asker.sender_map, asker.next_id(), None) for _ in range(50)]
     subject = subjects.STATE_CHANGE(sid="a")
     for data in await asyncio.gather(
-        *(asker.link.ask(subject, payload, timeout_s=20) for payload in payloads)
+        *(asker.link.ask(subject, payload, timeout_s=PATIENCE_S) for payload in payloads)
     ):
         message, envelope = codec.decode(data.data)
         assert message.note == envelope.causation
@@ -75,10 +76,10 @@ async def test_a_repeated_question_runs_once_and_a_bad_one_is_answered(connect: 
     await service.serve_lots(subjects.STATE_CHANGE, answer)
     subject = subjects.STATE_CHANGE(sid="a")
     payload = codec.encode(state_change(), asker.sender_map, "once", None)
-    answers = [await asker.link.ask(subject, payload, timeout_s=20) for _ in range(3)]
+    answers = [await asker.link.ask(subject, payload, timeout_s=PATIENCE_S) for _ in range(3)]
     assert runs == ["once"]
     assert len({answer.data for answer in answers}) == 1
-    bad = codec.decode_answer((await asker.link.ask(subject, b"\x00", timeout_s=20)).data)
+    bad = codec.decode_answer((await asker.link.ask(subject, b"\x00", timeout_s=PATIENCE_S)).data)
     assert bad.code == BadMessage.code
     await until(lambda: service.counters.dead_letters == 1)
 

@@ -12,6 +12,7 @@ from schemas.errors import Ack, BadMessage, DeadlineExceeded, DmscError, NoRespo
 from schemas.telemetry import NodeSample
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat, state_change
+from tests.patience import PATIENCE_S
 
 
 async def test_typed_message_arrives_with_its_envelope(connect: Connect) -> None:
@@ -144,7 +145,7 @@ async def test_a_repeated_request_is_heard_by_who_comes_late_and_handled_once(co
     heard = Collector()
     await tap.subscribe(subjects.STATE_CHANGE, heard)
     asking = asyncio.create_task(
-        asker.request(subjects.STATE_CHANGE, state_change(), sid="a", repeat_s=0.05, timeout_s=30.0)
+        asker.request(subjects.STATE_CHANGE, state_change(), sid="a", repeat_s=0.05, timeout_s=PATIENCE_S)
     )
     await heard.until(1)
     runs = 0
@@ -230,7 +231,7 @@ async def test_a_handler_may_stop_its_own_subscription(connect: Connect) -> None
 
     subscription = await bob.subscribe(subjects.HEARTBEAT, handler)
     await alice.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await finished.wait()
         await subscription.stop()
 

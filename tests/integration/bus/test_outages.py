@@ -27,6 +27,7 @@ from tests.integration.bus.records import (
     state_change,
     until,
 )
+from tests.patience import PATIENCE_S
 
 CLIENT = EntityKind.CLIENT
 
@@ -45,12 +46,12 @@ async def test_requests_in_flight_fail_at_once_on_disconnect(own_server: Embedde
 
         await service.serve(subjects.STATE_CHANGE, never)
         asked = asyncio.create_task(
-            asker.request(subjects.STATE_CHANGE, state_change(), timeout_s=30, sid="a")
+            asker.request(subjects.STATE_CHANGE, state_change(), timeout_s=PATIENCE_S, sid="a")
         )
         await began.wait()
         await own_server.kill()
         with pytest.raises(BusUnreachable):
-            await asyncio.wait_for(asked, 5)
+            await asyncio.wait_for(asked, PATIENCE_S)
         with pytest.raises(BusUnreachable, match="is it running"):
             await asker.request(subjects.STATE_CHANGE, state_change(), sid="a")
         with pytest.raises(BusUnreachable):
@@ -174,7 +175,7 @@ async def test_subscriptions_and_callbacks_come_back_after_a_restart(own_server:
         service.on_reconnect(callback)
         await service.serve(subjects.STATE_CHANGE, handler)
         await own_server.restart()
-        await asyncio.wait_for(called.wait(), 10)
+        await asyncio.wait_for(called.wait(), PATIENCE_S)
         assert await asker.command(subjects.STATE_CHANGE, state_change(), sid="a") == Ack()
         assert service.counters.reconnects == 1
 
@@ -190,7 +191,7 @@ async def test_append_and_followed_history_go_over_a_restart(own_server: Embedde
             await asyncio.sleep(0.05)
             assert not appending.done()
             await own_server.start()
-            assert await asyncio.wait_for(appending, 10) == 2
+            assert await asyncio.wait_for(appending, PATIENCE_S) == 2
             await until(lambda: texts == ["one", "two"])
 
 
@@ -232,7 +233,10 @@ async def test_a_server_that_accepts_and_says_nothing_is_dialled_again(own_serve
     door = await asyncio.start_server(answered, "127.0.0.1", 0)
     url = f"nats://127.0.0.1:{door.sockets[0].getsockname()[1]}"
     try:
-        async with asyncio.timeout(20), Bus.connect(url, name="a", kind=CLIENT, connect_timeout_s=60) as bus:
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            Bus.connect(url, name="a", kind=CLIENT, connect_timeout_s=PATIENCE_S) as bus,
+        ):
             assert len(callers) == 2
             await bus.barrier()
     finally:
@@ -306,7 +310,7 @@ def narrow_server(tmp_path: Path) -> Iterator[str]:
         yield json.loads(ports[0].read_text())["nats"][0].replace("nats://", "nats://u:p@")
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE_S)
 
 
 async def test_denied_subscribe_and_request_reach_the_caller(narrow_server: str) -> None:
@@ -318,9 +322,9 @@ async def test_denied_subscribe_and_request_reach_the_caller(narrow_server: str)
         with pytest.raises(Refused, match="may not listen"):
             await bus.subscribe(subjects.LOG, seen, queue_group="g")
         with pytest.raises(Refused, match="may not publish"):
-            await bus.request(subjects.STATE_CHANGE, state_change(), timeout_s=20, sid="A")
+            await bus.request(subjects.STATE_CHANGE, state_change(), timeout_s=PATIENCE_S, sid="A")
         with pytest.raises(Refused, match="may not publish"):
-            await bus.command(subjects.STATE_CHANGE, state_change(), deadline_s=20, sid="A")
+            await bus.command(subjects.STATE_CHANGE, state_change(), deadline_s=PATIENCE_S, sid="A")
         await bus.subscribe(subjects.HEARTBEAT, seen)
         await bus.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
         await seen.until(1)
@@ -348,7 +352,7 @@ async def test_a_hung_publisher_can_be_cancelled(own_server: EmbeddedServer) -> 
                 before = published
                 await asyncio.sleep(0.1)
             task.cancel()
-            await asyncio.wait({task}, timeout=5)
+            await asyncio.wait({task}, timeout=PATIENCE_S)
             assert task.cancelled()
         finally:
             os.kill(own_server.pid, signal.SIGCONT)
@@ -382,6 +386,6 @@ async def test_publishers_that_waited_for_a_hung_server_go_on_in_their_order(
             send(1)
             await asyncio.sleep(0)
         await asyncio.gather(*sending)
-        await seen.until(len(sending), timeout_s=30.0)
+        await seen.until(len(sending))
         numbers = [int(item.digest[:4]) for item in seen.items]
         assert numbers == list(range(len(sending)))

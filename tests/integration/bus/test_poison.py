@@ -17,6 +17,7 @@ from schemas.errors import Ack, BadMessage
 from schemas.telemetry import DeadLetter
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat, state_change, until
+from tests.patience import PATIENCE_S
 
 SENDER = codec.sender_map(Sender(name="x", kind=EntityKind.CLIENT, incarnation="i"))
 
@@ -66,7 +67,7 @@ async def test_a_poisonous_request_is_answered_counted_and_kept(connect: Connect
     subject = subjects.STATE_CHANGE(sid="a")
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            reply = await sender.raw.request(subject, POISON[name], timeout=5)
+            reply = await sender.raw.request(subject, POISON[name], timeout=PATIENCE_S)
             answer, _ = codec.decode(reply.data)
             assert answer.code == "bad_message"
     assert service.counters.dead_letters == 3
@@ -105,7 +106,7 @@ async def test_an_oversized_message_is_a_dead_letter_too(tmp_path: Path) -> None
 
         await service.serve(subjects.STATE_CHANGE, handler)
         big = msgpack.packb({"body": "x" * (10 << 20)})
-        reply = await sender.raw.request(subjects.STATE_CHANGE(sid="a"), big, timeout=10)
+        reply = await sender.raw.request(subjects.STATE_CHANGE(sid="a"), big, timeout=PATIENCE_S)
         answer, _ = codec.decode(reply.data)
         assert answer.code == "bad_message"
         assert "bytes" in answer.text
@@ -118,7 +119,7 @@ async def test_dead_letters_are_on_their_stream(connect: Connect) -> None:
     seen = Collector()
     await service.subscribe(subjects.HEARTBEAT, seen)
     await service.raw.publish(subjects.HEARTBEAT(sid="a"), b"rubbish")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             found = [item async for item in service.history(subjects.DEAD_LETTER, sid="kept")]
             if found:
@@ -150,7 +151,7 @@ async def test_a_newer_minor_version_is_understood(connect: Connect) -> None:
 
     await service.serve(subjects.STATE_CHANGE, handler)
     newer = envelope(version=(1, 7), body={**state_change("new").model_dump(), "added": {"later": 1}})
-    reply = await sender.raw.request(subjects.STATE_CHANGE(sid="a"), newer, timeout=5)
+    reply = await sender.raw.request(subjects.STATE_CHANGE(sid="a"), newer, timeout=PATIENCE_S)
     assert isinstance(codec.decode(reply.data)[0], Ack)
     assert seen.items == [state_change("new")]
     assert service.counters.dead_letters == 0
@@ -165,5 +166,5 @@ async def test_a_flood_of_poison_does_not_stop_the_service(connect: Connect) -> 
     await service.serve(subjects.STATE_CHANGE, handler)
     for _ in range(2_000):
         await sender.raw.publish(subjects.STATE_CHANGE(sid="a"), b"\xc1")
-    await sender.command(subjects.STATE_CHANGE, state_change(), sid="a", deadline_s=10)
+    await sender.command(subjects.STATE_CHANGE, state_change(), sid="a", deadline_s=PATIENCE_S)
     assert service.counters.dead_letters == 2_000

@@ -18,8 +18,7 @@ from schemas.errors import Ack, BadInput
 from schemas.registry import ReleaseJob
 from schemas.step import Member, MicrobatchClaim
 from schemas.telemetry import LogLine, NodeSample
-
-WAIT_S = 10.0
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ async def watcher(own_server: EmbeddedServer) -> AsyncIterator[Bus]:
 
 async def some(tap: Tap, count: int) -> list[Tapped]:
     found: list[Tapped] = []
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         async for tapped in tap:
             found.append(tapped)
             if len(found) == count:
@@ -84,7 +83,7 @@ async def test_a_flood_is_dropped_here_counted_and_felt_by_nobody(bus: Bus, watc
     async with Tap(watcher, ["telemetry.>"], limit=100) as tap:
         for _ in range(5000):
             await bus.publish(subjects.NODE_SAMPLE, sample(), agent="east-n1")
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await complete.wait()
             await watcher.barrier()
         found = await some(tap, 50)
@@ -135,7 +134,7 @@ async def test_a_tap_alone_makes_no_responder(bus: Bus, own_server: EmbeddedServ
     """It listens to requests like a service, but never answers: the asker waits for one that does."""
     async with Tap(watcher, ["registry.>"]) as tap:
         asking = asyncio.create_task(
-            bus.command(subjects.RELEASE_JOB, ReleaseJob(job="j"), deadline_s=WAIT_S)
+            bus.command(subjects.RELEASE_JOB, ReleaseJob(job="j"), deadline_s=PATIENCE_S)
         )
         await some(tap, 1)
 

@@ -15,6 +15,7 @@ from dmsc.certificates import make_certificates, still_good
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, BusUnreachable, NoResponders, Refused
 from schemas.registry import Resolve, Resolved
+from tests.patience import PATIENCE_S
 
 HOSTS = ["localhost", "127.0.0.1"]
 
@@ -30,7 +31,7 @@ async def ask_around(one: Bus, other: Bus) -> None:
 
     if not other._subscriptions:
         await other.serve(subjects.RESOLVE, answer)
-    assert (await one.request(subjects.RESOLVE, Resolve(), timeout_s=10)).revision == 7
+    assert (await one.request(subjects.RESOLVE, Resolve(), timeout_s=PATIENCE_S)).revision == 7
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ async def test_clients_speak_tls_and_come_back_after_a_restart(tls: Tls, tmp_pat
 
             one.on_reconnect(heard)
             await server.restart()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await back.wait()
 
 
@@ -114,7 +115,7 @@ async def test_servers_of_a_cluster_speak_tls_to_each_other(tls: Tls, tmp_path: 
         Bus.connect(cluster.urls[0], name="one", kind=EntityKind.CLIENT, token="s3cret") as one,
         Bus.connect(cluster.urls[1], name="two", kind=EntityKind.SERVICE_REGISTRY, token="s3cret") as two,
     ):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while True:  # the routes come up within moments
                 try:
                     await ask_around(one, two)

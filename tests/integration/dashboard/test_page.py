@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 VIEWS = ("mesh", "jobs", "policies", "nodes", "logs", "tap")
 LOSS = ".figures div:nth-child(1) dd"
-pytestmark = pytest.mark.timeout(180)
 
 
 def changes(page: Page, selector: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
 from tests.warm_processes import WarmProcess, run_module, start_module
 
 REPOSITORY = Path(__file__).parents[3]
@@ -21,11 +22,9 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(REPOSITORY), **more}
 
 
-def dmsc(
-    *arguments: str, cwd: Path, timeout_s: float = 60.0, **more: str
-) -> subprocess.CompletedProcess[str]:
+def dmsc(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run to the end; stdout and stderr as text."""
-    return run_module("dmsc", arguments, cwd=cwd, environment=environment(**more), timeout_s=timeout_s)
+    return run_module("dmsc", arguments, cwd=cwd, environment=environment(**more), timeout_s=PATIENCE_S)
 
 
 class Running:
@@ -48,17 +47,15 @@ class Running:
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self) -> int:
         """Its exit code; fails with what it had said if it does not end."""
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             said = f"{self.output[-2000:]}\n{self.errors[-2000:]}"
-            raise AssertionError(f"not ended after {timeout_s:.0f} s, output was:\n{said}") from None
+            raise AssertionError(f"not ended after {PATIENCE_S:.0f} s, output was:\n{said}") from None
 
-    def until(
-        self, seen: Callable[[str], bool] | str, timeout_s: float = 60.0, *, errors: bool = False
-    ) -> str:
+    def until(self, seen: Callable[[str], bool] | str, *, errors: bool = False) -> str:
         """Until the output, or `errors`, has this; fails with what it had, at once if the process ended."""
         wanted = (lambda text: seen in text) if isinstance(seen, str) else seen
 
@@ -68,7 +65,7 @@ class Running:
         def had() -> str:
             return f"exit code {self.process.poll()}, output was:\n{text()}"
 
-        wait_for(lambda: wanted(text()) or self.process.poll() is not None, timeout_s, had)
+        wait_for(lambda: wanted(text()) or self.process.poll() is not None, had)
         assert wanted(text()), had()
         return text()
 
@@ -99,18 +96,18 @@ def running(
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(40)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = lambda: "") -> None:
+def wait_for(condition: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:
     """Poll an outside condition (another process, a file) that has no event to await."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s; {why()}")
+            raise AssertionError(f"not within {PATIENCE_S:.0f} s; {why()}")
         time.sleep(0.02)
 
 

@@ -13,6 +13,7 @@ from dmsc.ports import any_free
 from schemas.errors import BadJob, DeadlineExceeded, DmscError, NotFound, Refused, Unavailable
 from schemas.job import JobState
 from tests.integration.dmsc.stand_in_gateway import SHARD, TOKEN, StandIn, whole_run
+from tests.patience import PATIENCE_S
 
 SPEC = {"name": "tiny", "model": {"factory": "a:b"}, "training": {"steps": 2}, "parallel": {"stages": 2}}
 
@@ -100,7 +101,7 @@ def test_waiting_has_a_deadline() -> None:
         with pytest.raises(DeadlineExceeded, match=r"not finished within 0\.3 s"):
             client.wait("j1", timeout_s=0.3)
         client.cancel("j1")
-        assert client.wait("j1", timeout_s=20).state is JobState.CANCELLED
+        assert client.wait("j1", timeout_s=PATIENCE_S).state is JobState.CANCELLED
 
 
 async def test_inside_a_running_loop_as_in_a_notebook() -> None:

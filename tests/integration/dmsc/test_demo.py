@@ -7,12 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.integration.dmsc.command_line import processes_mentioning, running, wait_for
 from tests.warm_processes import incubator
-
-pytestmark = pytest.mark.timeout(240)
 
 TINY = f"""\
 name: tiny
@@ -38,7 +35,7 @@ def test_twice_at_once_with_the_same_weights(tmp_path: Path) -> None:
             more = {"TMPDIR": str(folder / "tmp"), **incubator()}
             demos.append(stack.enter_context(running(*arguments, cwd=folder, warm=True, **more)))
         for demo in demos:
-            assert demo.wait(150) == 0, demo.output
+            assert demo.wait() == 0, demo.output
             for expected in ("mesh ready in", "step 4/4", "sample", "sha256", "stopping the mesh"):
                 assert expected in demo.output
             assert "Traceback" not in demo.output
@@ -58,12 +55,12 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     endless = {"training.steps": 100_000, "model.factory": "workers.models.padded:padded_gpt"}
     options = [word for key, value in endless.items() for word in ("--set", f"{key}={value}")]
     with running("demo", "tiny.yaml", *options, "--set", "model.args.pad_ms=30", cwd=tmp_path) as demo:
-        demo.until("step 2/100000", 120)
+        demo.until("step 2/100000")
         family = psutil.Process(demo.process.pid).children(recursive=True)
         assert len(family) >= 7  # server, control plane, 2 agents, 2 fork servers, policy, instances
         demo.interrupt()
-        assert demo.wait(60) == 130, demo.output
+        assert demo.wait() == 130, demo.output
         assert "cancelling the job" in demo.output
         assert "cancelled" in demo.output
         assert "Traceback" not in demo.output
-        wait_for(lambda: not any(each.is_running() for each in family), 10)
+        wait_for(lambda: not any(each.is_running() for each in family))

@@ -33,10 +33,10 @@ from schemas.job import DataSpec, JobSpec, ModelSpec, TrainingSpec
 from schemas.registry import InstanceState, StateChange
 from schemas.signals import Registration, RegistrationLease
 from schemas.task_graph import TaskUnit, UnitKind
+from tests.patience import PATIENCE_S
 
 HERE = Path(__file__).parent
 STAND_IN_TORCH = HERE.parents[1] / "stand_in_torch"
-WAIT_S = 20.0
 
 
 class Heard:
@@ -55,7 +55,7 @@ class Heard:
         def find() -> Message | None:
             return next((m for m in self.messages if isinstance(m, kind) and matching(m)), None)
 
-        async with asyncio.timeout(WAIT_S), self._news:
+        async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(lambda: find() is not None)
             return find()
 
@@ -113,7 +113,7 @@ class StandInOrchestrator:
         await self.heard.add(message)
 
     async def ask(self, agent: str, row: Subject, message: Message) -> Any:
-        return await self.bus.command(row, message, deadline_s=WAIT_S, agent=agent)
+        return await self.bus.command(row, message, deadline_s=PATIENCE_S, agent=agent)
 
     async def start(self, agent: str, order: InstanceStart) -> InstanceStarted:
         started: InstanceStarted = await self.ask(agent, subjects.START_INSTANCE, order)
@@ -169,7 +169,9 @@ class Mesh:
             running = asyncio.create_task(agent.run(ready))
             try:
                 waiting = asyncio.create_task(self.smo.status(config.sid, lambda status: status.warm))
-                await asyncio.wait({running, waiting}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {running, waiting}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED
+                )
                 if running.done():
                     waiting.cancel()
                     running.result()
@@ -231,10 +233,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def until(condition: Callable[[], Any], within_s: float = WAIT_S) -> float:
-    """Seconds until `condition` holds; for what only the operating system knows."""
+async def until(condition: Callable[[], Any]) -> None:
+    """Returns once `condition` holds; for what only the operating system knows."""
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < within_s, "never came true"
+        assert time.monotonic() - began < PATIENCE_S, "never came true"
         await asyncio.sleep(0.01)
-    return time.monotonic() - began

@@ -26,9 +26,7 @@ from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
-
-READY_S = 15.0
-"""How long an entity may take to be ready, and how long a test waits for one thing: a loaded machine."""
+from tests.patience import PATIENCE_S
 
 QUICK = LeaseConfig(heartbeat_s=0.2, expiry_s=0.9, tick_s=0.1)
 """Leases for tests of expiry."""
@@ -67,11 +65,11 @@ async def start(dial: Dial) -> AsyncIterator[Start]:
         task = asyncio.create_task(entity.run(ready))
         running.append(task)
         waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait({task, waiting}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, waiting}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if task.done():
             task.result()
-        assert ready.is_set(), f"{type(entity).__name__} was not ready after {READY_S} s"
+        assert ready.is_set(), f"{type(entity).__name__} was not ready after {PATIENCE_S} s"
         return task
 
     yield begin
@@ -82,7 +80,7 @@ async def start(dial: Dial) -> AsyncIterator[Start]:
 async def end(task: asyncio.Task[None]) -> None:
     """Ends an entity as its runner does; anything that it raises fails the test."""
     task.cancel()
-    await asyncio.wait({task}, timeout=READY_S)
+    await asyncio.wait({task}, timeout=PATIENCE_S)
     assert task.done(), "the entity did not end"
     if not task.cancelled():
         task.result()
@@ -128,7 +126,7 @@ async def gateway(
 async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     """A client at the gateway's door."""
     assert gateway.url is not None
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=15, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S, trust_env=False) as client:
         yield client
 
 
@@ -177,11 +175,9 @@ class Heard:
             self.messages.append(message)
             self._more.notify_all()
 
-    async def until(
-        self, fits: Callable[[Any], bool] = lambda message: True, timeout_s: float = READY_S
-    ) -> Any:
+    async def until(self, fits: Callable[[Any], bool] = lambda message: True) -> Any:
         """The first message that fits, also of those that came before."""
-        async with asyncio.timeout(timeout_s), self._more:
+        async with asyncio.timeout(PATIENCE_S), self._more:
             await self._more.wait_for(lambda: any(map(fits, self.messages)))
         return next(message for message in self.messages if fits(message))
 
@@ -189,15 +185,15 @@ class Heard:
         self.messages.clear()
 
 
-async def eventually(condition: Callable[[], Any], timeout_s: float = READY_S) -> Any:
+async def eventually(condition: Callable[[], Any]) -> Any:
     """Wait until `condition()` (which may be a coroutine function) is true; its value."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    deadline = loop.time() + PATIENCE_S
     while True:
         value = condition()
         if asyncio.iscoroutine(value):
             value = await value
         if value:
             return value
-        assert loop.time() < deadline, f"not within {timeout_s} s"
+        assert loop.time() < deadline, f"not within {PATIENCE_S:.0f} s"
         await asyncio.sleep(0.02)

@@ -15,6 +15,7 @@ from schemas.fault import FaultReport
 from schemas.job import ENDED, JobEvent, JobRecord, JobState, WeightsManifest
 from schemas.signals import CommunicationPolicy, NodeRegistration
 from tests.entity_records import service
+from tests.patience import PATIENCE_S
 
 SHARD = bytes(range(256)) * 40
 
@@ -68,7 +69,7 @@ class StandInOrchestrator:
         await self.tell(job, JobState.DONE)
 
     async def send(self, message: CommunicationPolicy, sid: str) -> Ack:
-        answer = await self.bus.command(subjects.QOS_POLICY, message, deadline_s=10, sid=sid)
+        answer = await self.bus.command(subjects.QOS_POLICY, message, deadline_s=PATIENCE_S, sid=sid)
         assert isinstance(answer, Ack)
         return answer
 

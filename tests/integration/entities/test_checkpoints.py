@@ -33,6 +33,7 @@ from schemas.signals import QosReport
 from schemas.step import Member, StateReady, StateRestore
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 from tests.conftest import Connect
+from tests.patience import PATIENCE_S
 
 CONTENT = b"weights of a stage"
 
@@ -183,7 +184,7 @@ async def test_the_manifest_comes_last_and_the_loop_does_not_wait_for_it(make: A
     await rig.checkpoints.at_boundary(1, rig.instances.stages())
     assert rig.left() == []
     await rig.checkpoints.at_boundary(2, rig.instances.stages())  # returns, though nothing is written yet
-    await asyncio.wait_for(slow.asked.wait(), 10)
+    await asyncio.wait_for(slow.asked.wait(), PATIENCE_S)
     assert not any("manifest" in name for name in rig.left())
     assert rig.journal.record.checkpoint_step is None
     await rig.checkpoints.at_boundary(4, rig.instances.stages())
@@ -195,6 +196,23 @@ async def test_the_manifest_comes_last_and_the_loop_does_not_wait_for_it(make: A
     assert "step 4: none taken, that of step 2 is still being written" in skipped
     assert "step 2 at" in published
     assert "why: every 2 steps" in published
+
+
+async def test_that_of_the_last_step_is_not_left_out(make: Any) -> None:
+    """Steps may be shorter than a write; there is no later one that would make up for it."""
+    rig = await make(training={"steps": 4, "checkpoint_every": 2})
+    slow = rig.stand_ins[1]
+    slow.go_on.clear()
+    await rig.checkpoints.at_boundary(2, rig.instances.stages())
+    await asyncio.wait_for(slow.asked.wait(), PATIENCE_S)
+    last = asyncio.create_task(rig.checkpoints.at_boundary(4, rig.instances.stages()))
+    await asyncio.wait({last}, timeout=0.05)
+    assert not last.done()
+    slow.go_on.set()
+    await last
+    await rig.checkpoints.finish()
+    assert rig.left() == whole("00000002-1-1", "00000004-1-2")
+    assert rig.journal.record.checkpoint_step == 4
 
 
 async def test_two_are_kept(make: Any) -> None:
@@ -211,10 +229,10 @@ async def test_a_writer_that_dies_costs_that_checkpoint_alone(make: Any) -> None
     victim.go_on.clear()
     victim.asked.clear()
     await rig.checkpoints.at_boundary(4, rig.instances.stages())
-    await asyncio.wait_for(victim.asked.wait(), 10)
+    await asyncio.wait_for(victim.asked.wait(), PATIENCE_S)
     assert any(name.startswith("00000004") for name in rig.left()), "the fault never fired"
     rig.instances.mark_lost(victim.member)
-    await asyncio.wait_for(rig.checkpoints.finish(), 10)
+    await asyncio.wait_for(rig.checkpoints.finish(), PATIENCE_S)
     assert rig.left() == whole("00000002-1-1")
     assert any("step 4: not written" in text for text in await rig.told())
     rig.instances.lost.clear()  # it was replaced
@@ -247,7 +265,7 @@ async def test_leftovers_of_an_orchestrator_that_died_while_writing_are_removed(
     rig.stand_ins[0].go_on.clear()
     rig.stand_ins[0].asked.clear()
     await rig.checkpoints.at_boundary(4, rig.instances.stages())
-    await asyncio.wait_for(rig.stand_ins[0].asked.wait(), 10)
+    await asyncio.wait_for(rig.stand_ins[0].asked.wait(), PATIENCE_S)
     await rig.checkpoints.abandon()  # what is left of one that is killed: no more than this
     assert any(name.startswith("00000004-1") for name in rig.left())
     rig.stand_ins[0].go_on.set()

@@ -25,8 +25,7 @@ from schemas.telemetry import LogLine
 from tests.entity_records import instance, sample, spec
 from tests.integration.entities.conftest import Dial, bearer, eventually
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
-
-PATIENCE_S = 20.0
+from tests.patience import PATIENCE_S
 
 
 class Events:

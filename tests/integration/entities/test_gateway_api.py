@@ -28,6 +28,7 @@ from entities.gateway.rate_limit import Rate
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from schemas.envelope import EntityKind
 from tests.integration.entities.conftest import Dial, Start, eventually
+from tests.patience import PATIENCE_S
 
 EXAMPLES = int(os.environ.get("DMSC_API_EXAMPLES", "2"))
 """Valid requests of each operation, and one invalid one less; more of them find more, and take longer."""
@@ -98,7 +99,9 @@ def attack(document: dict[str, Any], url: str, chosen: int) -> int:
             def try_it(case: Case) -> None:
                 # An operator: whatever is asked for in the right way is done.
                 case.call_and_validate(
-                    headers={"Authorization": "Bearer olga"}, timeout=20, excluded_checks=beyond_schemas(case)
+                    headers={"Authorization": "Bearer olga"},
+                    timeout=PATIENCE_S,
+                    excluded_checks=beyond_schemas(case),
                 )
 
             try_it()

@@ -34,6 +34,7 @@ from schemas.signals import Registration
 from tests.entity_records import instance
 from tests.integration.entities.conftest import Dial, Start, bearer, end, eventually
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.patience import PATIENCE_S
 
 JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 2}}
 
@@ -64,7 +65,7 @@ def gateways(dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrche
 
 @pytest_asyncio.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=20, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False) as client:
         yield client
 
 
@@ -195,7 +196,7 @@ async def test_a_key_outlives_its_gateway_and_failures_keep_nothing(
 
     smo.cancelling = hold
     first = asyncio.create_task(cancel(job, "k1"))
-    await asyncio.wait_for(begun.wait(), 15)
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
     meanwhile = await cancel(job, "k1")
     assert (meanwhile.status_code, meanwhile.json()["code"]) == (409, "in_progress")
     assert meanwhile.headers["retry-after"] == "1"
@@ -283,7 +284,7 @@ async def test_more_open_than_may_be_is_refused_before_it_is_begun(
     smo.cancelling = hold
     path = f"{gateway.url}/v1/jobs/{job}/cancel"
     waiting = asyncio.create_task(http.post(path, headers=bearer("ruth")))
-    await asyncio.wait_for(begun.wait(), 15)
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
     place = urlsplit(gateway.url or "")
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
 
@@ -323,7 +324,7 @@ async def test_an_entity_that_does_not_answer_is_left_alone_for_a_while(
     backends = Backends(await dial("gateway-east", EntityKind.GATEWAY), "gateway-east", config)
 
     async def ask() -> None:
-        await backends.request(subjects.QUERY, JobQuery(job="j"), timeout_s=5)
+        await backends.request(subjects.QUERY, JobQuery(job="j"), timeout_s=PATIENCE_S)
 
     for _ in range(2):
         with pytest.raises(Unavailable):
@@ -387,10 +388,10 @@ async def test_a_client_that_does_not_read_is_told_that_it_lagged_and_nobody_wai
     await reader.readuntil(b"event: state")
     count, size = 100, 200_000  # far beyond what sockets hold
     for number in range(count):
-        await asyncio.wait_for(tell(smo, job, f"{number:03d}" + "x" * size), 15)
+        await asyncio.wait_for(tell(smo, job, f"{number:03d}" + "x" * size), PATIENCE_S)
     await smo.tell(job, JobState.DONE)
     got = bytearray()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while b"event: lagged" not in got[-2000:]:
             piece = await reader.read(1 << 20)
             assert piece, "the stream ended without a word"
@@ -425,15 +426,15 @@ async def test_streams_go_on_at_another_gateway_when_theirs_stops(
             return (await answer.aread()).decode()
 
     collecting, reading = asyncio.create_task(collect()), asyncio.create_task(raw())
-    await asyncio.wait_for(seen.wait(), 15)
+    await asyncio.wait_for(seen.wait(), PATIENCE_S)
     await eventually(lambda: east._hub is not None and east._hub.open == 2)
     await end(gateways.tasks["east"])
-    text = await asyncio.wait_for(reading, 15)
+    text = await asyncio.wait_for(reading, PATIENCE_S)
     assert "event: closing" in text
     assert "retry: 200" in text
     await tell(smo, job, "later")
     await smo.tell(job, JobState.DONE)
-    await asyncio.wait_for(collecting, 20)
+    await asyncio.wait_for(collecting, PATIENCE_S)
     assert found == ["queued", "later", "done"]
 
 
@@ -451,7 +452,7 @@ async def test_what_is_open_is_answered_before_a_gateway_stops_and_nothing_new_i
 
     smo.cancelling = hold
     asked = asyncio.create_task(http.post(f"{gateway.url}/v1/jobs/{job}/cancel", headers=bearer("ruth")))
-    await asyncio.wait_for(begun.wait(), 15)
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
     stopping = asyncio.create_task(end(gateways.tasks["east"]))
     await eventually(lambda: gateway._load is not None and gateway._load.draining)
     refused = await http.get(f"{gateway.url}/v1/jobs", headers=bearer("ruth"))

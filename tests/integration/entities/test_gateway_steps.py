@@ -20,6 +20,7 @@ from schemas.step import Member, MicrobatchClaim, MicrobatchDispatch, StepBegin
 from tests.entity_records import compute, instance, policy, sample
 from tests.integration.entities.conftest import Dial, Heard, Start, eventually
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.patience import PATIENCE_S
 
 S = InstanceState
 DISPATCH = DispatcherConfig(deadline_s=1.0, entry_wait_s=0.5)
@@ -45,12 +46,12 @@ class StandInData:
             self.sid, cluster=self.cluster, incarnation=self.bus.sender.incarnation, state=state
         )
         await self.bus.command(
-            subjects.REGISTRATION, Registration(record=record), deadline_s=10, sid=self.sid
+            subjects.REGISTRATION, Registration(record=record), deadline_s=PATIENCE_S, sid=self.sid
         )
 
     async def move(self, state: S) -> None:
         change = StateChange(sid=self.sid, incarnation=self.bus.sender.incarnation, state=state)
-        await self.bus.command(subjects.STATE_CHANGE, change, deadline_s=10, sid=self.sid)
+        await self.bus.command(subjects.STATE_CHANGE, change, deadline_s=PATIENCE_S, sid=self.sid)
 
     def numbers(self) -> list[int]:
         return [number for message in self.taken for number in message.microbatches]
@@ -90,7 +91,7 @@ async def begin(smo: StandInOrchestrator, microbatches: Iterable[int] = range(8)
     fields = {"epoch": 1, "step": 0, "attempt": 0} | key
     message = StepBegin(job="j", microbatches=tuple(microbatches), **fields)
     answer = await smo.bus.command(
-        subjects.STEP_BEGIN, message, deadline_s=10, job="j", gateway="gateway-east"
+        subjects.STEP_BEGIN, message, deadline_s=PATIENCE_S, job="j", gateway="gateway-east"
     )
     assert isinstance(answer, Ack)
     return answer

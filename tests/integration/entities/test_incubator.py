@@ -18,11 +18,11 @@ from dmsc.incubation import incubating
 from entities.cluster_processes import ForkServerClient, Spawned
 from entities.fork_server_process import INCUBATOR
 from tests.integration.entities.cluster_mesh import HERE, STAND_IN_TORCH, alive, until
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere fork servers are started afresh")
 
 CHILDREN = HERE.parent / "workers"
-READY_S = 60.0
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def incubator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[psuti
 @asynccontextmanager
 async def fork_server(folder: Path, name: str = "a-n") -> AsyncIterator[ForkServerClient]:
     async with ForkServerClient(name=name, logs=folder, code_path=[str(CHILDREN)]) as client:
-        await client.wait_ready(READY_S)
+        await client.wait_ready(PATIENCE_S)
         yield client
 
 
@@ -88,9 +88,9 @@ async def test_a_killed_fork_server_comes_back_from_the_incubator(
         child = await waiting(client, "lost", tmp_path)
         first = psutil.Process(pid_of(client))
         first.kill()
-        await asyncio.wait_for(child.exit, READY_S)
+        await asyncio.wait_for(child.exit, PATIENCE_S)
         await until(lambda: not alive(child.pid.result()))
-        await client.wait_ready(READY_S)
+        await client.wait_ready(PATIENCE_S)
         assert client.restarts == 1
         assert psutil.Process(pid_of(client)).ppid() == incubator.pid
         await waiting(client, "again", tmp_path)
@@ -105,7 +105,7 @@ async def test_without_its_incubator_a_fork_server_goes_on_and_the_next_is_start
         await waiting(client, "goes-on", tmp_path)
         psutil.Process(pid_of(client)).kill()
         await until(lambda: client.ready is None)
-        await client.wait_ready(READY_S)
+        await client.wait_ready(PATIENCE_S)
         assert psutil.Process(pid_of(client)).ppid() == os.getpid()
         await waiting(client, "again", tmp_path)
 
@@ -116,7 +116,7 @@ async def test_a_request_that_is_none_costs_nobody_else_anything(
 ) -> None:
     def ask() -> bytes:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-            stranger.settimeout(READY_S)
+            stranger.settimeout(PATIENCE_S)
             stranger.connect("\0" + os.environ[INCUBATOR])
             stranger.sendall(nonsense)
             stranger.shutdown(socket.SHUT_WR)

@@ -18,9 +18,9 @@ from schemas.envelope import EntityKind
 from schemas.errors import Fenced
 from schemas.job import JobState
 from tests.entity_records import job as job_record
+from tests.patience import PATIENCE_S
 
 LEASE = LeaseConfig(lease_s=0.6, look_s=0.1)
-PATIENCE_S = 30.0
 
 
 @contextlib.asynccontextmanager

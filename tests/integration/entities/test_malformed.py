@@ -27,6 +27,7 @@ from schemas.signals import AccessRequest
 from tests.bad_messages import bad_messages
 from tests.entity_records import policy
 from tests.integration.entities.conftest import Dial, Heard, Start, eventually
+from tests.patience import PATIENCE_S
 
 TOKENS = {
     "sid": "x", "gateway": "gateway-east", "cluster": "east", "job": "j", "action": "job-list",
@@ -56,7 +57,7 @@ async def check(case: Case, server: EmbeddedServer, letters: Heard) -> None:
                 if row.reply is None:
                     await client.publish(subject, data)
                 else:
-                    reply = await client.request(subject, data, timeout=10)
+                    reply = await client.request(subject, data, timeout=PATIENCE_S)
                     answer = msgpack.unpackb(reply.data)
                     assert (answer["type"], answer["body"]["code"]) == ("error", "bad_message"), (
                         row.name,
@@ -109,7 +110,7 @@ async def test_router(
     client = await dial("client")
 
     async def works() -> bool:
-        answer = await client.command(subjects.QOS_POLICY, policy(), deadline_s=10, sid="router-east")
+        answer = await client.command(subjects.QOS_POLICY, policy(), deadline_s=PATIENCE_S, sid="router-east")
         return bool(answer.note == "adopted")
 
     rows = [
@@ -152,4 +153,4 @@ async def test_gateway(
         (subjects.COMPUTE, {}),
         (subjects.ADVERTISEMENT, {}),
     ]
-    await asyncio.wait_for(check(Case(bus, rows, works), own_server, letters), 60)
+    await asyncio.wait_for(check(Case(bus, rows, works), own_server, letters), PATIENCE_S)

@@ -25,6 +25,7 @@ from schemas.telemetry import InstanceSample
 from tests.entity_records import instance, policy, sample, service
 from tests.integration.entities.conftest import Dial, Start, eventually
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.patience import PATIENCE_S
 
 Table = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
@@ -38,7 +39,7 @@ def parse(page: str) -> Table:
 
 
 async def scrape(url: str, token: str | None = None) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=15) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         return await client.get(url, headers={} if token is None else {"Authorization": f"Bearer {token}"})
 
 
@@ -53,7 +54,7 @@ async def test_a_router_tells_its_clusters_instances_until_their_job_ends(
     agent = await dial("east-n1", EntityKind.CLUSTER)
     for sid, cluster in (("j-s0-r0", "east"), ("j-s0-r1", "west")):
         record = Registration(record=instance(sid, cluster=cluster))
-        await agent.command(subjects.REGISTRATION, record, deadline_s=10, sid=sid)
+        await agent.command(subjects.REGISTRATION, record, deadline_s=PATIENCE_S, sid=sid)
     await smo.send(policy(), "router-east")
 
     async with listening(MetricsOptions(), exposition.render) as url:
@@ -72,7 +73,7 @@ async def test_a_router_tells_its_clusters_instances_until_their_job_ends(
         assert found["dmsc_instance_queue_microbatches"] == {labels: 2}  # the other is of another cluster
         assert found["dmsc_instance_sent_bytes_total"][labels] >= 10_000
         assert sum(found["dmsc_route_changes_total"].values()) >= 1
-        assert 0 < found["dmsc_bus_round_trip_seconds"][("service", "router-east"),] < 5
+        assert found["dmsc_bus_round_trip_seconds"][("service", "router-east"),] > 0
         assert found["process_resident_memory_bytes"][()] > 0
         await smo.send(policy(revision=2, ended=True), "router-east")
         after = parse((await scrape(url)).text)

@@ -28,7 +28,8 @@ from schemas.policy import (
     PromoteModule,
     RollBackModule,
 )
-from tests.integration.entities.conftest import READY_S, Dial, Start
+from tests.integration.entities.conftest import Dial, Start
+from tests.patience import PATIENCE_S
 
 CONFIG = OrchestratorConfig(
     lease=LeaseConfig(lease_s=0.6, look_s=0.1), promotion=PromotionConfig(min_scores=10, window=50)
@@ -80,7 +81,7 @@ class Version:
         await self.bus.barrier()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self.news.clear()
                 await self.news.wait()
@@ -100,7 +101,7 @@ async def orchestrator(dial: Dial, start: Start) -> asyncio.Task[None]:
 
 async def ask(dial: Dial, row: Any, message: Any) -> Any:
     bus = await dial("gateway-a", EntityKind.GATEWAY)
-    return await bus.command(row, message, deadline_s=READY_S)
+    return await bus.command(row, message, deadline_s=PATIENCE_S)
 
 
 async def switches(dial: Dial) -> list[PolicySwitch]:

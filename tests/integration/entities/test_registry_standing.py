@@ -26,9 +26,10 @@ from schemas.errors import BadMessage
 from schemas.leadership import Leadership
 from schemas.registry import Heartbeat, InstanceState, Resolve
 from tests.entity_records import instance
-from tests.integration.entities.conftest import READY_S, Dial, Start, end, eventually
+from tests.integration.entities.conftest import Dial, Start, end, eventually
 from tests.integration.entities.test_service_registry import follow, move, register
 from tests.integration.entities.test_service_registry import resolve as ask
+from tests.patience import PATIENCE_S
 
 S = InstanceState
 SRD = EntityKind.SERVICE_REGISTRY
@@ -65,7 +66,6 @@ async def stands_by(bus: Bus) -> bool:
     return bool(found.records)
 
 
-@pytest.mark.timeout(90)
 async def test_the_leading_registry_is_killed_and_no_record_is_lost(
     own_server: EmbeddedServer, dial: Dial
 ) -> None:
@@ -78,7 +78,7 @@ async def test_the_leading_registry_is_killed_and_no_record_is_lost(
         first = await leads(bus)
         assert first is not None
         processes[first.pid].kill()
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             late = await register(bus, instance("j-s1-r0"))
         second = await leads(bus)
         assert second is not None
@@ -94,7 +94,6 @@ async def test_the_leading_registry_is_killed_and_no_record_is_lost(
     await end(task)
 
 
-@pytest.mark.timeout(90)
 async def test_one_that_was_frozen_while_another_led_says_and_writes_nothing(
     own_server: EmbeddedServer, dial: Dial
 ) -> None:
@@ -106,7 +105,7 @@ async def test_one_that_was_frozen_while_another_led_says_and_writes_nothing(
         assert first is not None
         os.kill(first.pid, signal.SIGSTOP)
         # What it is asked while it sleeps waits in its socket; the other one answers the repetition.
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             await register(bus, instance(incarnation="new", state=S.PENDING))
         os.kill(first.pid, signal.SIGCONT)
         await eventually(lambda: stands_by(bus))  # it stands by now
@@ -159,7 +158,9 @@ async def test_a_closed_connection_is_noticed_by_what_the_server_says(
             async with connected(url, "j-s0-r0", EntityKind.INSTANCE) as dying:
                 await register(dying, instance("j-s0-r0"))
             follower, following = await follow(alive)
-            assert await follower.wait_for(lambda view: view.records["j-s0-r0"].state is S.FAULTED, READY_S)
+            assert await follower.wait_for(
+                lambda view: view.records["j-s0-r0"].state is S.FAULTED, PATIENCE_S
+            )
             assert follower.view.records["j-s0-r0"].reason.startswith("its connection closed (Client Closed)")
             assert follower.view.records["j-s0-r1"].state is S.ACTIVE
             await end(following)
@@ -216,7 +217,7 @@ async def test_many_watchers_at_once_get_a_large_state_in_pages(dial: Dial, star
     more = [register(bus, instance(f"k-s0-r{number}")) for number in range(100)]
     await asyncio.gather(*more)  # the state changes while it is read
     for follower, task in followers:
-        assert await follower.wait_for(lambda view: len(view.records) == 201, READY_S)
+        assert await follower.wait_for(lambda view: len(view.records) == 201, PATIENCE_S)
         await end(task)
 
 
@@ -256,9 +257,9 @@ async def test_large_records_go_in_as_many_messages_as_they_need(
     follower, task = await follow(bus)
     large = [instance(f"j-s0-r{number}", version="x" * 60_000) for number in range(40)]
     await asyncio.gather(*(register(bus, record) for record in large))
-    assert await follower.wait_for(lambda view: len(view.records) == 41, READY_S)
+    assert await follower.wait_for(lambda view: len(view.records) == 41, PATIENCE_S)
     late, later = await follow_soon(bus)
-    assert await late.wait_for(lambda view: len(view.records) == 41, READY_S)
+    assert await late.wait_for(lambda view: len(view.records) == 41, PATIENCE_S)
     with pytest.raises(BadMessage, match="the registry takes"):
         await register(bus, instance("j-s1-r0", version="x" * 70_000))
     await register(bus, instance("j-s1-r0"))

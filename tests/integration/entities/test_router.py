@@ -19,6 +19,7 @@ from schemas.signals import CommunicationPolicy, ComputeNotification, Registrati
 from tests.entity_records import compute, instance, policy, sample
 from tests.integration.entities.conftest import Dial, Heard, Start, end, eventually
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.patience import PATIENCE_S
 
 S = InstanceState
 
@@ -31,12 +32,12 @@ class Agent:
 
     async def put(self, record: ServiceRecord) -> None:
         await self.bus.command(
-            subjects.REGISTRATION, Registration(record=record), deadline_s=10, sid=record.sid
+            subjects.REGISTRATION, Registration(record=record), deadline_s=PATIENCE_S, sid=record.sid
         )
 
     async def move(self, sid: str, state: S, reason: str = "") -> None:
         change = StateChange(sid=sid, incarnation="i1", state=state, reason=reason)
-        await self.bus.command(subjects.STATE_CHANGE, change, deadline_s=10, sid=sid)
+        await self.bus.command(subjects.STATE_CHANGE, change, deadline_s=PATIENCE_S, sid=sid)
 
 
 @pytest.fixture

@@ -29,13 +29,14 @@ from schemas.registry import (
 from schemas.signals import Registration, RegistrationLease, RouteAdvertisement, TerminationReport
 from tests.entity_records import instance
 from tests.integration.entities.conftest import QUICK, Dial, Heard, Start, end, eventually
+from tests.patience import PATIENCE_S
 
 S = InstanceState
 
 
 async def register(bus: Bus, record: ServiceRecord) -> RegistrationLease:
     lease = await bus.command(
-        subjects.REGISTRATION, Registration(record=record), deadline_s=10, sid=record.sid
+        subjects.REGISTRATION, Registration(record=record), deadline_s=PATIENCE_S, sid=record.sid
     )
     assert isinstance(lease, RegistrationLease)
     return lease
@@ -49,13 +50,13 @@ async def resolve(bus: Bus, **query: Any) -> Resolved:
 
 async def move(bus: Bus, sid: str, incarnation: str, state: S, reason: str = "") -> None:
     change = StateChange(sid=sid, incarnation=incarnation, state=state, reason=reason)
-    await bus.command(subjects.STATE_CHANGE, change, deadline_s=10, sid=sid)
+    await bus.command(subjects.STATE_CHANGE, change, deadline_s=PATIENCE_S, sid=sid)
 
 
 async def follow(bus: Bus) -> tuple[RegistryFollower, asyncio.Task[None]]:
     follower = RegistryFollower(bus)
     task = asyncio.create_task(follower.follow())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await follower.current.wait()
     return follower, task
 
@@ -148,7 +149,7 @@ async def test_a_restart_loses_nothing(dial: Dial, start: Start) -> None:
     for sid in ("j-s0-r0", "j-s1-r0", "k-s0-r0"):
         await register(client, instance(sid))
     await move(client, "j-s1-r0", "i1", S.FAULTED, "signal 9")
-    await client.command(subjects.RELEASE_JOB, ReleaseJob(job="k"), deadline_s=10)
+    await client.command(subjects.RELEASE_JOB, ReleaseJob(job="k"), deadline_s=PATIENCE_S)
     before = await resolve(client, prefix="train")
     await end(first)
     await start(ServiceRegistry(await dial("service-registry", EntityKind.SERVICE_REGISTRY)))
@@ -228,7 +229,7 @@ async def test_release_forgets_a_jobs_records_and_says_where_it_ended(
     for sid in ("gateway-east", "router-east"):
         await bus.publish(subjects.TERMINATION, TerminationReport(sid=sid, job="j"), job="j", sid=sid)
     await bus.barrier()
-    answer = await bus.command(subjects.RELEASE_JOB, ReleaseJob(job="j"), deadline_s=10)
+    answer = await bus.command(subjects.RELEASE_JOB, ReleaseJob(job="j"), deadline_s=PATIENCE_S)
     assert isinstance(answer, Ack)
     assert answer.note == "released 1 records; communication ended at gateway-east, router-east"
     assert [record.sid for record in (await resolve(bus, prefix="train")).records] == ["k-s0-r0"]

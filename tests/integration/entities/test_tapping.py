@@ -31,8 +31,8 @@ from tests.integration.bus.records import job_event
 from tests.integration.dmsc.command_line import dmsc, running
 from tests.integration.entities.conftest import Dial, Start
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.patience import PATIENCE_S
 
-WAIT_S = 20.0
 ACCESS = AccessRequest(token="s3cret", action="job.read", resource="j", gateway="a")
 
 
@@ -59,7 +59,7 @@ class Seen(Printer):
         self._news.set()
 
     async def until(self, ready: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not ready():
                 self._news.clear()
                 await self._news.wait()
@@ -79,7 +79,7 @@ async def listening(server: EmbeddedServer, wanted: Wanted, door: Door | None = 
 
 async def say_until(bus: Bus, ready: Callable[[], object]) -> None:
     """A log line again and again: a tap says nothing of its own when it listens."""
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not ready():
             await bus.publish(subjects.LOG, LogLine(level="info", event="tick"), sid="x")
             await bus.barrier()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from schemas.errors import BadInput, Conflict, NotFound, Refused
 from schemas.registry import owner_tag
 from tests.entity_records import job, service
 from tests.integration.entities.conftest import Dial, Start, end, eventually, write_users
+from tests.patience import NEVER_S, PATIENCE_S
 
 FOLDING = FoldingConfig(window_s=0.3, each=2)
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 def config(folder: Path, sid: str = "authorizer") -> AuthorizerConfig:
     return AuthorizerConfig(
         tokens_file=folder / "tokens.yaml", access_file=folder / "access.yaml", user_key=folder / "user_key",
-        sid=sid, check_s=0.05, folding=FOLDING,
+        sid=sid, check_s=0.05, valid_s=NEVER_S, folding=FOLDING,
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ async def bus(dial: Dial) -> Bus:
 
 async def command(bus: Bus, token: str, op: Any, name: str = "", **more: Any) -> UserAnswer:
     message = UserCommand(token=token, gateway="gateway-east", op=op, name=name, **more)
-    answer = await bus.request(subjects.USER_COMMAND, message, timeout_s=15, gateway="gateway-east")
+    answer = await bus.request(subjects.USER_COMMAND, message, timeout_s=PATIENCE_S, gateway="gateway-east")
     assert isinstance(answer, UserAnswer)
     return answer
 
@@ -104,8 +104,8 @@ async def test_a_user_is_added_gets_in_is_revoked_and_is_out_at_every_gateway(
         assert answer.token is None
         assert answer.users[0].tokens == ()
         for guard in guards:
-            # remembered for 5 s, were it not revoked
-            said = await eventually(lambda guard=guard: refusal(guard, token), timeout_s=4.0)
+            # remembered for longer than anyone waits here, were it not revoked
+            said = await eventually(lambda guard=guard: refusal(guard, token))
             assert said == "this token of nina was revoked by root (laptop lost); ask for a new one"
     fresh = (await command(bus, "root", "token", "nina")).token
     assert fresh is not None
@@ -139,7 +139,7 @@ async def test_a_stream_ends_with_the_token_that_opened_it(authorizer: Authorize
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         with guard.lasting(token, "mesh.read", "mesh", ended.set_result):
             await command(bus, "root", "revoke", "nina", reason="left")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 assert "revoked by root (left)" in await ended
 
 
@@ -149,7 +149,7 @@ async def test_a_stream_ends_when_its_token_expires(authorizer: Authorizer, bus:
     await guard.check(token, "mesh.read", "mesh")
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with guard.lasting(token, "mesh.read", "mesh", ended.set_result):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert "expired" in await ended
 
 
@@ -336,17 +336,13 @@ async def test_without_the_audit_stream_nothing_privileged_is_done(
     await jetstream.call(bus.link, "STREAM.DELETE.AUDIT")
     guard = Guard(bus, "gateway-east")
     await guard.check("root", "mesh.read", "mesh")
-    from entities.authorizer import audit_trail
-
-    began = time.monotonic()
     with pytest.raises((Unavailable, NotFound), match="stream"):
         await bus.request(
             subjects.USER_COMMAND,
             UserCommand(token="root", gateway="gateway-east", op="add", name="nina", role="viewer"),
-            timeout_s=15,
+            timeout_s=PATIENCE_S,
             gateway="gateway-east",
         )
-    assert time.monotonic() - began < audit_trail.DEADLINE_S + 10
     assert all(user.name != "nina" for user in (await command(bus, "root", "list")).users)
 
 
@@ -380,7 +376,7 @@ async def test_over_http_with_the_client(
                     return "revoked" in error.text
                 return False
 
-            await eventually(out, timeout_s=4.0)
+            await eventually(out)
         assert "no user any more" in (await root.remove_user("nina")).note
         found = [entry async for entry in root.audit()]
         assert [entry.record.action for entry in found if entry.record.kind == "users"] == [

@@ -23,8 +23,8 @@ from schemas.errors import Refused
 from schemas.registry import Heartbeat, InstanceState
 from schemas.signals import Role
 from tests.integration.guard.conftest import TOKENS, Guarded
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 VIEWER = TapScope(user="vera", role=Role.VIEWER, everything=False, hidden=tuple(row.name for row in PRIVATE))
 OPERATOR = TapScope(user="olga", role=Role.OPERATOR, everything=True)
 

@@ -24,8 +24,8 @@ from entities.authorizer.refusals import EVERYBODY_ELSE
 from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind as K
 from tests.integration.guard.wire import Shut, wire
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 FOLDING = FoldingConfig(window_s=0.5, each=1, groups=4)
 SMO = Identity(name="orchestrator", kind=K.ORCHESTRATOR)
 

@@ -38,13 +38,12 @@ from schemas.job import JobEvent
 from schemas.registry import Resolve, Resolved
 from schemas.signals import Role
 from tests.integration.guard.wire import Shut, Wire, wire
+from tests.patience import PATIENCE_S
 
 NAMES = ("red", "blue")
 OF_BOTH = "a token that users of both have"
 CONNECTIONS = 12
 MIB = 1 << 20
-CONNECT_S = 30.0
-PATIENCE_S = 20.0
 EVENT = JobEvent(job="j", kind="state", at=0.0)
 SRD = Identity(name="service-registry", kind=K.SERVICE_REGISTRY)
 SMO = Identity(name="orchestrator", kind=K.ORCHESTRATOR)
@@ -86,7 +85,7 @@ class Shared:
     def bus(self, side: Side, who: Identity = SMO, token: str | None = None) -> Any:
         token = issue(side.root, who) if token is None else token
         return Bus.connect(
-            self.server.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=CONNECT_S
+            self.server.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=PATIENCE_S
         )
 
     async def count(self, side: Side, name: str) -> int:

@@ -27,8 +27,8 @@ from schemas.registry import Heartbeat, InstanceState, Resolve, Resolved
 from schemas.signals import Role
 from tests.integration.guard.conftest import TOKENS, Guarded, guarded
 from tests.integration.guard.wire import Shut, wire
+from tests.patience import PATIENCE_S
 
-CONNECT_S = 30.0
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
 
 
@@ -44,7 +44,7 @@ def of_agent(mesh: Guarded, who: Identity, **options: Any) -> str:
 
 def bus_of(mesh: Guarded, who: Identity, token: str | None = None) -> Any:
     token = token or (of_agent(mesh, who) if who.kind is K.INSTANCE else issue(mesh.root, who))
-    return Bus.connect(mesh.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=CONNECT_S)
+    return Bus.connect(mesh.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=PATIENCE_S)
 
 
 SMO, SRD = (
@@ -259,7 +259,7 @@ async def test_a_user_who_is_removed_while_connected_is_out_and_stays_out(mesh: 
         mesh.users[:] = [user for user in mesh.users if user.role is not Role.RESEARCHER]
         began = asyncio.get_running_loop().time()
         throwing = asyncio.create_task(Evictions([mesh.url], mesh.keys).throw_out("researcher-one"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while await connection.reader.readline():
                 pass
         print(f"out after {asyncio.get_running_loop().time() - began:.3f} s")
@@ -270,7 +270,7 @@ async def test_a_user_who_is_removed_while_connected_is_out_and_stays_out(mesh: 
 
 async def test_a_credential_that_expires_ends_its_connection(mesh: Guarded) -> None:
     async with wire(mesh.url, of_agent(mesh, instance(), lifetime_s=1.5)) as connection:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             lines = [line async for line in connection.reader]
     assert any(b"expired" in line.lower() for line in lines), lines
 
@@ -284,9 +284,9 @@ async def test_what_the_server_refuses_is_one_clear_line_for_the_caller(mesh: Gu
         with pytest.raises(Refused, match=r"j-s0-r0 may not listen on dmsc\.v1\.step\.abort\.j\.j-s1-r0$"):
             await bus.subscribe(subjects.STEP_ABORT, nothing, job="j", sid="j-s1-r0")
         with pytest.raises(Refused, match=r"may not publish on dmsc\.v1\.job\.command\.cancel$"):
-            await bus.request(subjects.CANCEL, CancelJob(job="j", user="eve"), timeout_s=20.0)
+            await bus.request(subjects.CANCEL, CancelJob(job="j", user="eve"), timeout_s=PATIENCE_S)
         with pytest.raises(Refused, match=r"may not publish on dmsc\.v1\.job\.command\.cancel$"):
-            await bus.command(subjects.CANCEL, CancelJob(job="j", user="eve"), deadline_s=20.0)
+            await bus.command(subjects.CANCEL, CancelJob(job="j", user="eve"), deadline_s=PATIENCE_S)
         with pytest.raises(Refused, match="may not publish"):
             await bus.bucket(subjects.JOB_RECORD).delete(job="j")
         with pytest.raises(Refused, match="may not publish"):
@@ -306,7 +306,7 @@ async def test_who_serves_may_answer_those_who_asked_and_once(mesh: Guarded) -> 
 
     async with bus_of(mesh, SRD) as registry, bus_of(mesh, instance()) as asker:
         await registry.serve(subjects.RESOLVE, resolve)
-        answer = await asker.request(subjects.RESOLVE, Resolve(), timeout_s=20.0)
+        answer = await asker.request(subjects.RESOLVE, Resolve(), timeout_s=PATIENCE_S)
         assert answer.revision == 7
         async with wire(mesh.url, issue(mesh.root, SRD), "service-registry") as other:
             inbox = "_INBOX.j-s0-r0.0.1"
@@ -316,7 +316,7 @@ async def test_who_serves_may_answer_those_who_asked_and_once(mesh: Guarded) -> 
 async def test_instances_of_one_job_meet_and_those_of_another_do_not(mesh: Guarded) -> None:
     async with bus_of(mesh, instance()) as one, bus_of(mesh, instance("j-s1-r0")) as two:
         await Rendezvous(one, links_of("j")).set("key", b"here")
-        assert await Rendezvous(two, links_of("j")).get("key", timeout_s=20.0) == b"here"
+        assert await Rendezvous(two, links_of("j")).get("key", timeout_s=PATIENCE_S) == b"here"
         assert await Rendezvous(one, links_of("j")).add("count", 2) == 2
         async with bus_of(mesh, instance("k-s0-r0", "k")) as stranger:
             theirs = Rendezvous(stranger, links_of("j"))
@@ -356,7 +356,7 @@ async def test_a_stored_message_can_not_be_sent_elsewhere_by_reading_it(mesh: Gu
         await module.barrier()
         reader.writer.write(f"PUB $JS.API.DIRECT.GET.POLICIES.{place} {victim} 0\r\n\r\n".encode())
         await reader.until_pong()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while orchestrator.counters.dead_letters == 0:  # noqa: ASYNC110  # it has no event for it
                 await asyncio.sleep(0.01)
         await subscription.stop()
@@ -371,19 +371,19 @@ async def test_a_users_bus_taps_what_the_role_shows(mesh: Guarded) -> None:
         heard.put_nowait(message)
 
     connection = Bus.connect(
-        mesh.url, name="tap", kind=K.TAP, token=TOKENS[Role.VIEWER], connect_timeout_s=CONNECT_S
+        mesh.url, name="tap", kind=K.TAP, token=TOKENS[Role.VIEWER], connect_timeout_s=PATIENCE_S
     )
     async with connection as tap, bus_of(mesh, SMO) as orchestrator:
         await tap.subscribe(subjects.HEARTBEAT, beat)
         said = Heartbeat(sid="orchestrator", incarnation="x", state=InstanceState.ACTIVE, digest="0")
         await orchestrator.publish(subjects.HEARTBEAT, said, sid="orchestrator")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await heard.get()).sid == "orchestrator"
         for row in (subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER):
             with pytest.raises(Refused):
                 await tap.subscribe(row, beat)
         with pytest.raises(Refused):
-            await tap.request(subjects.CANCEL, CancelJob(job="j", user="eve"), timeout_s=20.0)
+            await tap.request(subjects.CANCEL, CancelJob(job="j", user="eve"), timeout_s=PATIENCE_S)
         assert [item async for item in tap.history(subjects.LOG)] == []
 
 
@@ -435,7 +435,7 @@ async def test_without_a_guard_nobody_comes_in_and_whoever_waits_does_when_it_is
                 mesh.url, name="x", kind=K.CLIENT, token=mesh.root, connect_timeout_s=1.5
             ).__aenter__()
         async with Doorkeeper(mesh.keys, lambda: ()).at_door([mesh.url], "late"):
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(PATIENCE_S):
                 await began
 
 
@@ -446,7 +446,7 @@ async def _connected(mesh: Guarded) -> None:
 
 async def test_questions_that_no_server_asks_are_counted_and_left(mesh: Guarded) -> None:
     link = Link([mesh.url], name="x", label="x/0", token=KeyUser(mesh.keys.guard), inbox_prefix="_INBOX.x")
-    await link.open(CONNECT_S)
+    await link.open(PATIENCE_S)
     try:
         for data in (b"", b"xkv1", b"{}", json.dumps({"nats": {}}).encode(), b"\xff" * 100):
             await link.send("$SYS.REQ.USER.AUTH", data, reply="_INBOX.x.1")
@@ -457,4 +457,4 @@ async def test_questions_that_no_server_asks_are_counted_and_left(mesh: Guarded)
         assert bus.connected
     with pytest.raises(NoResponders):
         async with bus_of(mesh, SMO) as bus:
-            await bus.request(subjects.RESOLVE, Resolve(), timeout_s=20.0)
+            await bus.request(subjects.RESOLVE, Resolve(), timeout_s=PATIENCE_S)

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from bus.credentials import present
 from bus.identity import is_credential, is_root
 from schemas.envelope import EntityKind
+from tests.patience import PATIENCE_S
 
 DENIAL = re.compile(rb"-ERR 'Permissions Violation for (Publish|Subscription) to \"([^\"]+)\"")
-ANSWER_S = 20.0
 
 
 class Shut(Exception):
@@ -44,7 +44,7 @@ class Wire:
         """All lines up to the answer to our PING, which the server gives behind everything before."""
         self.writer.write(b"PING\r\n")
         lines = []
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(PATIENCE_S):
             while (line := await self.reader.readline()) != b"PONG\r\n":
                 if not line:
                     raise Shut(lines[-1].decode() if lines else "")

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from dmsc.client import Client
-from schemas.job import JobSpec
+from schemas.job import JobRecord, JobSpec
+from tests.patience import PATIENCE_S
 from tests.warm_processes import WarmProcess, incubator, start_module
 
-READY_S = 60.0
-STOP_S = 30.0
 USER_MODELS = Path(__file__).parent / "user_models"
 """On every mesh's code path, as a user would put a folder of their own there."""
 
@@ -49,7 +48,7 @@ def start_mesh(state: Path, *options: str, alone: bool = False) -> Mesh:
     process = start_module(
         "dmsc", arguments, cwd=Path(), environment=environment, out=Path(os.devnull), err=said
     )
-    deadline = time.monotonic() + READY_S
+    deadline = time.monotonic() + PATIENCE_S
     found: dict[str, Any] = {}
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -62,7 +61,7 @@ def start_mesh(state: Path, *options: str, alone: bool = False) -> Mesh:
         time.sleep(0.05)
     else:
         process.kill()
-        pytest.fail(f"the mesh was not ready after {READY_S:.0f} s")
+        pytest.fail(f"the mesh was not ready after {PATIENCE_S:.0f} s")
     token_file = state / "bus_token"
     return Mesh(
         state=state,
@@ -78,7 +77,7 @@ def stop_mesh(mesh: Mesh) -> int:
     mesh.client.close()
     mesh.process.send_signal(signal.SIGINT)
     try:
-        return mesh.process.wait(STOP_S)
+        return mesh.process.wait(PATIENCE_S)
     finally:
         if mesh.process.poll() is None:
             mesh.process.kill()
@@ -121,6 +120,11 @@ def tiny_job(name: str = "tiny", **sections: Any) -> JobSpec:
     for section, values in sections.items():
         job[section] = {**job[section], **values} if isinstance(job.get(section), dict) else values
     return JobSpec.model_validate(job)
+
+
+def outcome(client: Client, spec: JobSpec) -> JobRecord:
+    """Submits a job; its record once it has ended, well or not."""
+    return client.wait(client.submit(spec).job, timeout_s=PATIENCE_S)
 
 
 def losses(client: Client, job: str) -> list[float]:

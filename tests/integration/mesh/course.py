@@ -24,9 +24,8 @@ from schemas.registry import ServiceRecord
 from schemas.step import Member, StepStatus, StepStatusReply
 from tests.integration.mesh.gates import Gates
 from tests.integration.mesh.own_mesh import Witness
+from tests.patience import PATIENCE_S
 
-MOMENT_S = 30.0
-ENDED_S = 90.0
 TAPPED = 1_000_000
 
 
@@ -88,12 +87,12 @@ class Course:
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Looks again whenever something new was said."""
         try:
-            async with asyncio.timeout(MOMENT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while not condition():
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            pytest.fail(f"{what}: not within {MOMENT_S:.0f} s")
+            pytest.fail(f"{what}: not within {PATIENCE_S:.0f} s")
 
     async def until_said(
         self, row: Subject, unit: str = "", *, answer: bool = False, step: int | None = None
@@ -160,13 +159,13 @@ class Course:
     async def until_open(self, unit: str, step: int) -> None:
         """The unit has applied the steps before. It is asked: its answers to others may be missed here."""
         try:
-            async with asyncio.timeout(MOMENT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await self.status(unit, step)).version < step:
                     self._news.clear()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._news.wait(), 0.2)
         except TimeoutError:
-            pytest.fail(f"step {step} open at {unit}: not within {MOMENT_S:.0f} s")
+            pytest.fail(f"step {step} open at {unit}: not within {PATIENCE_S:.0f} s")
 
     def applied(self, unit: str, version: int) -> bool:
         """The unit has said that it is at this version, or a later one."""
@@ -210,7 +209,7 @@ class Course:
             lost: units that were lost, and they alone.
             back: all went back to a checkpoint in between: steps behind it were committed again.
         """
-        async with asyncio.timeout(ENDED_S):
+        async with asyncio.timeout(PATIENCE_S):
             record = await self.client.ended(self.job)
         events = [event async for event in self.client.events(self.job)]
         began = events[0].at

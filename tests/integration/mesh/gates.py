@@ -9,27 +9,30 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
 from workers.model import layer_seed
 
 LAYERS = 3
-REACHED_S = 30.0
 
 
 @dataclass(eq=False)
 class Hold:
-    """Passes of one process in one direction wait here in one step, each in turn, until `open`."""
+    """Passes of some processes in one direction wait here in one step, each in turn, until `open`."""
 
-    pid: int
+    pids: frozenset[int]
     direction: str
     step: int
+    before: int = 0
+    """Microbatches that go on: the next one is the first to wait."""
     microbatch: int | None = None
     """Which one was the first to wait."""
+    _seen: set[int] = field(default_factory=set)
     _reached: asyncio.Event = field(default_factory=asyncio.Event)
     _opened: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def reached(self) -> int:
         """Returns once a pass waits: the number of its microbatch."""
-        async with asyncio.timeout(REACHED_S):
+        async with asyncio.timeout(PATIENCE_S):
             await self._reached.wait()
         assert self.microbatch is not None
         return self.microbatch
@@ -38,6 +41,9 @@ class Hold:
         self._opened.set()
 
     async def arrive(self, microbatch: int) -> None:
+        self._seen.add(microbatch)
+        if len(self._seen) <= self.before:
+            return
         if not self._reached.is_set():
             self.microbatch = microbatch
             self._reached.set()
@@ -65,9 +71,9 @@ class Gates:
     def begin(self) -> None:
         self._begun.set()
 
-    def hold(self, pid: int, direction: str, step: int) -> Hold:
+    def hold(self, pid: int, *pids: int, direction: str, step: int, before: int = 0) -> Hold:
         """From now on; whoever is past it already is not held."""
-        hold = Hold(pid, direction, step)
+        hold = Hold(frozenset((pid, *pids)), direction, step, before)
         self._holds.append(hold)
         return hold
 
@@ -85,7 +91,7 @@ class Gates:
                 if step > 0:  # the analysis draws as step 0 does
                     await self._begun.wait()
                 for hold in self._holds:
-                    if (hold.pid, hold.direction, hold.step) == (int(pid), direction, step):
+                    if int(pid) in hold.pids and (hold.direction, hold.step) == (direction, step):
                         await hold.arrive(microbatch)
                 writer.write(b"+")
         writer.close()

@@ -30,13 +30,11 @@ from schemas.envelope import EntityKind
 from schemas.errors import NoResponders, Overloaded, Unavailable
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
 from schemas.registry import InstanceState, ServiceRecord
-from tests.conftest import CONNECT_S
 from tests.integration.mesh.conftest import USER_MODELS
-from tests.warm_processes import WarmProcess, incubator, parent, start_module
+from tests.patience import PATIENCE_S
+from tests.warm_processes import WarmProcess, incubator, start_module
 
 TOKEN = "a-test-token"
-READY_S = 60.0
-STOP_S = 30.0
 CLUSTERS = ("a", "b")
 
 
@@ -77,8 +75,9 @@ class OwnMesh:
                     [*command, "--parent", str(os.getpid())], env=environment, stdout=out, stderr=out
                 )
         else:
-            arguments = (*self.commands[name], "--parent", str(parent()))
-            process = start_module("dmsc", arguments, cwd=Path(), environment=environment, out=log)
+            process = start_module(
+                "dmsc", tuple(self.commands[name]), cwd=Path(), environment=environment, out=log
+            )
         self.processes[name] = process
         return process.pid
 
@@ -91,7 +90,7 @@ class OwnMesh:
         assert process.poll() is None, f"{name} has already ended with {process.returncode}"
         process.send_signal(how)
         if how is signal.SIGKILL:
-            process.wait(STOP_S)
+            process.wait(PATIENCE_S)
         return process.pid
 
     def retire(self, name: str) -> None:
@@ -100,7 +99,7 @@ class OwnMesh:
         del self.commands[name]
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            process.wait(STOP_S)
+            process.wait(PATIENCE_S)
 
     def alive(self) -> dict[str, int]:
         """Name and pid of every process that lives."""
@@ -134,7 +133,7 @@ class OwnMesh:
                 process.send_signal(signal.SIGINT)
         for process in self.processes.values():
             try:
-                process.wait(STOP_S)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -142,7 +141,7 @@ class OwnMesh:
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Witness]:
         """A client at the NATS door that also sees what is on the bus."""
-        client = Bus.connect(self.urls, name="rita", kind=EntityKind.CLIENT, connect_timeout_s=CONNECT_S)
+        client = Bus.connect(self.urls, name="rita", kind=EntityKind.CLIENT, connect_timeout_s=PATIENCE_S)
         async with client as bus:
             await streams.provision(bus.link, replicas=self.replicas)  # once: again is the registry's to do
             witness = Witness(bus, self)
@@ -170,7 +169,7 @@ class Witness:
     async def ask(self, action: str, **fields: object) -> JobList | MeshStatus:
         request = DoorRequest(token=TOKEN, action=action, **fields)
         row = subjects.DOOR
-        answer = await self.bus.command(row, request, deadline_s=40.0, action=action.split(".")[1])
+        answer = await self.bus.command(row, request, deadline_s=PATIENCE_S, action=action.split(".")[1])
         assert isinstance(answer, JobList | MeshStatus)
         return answer
 
@@ -178,7 +177,7 @@ class Witness:
         """Waits until everybody is registered and warm."""
         entities = {f"{kind}-{cluster}" for kind in ("gateway", "router") for cluster in CLUSTERS}
         status: MeshStatus | None = None
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 with contextlib.suppress(Unavailable):
                     found = await self.ask("mesh.read")
@@ -197,14 +196,14 @@ class Witness:
 
     async def bus_gone(self) -> None:
         """Waits until this client, too, has noticed that the bus is away."""
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             while self.bus.connected:  # noqa: ASYNC110  # it has no event for it
                 await asyncio.sleep(0.01)
 
     async def submit(self, spec: JobSpec) -> str:
         """Patient with an authorizer that is on its way back."""
         answer: object = None
-        async with asyncio.timeout(READY_S):
+        async with asyncio.timeout(PATIENCE_S):
             while answer is None:
                 try:
                     answer = await self.ask("job.submit", spec=spec)

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import PATIENCE_S
+
 PIDFD_GETFD = 438
 """The same number on all of Linux's architectures; Python has no name for it."""
 
@@ -53,9 +55,9 @@ def _address(text: str) -> tuple[str, int]:
     return socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
 
 
-async def until_cut(one: int, other: int, timeout_s: float = 5.0) -> None:
+async def until_cut(one: int, other: int) -> None:
     """Fails if nothing was cut. The kernel's table is no snapshot: a look at it may miss a connection."""
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(PATIENCE_S):
         while not cut(one, other):  # noqa: ASYNC110  # no event
             await asyncio.sleep(0.002)
 

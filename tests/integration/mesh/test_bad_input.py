@@ -31,9 +31,8 @@ from tests.integration.mesh.user_jobs import (
     user_job,
     words,
 )
+from tests.patience import PATIENCE_S
 from tests.warm_processes import incubator
-
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def _the_mesh_is_as_it_was(mesh: Mesh) -> Iterator[None]:
     before = entities(mesh)
     yield
     assert entities(mesh) == before
-    wait_for(lambda: not busy(mesh), 20, lambda: f"still there: {busy(mesh)}")
+    wait_for(lambda: not busy(mesh), lambda: f"still there: {busy(mesh)}")
     assert mesh.process.poll() is None
 
 
@@ -66,14 +65,14 @@ def busy(mesh: Mesh) -> list[str]:
 
 
 def done(mesh: Mesh, job: str) -> JobRecord:
-    record = mesh.client.wait(job, timeout_s=60)
+    record = mesh.client.wait(job, timeout_s=PATIENCE_S)
     assert record.state is JobState.DONE, record.reason
     return record
 
 
 def failure(mesh: Mesh, job: str) -> JobRecord:
     """Its reason is one line for a person."""
-    record = mesh.client.wait(job, timeout_s=60)
+    record = mesh.client.wait(job, timeout_s=PATIENCE_S)
     assert record.state is JobState.FAILED
     assert record.reason
     assert "\n" not in record.reason
@@ -232,7 +231,7 @@ def test_without_room_a_job_waits_its_turn_and_says_why(mesh: Mesh, source: Path
     assert mesh.client.job(waiting).state is JobState.QUEUED
     told = dmsc("cancel", too_large, "--state", str(mesh.state), cwd=tmp_path)
     assert told.returncode == 0, told.stderr
-    record = mesh.client.wait(too_large, timeout_s=10)
+    record = mesh.client.wait(too_large, timeout_s=PATIENCE_S)
     assert record.state is JobState.CANCELLED
     gate.unlink()
     done(mesh, holder)
@@ -265,12 +264,12 @@ def test_the_http_door_tells_unknown_from_not_permitted(mesh: Mesh, source: Path
 
 
 def check_door(url: str, job: dict[str, Any]) -> None:
-    with httpx.Client(base_url=url, timeout=10) as http:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
 
         def ask(token: str) -> httpx.Response:
             return http.post("/v1/jobs", json=job, headers={"Authorization": f"Bearer {token}"})
 
-        wait_for(lambda: ask("a-viewer").status_code == 403, 10)
+        wait_for(lambda: ask("a-viewer").status_code == 403)
         for token, status in (("wrong", 401), ("a-viewer", 403)):
             answer = ask(token)
             assert answer.status_code == status, answer.text
@@ -324,7 +323,7 @@ def test_other_code_on_another_node_is_refused_with_one_line(
         assert record.recoveries == 0
         node.interrupt()
         assert node.wait() == 0
-    wait_for(lambda: entities(mesh) == before, 20)
+    wait_for(lambda: entities(mesh) == before)
 
 
 # --- a command that is heard twice ----------------------------------------------------------------------
@@ -343,10 +342,12 @@ async def test_a_repeated_submission_is_one_job_whichever_gateways_hear_it(mesh:
         request = DoorRequest(token=token, action="job.submit", spec=spec)
         data = codec.encode(request, bus.sender_map, "the-same-command")
         subject = subjects.DOOR(action="job-submit")
-        answers = await asyncio.gather(*(bus.link.ask(subject, data, timeout_s=20) for _ in range(24)))
+        answers = await asyncio.gather(
+            *(bus.link.ask(subject, data, timeout_s=PATIENCE_S) for _ in range(24))
+        )
         told = [codec.decode_answer(answer.data) for answer in answers]
         later = codec.encode(request, bus.sender_map, "another-command")
-        told.append(codec.decode_answer((await bus.link.ask(subject, later, timeout_s=20)).data))
+        told.append(codec.decode_answer((await bus.link.ask(subject, later, timeout_s=PATIENCE_S)).data))
     assert through == {"gateway-a", "gateway-b"}, "the repetition never reached a second gateway"
     jobs = [record.job for answer in told if isinstance(answer, JobList) for record in answer.jobs]
     assert len(jobs) == 25

@@ -31,8 +31,9 @@ from schemas.registry import ServiceRecord
 from schemas.signals import Role
 from schemas.telemetry import DeadLetter, LogLine
 from tests.bad_messages import bad_messages
-from tests.integration.mesh.conftest import Mesh
+from tests.integration.mesh.conftest import Mesh, outcome
 from tests.integration.mesh.user_jobs import hold, user_job, words
+from tests.patience import PATIENCE_S
 
 KINDS = ("truncated", "unknown type", "wrong major", "noise")
 REASONS = {"malformed", "unknown type", "wrong version"}
@@ -92,7 +93,7 @@ class Storm:
     async def ask(self, subject: str, data: bytes) -> None:
         """Whoever is there answers in one line that it can't read that."""
         try:
-            reply = await self.raw.request(subject, data, timeout=20)
+            reply = await self.raw.request(subject, data, timeout=PATIENCE_S)
         except NoRespondersError:
             return
         answer, _ = codec.decode(reply.data)
@@ -118,11 +119,11 @@ class Storm:
         return [letter for letter in self.letters if letter.subject == subject]
 
 
-async def until_none(missing: Callable[[], object], timeout_s: float = 20.0) -> None:
+async def until_none(missing: Callable[[], object]) -> None:
     """Polls what other processes do, until nothing of it is missing."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while left := missing():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {timeout_s:.0f} s: {left}"
+        assert asyncio.get_running_loop().time() < deadline, f"not within {PATIENCE_S:.0f} s: {left}"
         await asyncio.sleep(0.05)
 
 
@@ -139,7 +140,7 @@ async def too_large(mesh: Mesh, subject: str) -> str:
         options = {"verbose": False, "auth_token": administrator(mesh), "lang": "none", "version": "0"}
         writer.write(f"CONNECT {json.dumps(options)}\r\nPUB {subject} {TEN_MEBIBYTES}\r\n".encode())
         writer.write(bytes(65_536))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while line := await reader.readline():
                 if line.startswith(b"-ERR"):
                     return line.decode().strip()
@@ -150,7 +151,6 @@ async def too_large(mesh: Mesh, subject: str) -> str:
         writer.close()
 
 
-@pytest.mark.timeout(120)
 async def test_nonsense_on_every_subject_is_counted_and_disturbs_nobody(mesh: Mesh, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     spec = user_job(
@@ -169,7 +169,7 @@ async def test_nonsense_on_every_subject_is_counted_and_disturbs_nobody(mesh: Me
         try:
             storm = Storm(bus, raw, list(before), job)
             await bus.subscribe(subjects.DEAD_LETTER, storm.take)
-            following = asyncio.create_task(asyncio.to_thread(mesh.client.wait, job, timeout_s=100))
+            following = asyncio.create_task(asyncio.to_thread(mesh.client.wait, job, timeout_s=PATIENCE_S))
             await check_storm(storm, mesh)
             assert not following.done(), "the job did not have to bear all of it"
             gate.unlink()
@@ -223,7 +223,7 @@ async def check_storm(storm: Storm, mesh: Mesh) -> None:
     for subject in one_each.values():
         assert "Maximum Payload Violation" in await too_large(mesh, subject), subject
     with pytest.raises(NoRespondersError):
-        await storm.raw.request(f"{ROOT}.no.such.subject", b"hello", timeout=5)
+        await storm.raw.request(f"{ROOT}.no.such.subject", b"hello", timeout=PATIENCE_S)
 
 
 async def check_kept_and_told_once(storm: Storm) -> None:
@@ -260,7 +260,7 @@ async def told_lines(bus: Bus) -> Counter[tuple[str, str, str]]:
 
 
 def run_to_the_end(mesh: Mesh, spec: JobSpec) -> JobRecord:
-    record = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=60)
+    record = outcome(mesh.client, spec)
     assert record.state is JobState.DONE, record.reason
     return record
 

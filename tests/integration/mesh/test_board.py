@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, tiny_job
 
@@ -24,7 +22,6 @@ def told(routes: Any, job: str) -> bool:
     return {f"{job}-s0-r0", f"{job}-s0-r1"} <= senders and len(steps) == 2 and all(steps)
 
 
-@pytest.mark.timeout(240)
 def test_routes_and_top_show_a_job_at_work(mesh: Mesh) -> None:
     spec = tiny_job("board", training={"steps": 5000}, parallel={"stages": 2, "replicas": 2})
     args = {**spec.model.args, "pad_ms": 10.0}  # leaves the cores to the commands

@@ -15,6 +15,7 @@ from bus.tapped import Tapped
 from schemas.envelope import EntityKind
 from schemas.job import JobRecord, JobState
 from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.patience import PATIENCE_S
 
 STEPS = 3
 BEGINNING = (subjects.STEP_BEGIN, subjects.STEP_DISPATCH, subjects.NOTICE)
@@ -71,7 +72,7 @@ async def run_tapped(mesh: Mesh, job: object) -> tuple[JobRecord, list[Tapped]]:
         keeper = asyncio.create_task(keep())
         submitted = await asyncio.to_thread(client.submit, job)
         record: JobRecord = await asyncio.to_thread(client.wait, submitted.job)
-        await asyncio.wait_for(ended.wait(), 20)
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
         await bus.barrier()
         keeper.cancel()
         assert tap.dropped == 0

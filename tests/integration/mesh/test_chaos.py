@@ -20,6 +20,7 @@ from schemas.errors import DmscError
 from schemas.job import JobSpec
 from tests.integration.dmsc.command_line import dmsc, processes_mentioning, running
 from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.patience import PATIENCE_S
 from tests.warm_processes import incubator
 
 STEPS = 12
@@ -53,14 +54,13 @@ def two_kills(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     done = dmsc(
         *("chaos", "chaos.yaml", *arguments, "--json", "--state", str(mesh.state)),
         cwd=folder,
-        timeout_s=200,
+        timeout_s=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return folder, found
 
 
-@pytest.mark.timeout(240)
 def test_two_kills_fire_and_the_weights_are_the_same(
     mesh: Mesh, two_kills: tuple[Path, dict[str, Any]]
 ) -> None:
@@ -86,7 +86,6 @@ def test_two_kills_fire_and_the_weights_are_the_same(
     assert all(one["allow"] and one["kind"] == "act" for one in acts)
 
 
-@pytest.mark.timeout(240)
 def test_a_running_job_by_its_id_compared_with_a_finished_one(
     mesh: Mesh, tmp_path: Path, two_kills: tuple[Path, dict[str, Any]]
 ) -> None:
@@ -103,7 +102,7 @@ def test_a_running_job_by_its_id_compared_with_a_finished_one(
         chaos.until("a fault every 2steps")
         for file in pace.iterdir():
             file.unlink()
-        assert chaos.wait(200) == 0, chaos.output
+        assert chaos.wait() == 0, chaos.output
     assert "frozen" in chaos.output
     assert "1 freeze" in chaos.output
     assert "equal" in chaos.output
@@ -114,7 +113,6 @@ def test_a_running_job_by_its_id_compared_with_a_finished_one(
     )
 
 
-@pytest.mark.timeout(240)
 def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
     job_file(tmp_path, 1)
     arguments = [
@@ -131,7 +129,7 @@ def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
     done = dmsc(
         *("chaos", "chaos.yaml", *arguments, "--no-reference"),
         cwd=tmp_path,
-        timeout_s=200,
+        timeout_s=PATIENCE_S,
         TMPDIR=str(tmp_path),
         **incubator(),
     )

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from schemas.job import JobEvent, JobSpec, JobState
-from tests.integration.mesh.conftest import Mesh, children_of, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, children_of, outcome, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
+from tests.patience import PATIENCE_S
 
 STEPS, EVERY = 8, 2
 
@@ -42,14 +43,13 @@ def texts(events: list[JobEvent], kind: str) -> list[str]:
     return [event.text for event in events if event.kind == kind]
 
 
-@pytest.mark.timeout(200)
 def test_a_job_goes_on_from_another_job_s_checkpoint_under_another_shape(mesh: Mesh) -> None:
     first = mesh.client.submit(job("two-by-two", 2, 2, pad_ms=40.0)).job
     until_published(mesh, first, 1)
     mesh.client.cancel(first)
-    mesh.client.wait(first, timeout_s=30)
+    mesh.client.wait(first, timeout_s=PATIENCE_S)
     spec = job("three-by-one", 3, 1, resume_from=f"bus://artifacts/{first}/checkpoints")
-    again = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=90)
+    again = outcome(mesh.client, spec)
     assert again.state is JobState.DONE, again.reason
     assert again.weights is not None
     events = list(mesh.client.events(again.job))
@@ -59,7 +59,6 @@ def test_a_job_goes_on_from_another_job_s_checkpoint_under_another_shape(mesh: M
     assert again.weights.sha256 == undisturbed(mesh.client, spec)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -70,20 +69,23 @@ def test_a_job_goes_on_from_another_job_s_checkpoint_under_another_shape(mesh: M
 def test_a_checkpoint_that_is_not_there_ends_the_job_with_one_line(
     mesh: Mesh, source: str, text: str
 ) -> None:
-    record = mesh.client.wait(mesh.client.submit(job("no-such", 1, 1, resume_from=source)).job, timeout_s=40)
+    record = mesh.client.wait(
+        mesh.client.submit(job("no-such", 1, 1, resume_from=source)).job, timeout_s=PATIENCE_S
+    )
     assert record.state is JobState.FAILED
     assert text in record.reason
     assert "\n" not in record.reason
 
 
-@pytest.mark.timeout(60)
 def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tmp_path: Path) -> None:
     spec = job("small", 1, 1, artifacts=str(tmp_path))
-    small = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=60)
+    small = outcome(mesh.client, spec)
     assert small.state is JobState.DONE, small.reason
     # resumed at its own end there is nothing left to do
     named = str(tmp_path / small.job / "checkpoints")
-    ended = mesh.client.wait(mesh.client.submit(job("over", 1, 1, resume_from=named)).job, timeout_s=40)
+    ended = mesh.client.wait(
+        mesh.client.submit(job("over", 1, 1, resume_from=named)).job, timeout_s=PATIENCE_S
+    )
     assert ended.state is JobState.FAILED
     assert "ask for more steps" in ended.reason
     spec = job(
@@ -97,7 +99,7 @@ def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tm
         },
     )
     spec = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": STEPS + 1})})
-    other = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=40)
+    other = outcome(mesh.client, spec)
     assert other.state is JobState.FAILED
     assert "another model" in other.reason
 
@@ -123,12 +125,11 @@ def kill_everything(mesh: Mesh) -> None:
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, number)
-    mesh.process.wait(10)
-    _, alive = psutil.wait_procs(found, timeout=20)
+    mesh.process.wait(PATIENCE_S)
+    _, alive = psutil.wait_procs(found, timeout=PATIENCE_S)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.timeout(240)
 def test_kill_9_of_the_whole_mesh_then_up_ends_with_the_same_hash(
     tmp_path_factory: pytest.TempPathFactory, mesh: Mesh
 ) -> None:
@@ -141,7 +142,7 @@ def test_kill_9_of_the_whole_mesh_then_up_ends_with_the_same_hash(
         kill_everything(own)
         damaged = spoil_newest(folder / "store" / job_id / "checkpoints")
         own = start_mesh(folder / "state", "--slots", "6", "--cluster", "a")
-        record = own.client.wait(job_id, timeout_s=120)
+        record = own.client.wait(job_id, timeout_s=PATIENCE_S)
         assert record.state is JobState.DONE, record.reason
         assert record.epoch == 2
         assert record.recoveries == 0, [event.text for event in own.client.events(job_id)]

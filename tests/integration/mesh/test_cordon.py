@@ -26,8 +26,7 @@ from tests.integration.dmsc.command_line import dmsc, wait_for
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
-
-pytestmark = pytest.mark.timeout(180)
+from tests.patience import PATIENCE_S
 
 OVER = (InstanceState.FAULTED, InstanceState.GONE)
 
@@ -47,7 +46,7 @@ def _nothing_stays_cordoned(mesh: Mesh) -> Iterator[None]:
 
 def agent(mesh: Mesh, cluster: str) -> NodeStatus:
     """Its node, once it is warm and offers its slots."""
-    wait_for(lambda: all(node.slots for node in mesh.client.mesh().nodes), 60)
+    wait_for(lambda: all(node.slots for node in mesh.client.mesh().nodes))
     (found,) = [node for node in mesh.client.mesh().nodes if node.cluster == cluster]
     return found
 
@@ -72,12 +71,12 @@ def held_job(mesh: Mesh, source: Path, gate: Path, **parallel: object) -> Iterat
         yield job
     finally:
         gate.unlink(missing_ok=True)
-        record = mesh.client.wait(job, timeout_s=90)
+        record = mesh.client.wait(job, timeout_s=PATIENCE_S)
         assert record.state is JobState.DONE, record.reason
 
 
 def done(mesh: Mesh, job: str) -> JobRecord:
-    record = mesh.client.wait(job, timeout_s=90)
+    record = mesh.client.wait(job, timeout_s=PATIENCE_S)
     assert record.state is JobState.DONE, record.reason
     assert record.weights is not None
     return record
@@ -171,7 +170,7 @@ def test_a_drained_node_is_emptied_and_the_weights_are_the_same(mesh: Mesh, repl
     assert cluster in occupied
     node = agent(mesh, cluster).sid
     mesh.client.drain(node, reason="new fans")
-    wait_for(lambda: cluster not in where(mesh.client.mesh(), job).values(), 60)
+    wait_for(lambda: cluster not in where(mesh.client.mesh(), job).values())
     assert mesh.client.job(job).state not in (JobState.DONE, JobState.FAILED), "the drain came too late"
     status = mesh.client.mesh()
     (cordon,) = status.cordons
@@ -254,11 +253,11 @@ def test_a_device_that_tells_of_errors_is_cordoned_until_an_operator_lifts_it(
 
         tell(0)  # XID 31 is a program's fault: nothing comes of it
         tell(2)
-        wait_for(lambda: len(mesh.client.mesh().cordons) == 6, 20, lambda: str(mesh.client.mesh().cordons))
+        wait_for(lambda: len(mesh.client.mesh().cordons) == 6, lambda: str(mesh.client.mesh().cordons))
         cordons = mesh.client.mesh().cordons
         assert {(one.agent, one.by) for one in cordons} == {(node.sid, "orchestrator")}
         assert cordons[0].reason == f"{node.slots[0].device}: 2 uncorrected ECC errors"
-        wait_for(lambda: len(device_faults()) == len(known) + 1, 20)
+        wait_for(lambda: len(device_faults()) == len(known) + 1)
         (fault,) = [fault for fault in mesh.client.faults() if fault.id in device_faults()[len(known) :]]
         assert (fault.task.sid, fault.task.device) == (node.sid, node.slots[0].device)
         assert fault.verdict == "structural"
@@ -268,7 +267,7 @@ def test_a_device_that_tells_of_errors_is_cordoned_until_an_operator_lifts_it(
         assert mesh.client.mesh().cordons == ()
         tell(2)  # known, and lifted all the same
         tell(3)
-        wait_for(lambda: len(mesh.client.mesh().cordons) == 6, 20)
+        wait_for(lambda: len(mesh.client.mesh().cordons) == 6)
         assert "3 uncorrected ECC errors" in mesh.client.mesh().cordons[0].reason
         assert len(device_faults()) <= len(known) + 2
         mesh.client.uncordon(node.sid)
@@ -298,7 +297,7 @@ def test_cordons_survive_orchestrator_and_agent(mesh: Mesh) -> None:
             and new[0].incarnation != served.incarnation
         )
 
-    wait_for(back, 60)
+    wait_for(back)
     (cordon,) = mesh.client.mesh().cordons
     assert (cordon.agent, cordon.slot, cordon.reason) == (node.sid, 1, "to stay")
     mesh.client.uncordon(node.sid, 1)

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.job import JobSpec, JobState
 from tests import reference_loop
-from tests.integration.mesh.conftest import Mesh, losses, tiny_job
+from tests.integration.mesh.conftest import Mesh, losses, outcome, tiny_job
 
 SHAPES = [
     (1, 1, "expected-completion"),
@@ -41,7 +41,6 @@ def whole(name: str = "equal", **sections: object) -> JobSpec:
     )
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("stages", "replicas", "algorithm"), SHAPES)
 def test_every_loss_equals_the_plain_loop(mesh: Mesh, stages: int, replicas: int, algorithm: str) -> None:
     spec = whole(
@@ -49,7 +48,7 @@ def test_every_loss_equals_the_plain_loop(mesh: Mesh, stages: int, replicas: int
         parallel={"stages": stages, "replicas": replicas},
         routing={"algorithm": algorithm},
     )
-    record = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=100)
+    record = outcome(mesh.client, spec)
     assert record.state is JobState.DONE, record.reason
     found = losses(mesh.client, record.job)
     expected = reference().losses
@@ -66,9 +65,8 @@ def test_the_weights_are_bit_identical_for_every_shape() -> None:
     assert len(set(hashes.values())) == 1, hashes
 
 
-@pytest.mark.timeout(120)
 def test_a_job_goes_on_from_existing_weights_and_in_bf16(mesh: Mesh, tmp_path: Path) -> None:
-    first = mesh.client.wait(mesh.client.submit(tiny_job("first")).job, timeout_s=60)
+    first = outcome(mesh.client, tiny_job("first"))
     mesh.client.download_weights(first.job, tmp_path / "weights")
     again = tiny_job(
         "again",
@@ -76,7 +74,7 @@ def test_a_job_goes_on_from_existing_weights_and_in_bf16(mesh: Mesh, tmp_path: P
         parallel={"stages": 2, "replicas": 1},
         initial_weights=str(tmp_path / "weights"),
     )
-    second = mesh.client.wait(mesh.client.submit(again).job, timeout_s=60)
+    second = outcome(mesh.client, again)
     assert second.state is JobState.DONE, second.reason
     assert first.loss_first is not None
     assert first.loss_last is not None

@@ -21,8 +21,7 @@ from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import dmsc, running, wait_for
 from tests.integration.mesh.conftest import Mesh
 from tests.integration.mesh.user_jobs import HELD_STEPS, MICROBATCHES, hold, poison, user_job, words
-
-pytestmark = pytest.mark.timeout(120)
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(mesh: Mesh, factory: str, source: Path, **sections: Any) -> tuple[JobRecord, list[JobEvent]]:
     job = mesh.client.submit(user_job(factory, source, **sections)).job
     seen = list(mesh.client.events(job))
-    return mesh.client.wait(job, timeout_s=60), seen
+    return mesh.client.wait(job, timeout_s=PATIENCE_S), seen
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def over(mesh: Mesh, job: str) -> list[FaultRecord]:
         found = mesh.client.faults(job)
         return bool(found) and all(fault.state in FAULT_OVER for fault in found)
 
-    wait_for(ended, 20, lambda: str(mesh.client.faults(job)))
+    wait_for(ended, lambda: str(mesh.client.faults(job)))
     return mesh.client.faults(job)
 
 
@@ -78,7 +77,7 @@ def test_a_killed_instance_is_in_the_queue_from_report_to_resolution(
         assert record.kind is EntityKind.INSTANCE
         os.kill(record.endpoint.pid, signal.SIGKILL)
         gate.unlink()
-        assert mesh.client.wait(job, timeout_s=60).state is JobState.DONE
+        assert mesh.client.wait(job, timeout_s=PATIENCE_S).state is JobState.DONE
         of_victim = [fault for fault in over(mesh, job) if fault.task.sid == f"{job}-s0-r1"]
         (fault,) = [fault for fault in of_victim if fault.kind == "instance"]
         assert fault.state is FaultState.HANDLED
@@ -89,7 +88,7 @@ def test_a_killed_instance_is_in_the_queue_from_report_to_resolution(
         assert any("SIGKILL" in line for line in (*fault.log, fault.reason))
         assert "committed" in fault.action
         assert fault.opened_at <= fault.changed_at
-        following.until(lambda text: fault.id in text and "handled" in text, 10)
+        following.until(lambda text: fault.id in text and "handled" in text)
     states = [line.split()[2] for line in following.output.splitlines() if fault.id in line]
     assert states[0] == "open"
     assert states[-1] == "handled"

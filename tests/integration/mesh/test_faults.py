@@ -10,13 +10,12 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from tests.integration.dmsc.command_line import running, wait_for
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
+from tests.patience import PATIENCE_S
 from tests.warm_processes import incubator
 
 STEPS, KILL_AT = 7, 2
@@ -54,10 +53,9 @@ def run_and_kill(
             for pid in killed:
                 os.kill(pid, how)
     assert len(killed) == len(victims), "the fault never fired"
-    return mesh.client.wait(job, timeout_s=60), seen
+    return mesh.client.wait(job, timeout_s=PATIENCE_S), seen
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh) -> None:
     """What depends on the phase of the step is in `test_transaction_faults`."""
     victim = "s1-r1"
@@ -72,7 +70,6 @@ def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh) 
     assert [event.result.step for event in seen if event.result is not None] == list(range(STEPS))
 
 
-@pytest.mark.timeout(150)
 def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(mesh: Mesh) -> None:
     job = mesh.client.submit(shape("control-plane-killed")).job
     killed = 0
@@ -82,14 +79,13 @@ def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(mes
             os.kill(killed, signal.SIGKILL)
             break
     assert killed, "the fault never fired"
-    record = mesh.client.wait(job, timeout_s=90)
+    record = mesh.client.wait(job, timeout_s=PATIENCE_S)
     assert record.state is JobState.DONE, record.reason
     assert record.epoch == 2
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 
 
-@pytest.mark.timeout(150)
 def test_a_killed_node_agent_takes_its_instances_along_and_the_job_goes_on(mesh: Mesh) -> None:
     job = mesh.client.submit(shape("agent-killed")).job
     killed = 0
@@ -98,14 +94,13 @@ def test_a_killed_node_agent_takes_its_instances_along_and_the_job_goes_on(mesh:
             killed = json.loads((mesh.state / "mesh.json").read_text())["children"]["agent-b"]
             os.kill(killed, signal.SIGKILL)
     assert killed, "the fault never fired"
-    record = mesh.client.wait(job, timeout_s=90)
+    record = mesh.client.wait(job, timeout_s=PATIENCE_S)
     assert record.state is JobState.DONE, record.reason
     assert record.recoveries >= 1
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 
 
-@pytest.mark.timeout(120)
 def test_a_job_that_was_placed_on_a_node_that_has_just_died_is_planned_again(
     mesh: Mesh, tmp_path: Path
 ) -> None:
@@ -117,7 +112,7 @@ def test_a_job_that_was_placed_on_a_node_that_has_just_died_is_planned_again(
         return any(node.cluster == "doomed" and node.warm for node in mesh.client.mesh().nodes)
 
     with running(*arguments, cwd=tmp_path, **environment) as node:
-        wait_for(registered, 60, lambda: node.output)
+        wait_for(registered, lambda: node.output)
         node.process.kill()
         node.wait()
         assert registered(), "the mesh knows it already: nothing is tested"
@@ -125,7 +120,7 @@ def test_a_job_that_was_placed_on_a_node_that_has_just_died_is_planned_again(
             "just-died", training={"steps": 3}, parallel={"replicas": 2, "clusters": ["a", "doomed"]}
         )
         job = mesh.client.submit(spec).job
-        record = mesh.client.wait(job, timeout_s=90)
+        record = mesh.client.wait(job, timeout_s=PATIENCE_S)
     assert record.state is JobState.DONE, record.reason
     assert record.graph is not None
     assert {place.cluster for place in record.graph.placements} == {"a"}

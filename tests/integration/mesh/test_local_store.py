@@ -24,6 +24,7 @@ from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
 from tests.integration.mesh.user_jobs import user_job, words
+from tests.patience import PATIENCE_S
 from workers.store_file import StoreFile
 from workers.store_schema import StoreLimits
 
@@ -54,7 +55,6 @@ def command(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:
     return dmsc("store", *arguments, "--state", str(mesh.state), cwd=mesh.state)
 
 
-@pytest.mark.timeout(150)
 async def test_a_store_is_read_over_the_bus_and_outlives_its_instance(mesh: Mesh, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     try:
@@ -69,10 +69,10 @@ async def test_a_store_is_read_over_the_bus_and_outlives_its_instance(mesh: Mesh
             (folder,) = (mesh.state / "stores").glob(f"a-*/{job}")
             assert (folder / store.sid / "store.sqlite").exists()
             gate.unlink()
-            record = await asyncio.to_thread(mesh.client.wait, job, timeout_s=90)
+            record = await asyncio.to_thread(mesh.client.wait, job, timeout_s=PATIENCE_S)
             assert record.state is JobState.DONE, record.reason
             assert record.recoveries >= 1
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while folder.exists():  # noqa: ASYNC110 (another process removes it)
                     await asyncio.sleep(0.05)
             with pytest.raises(NotFound, match=r"is not there: .* --keep-stores"):
@@ -105,7 +105,7 @@ async def check_contents(bus: Bus, job: str, store: InstanceStore) -> None:
     assert [each.checksum for each in await other.versions(limit=5)] == [
         each.checksum for each in versions[:5]
     ]
-    async with asyncio.timeout(20):  # a sample comes once a second
+    async with asyncio.timeout(PATIENCE_S):  # a sample comes once a second
         while (metrics := await store.metrics(newest=True, limit=1))[-1].step < 1:  # noqa: ASYNC110  # no event for it
             await asyncio.sleep(0.1)
     assert metrics[0].resident_bytes > 0
@@ -167,7 +167,7 @@ async def check_the_next_incarnation(mesh: Mesh, store: InstanceStore) -> None:
     versions = await store.versions()
     former = before[0].incarnation
     os.kill(await asyncio.to_thread(pid_of, mesh, store.sid), signal.SIGKILL)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not is_there(after := await events_after(store, before[0].id), former):  # noqa: ASYNC110  # no event for it
             await asyncio.sleep(0.1)
     assert [each.id for each in after] == list(range(before[0].id + 1, before[0].id + 1 + len(after)))
@@ -194,7 +194,6 @@ def is_there(events: list[StoredEvent], former: str) -> bool:
     return {"store", "state", "group form"} <= {each.kind for each in events if each.incarnation != former}
 
 
-@pytest.mark.timeout(120)
 def test_a_store_is_kept_where_the_operator_wants_that(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +202,7 @@ def test_a_store_is_kept_where_the_operator_wants_that(
     mesh = start_mesh(state, "--slots", "1", "--cluster", "a")
     try:
         record = mesh.client.wait(
-            mesh.client.submit(tiny_job("kept", training={"steps": 3})).job, timeout_s=60
+            mesh.client.submit(tiny_job("kept", training={"steps": 3})).job, timeout_s=PATIENCE_S
         )
     finally:
         stop_mesh(mesh)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bus import subjects
@@ -30,8 +29,8 @@ from schemas.telemetry import DeviceDetail, DeviceSample, InstanceSample
 from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.test_bad_messages import administrator
+from tests.patience import PATIENCE_S
 
-LIMIT_S = 60.0
 HOT_C = 92.0
 
 FIELD = {
@@ -105,7 +104,7 @@ class Watched:
                 self.news.set()
 
     async def until(self, what: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not (found := what()):
                 self.news.clear()
                 await self.news.wait()
@@ -140,7 +139,7 @@ class Watched:
 
     async def scraped(self) -> Table:
         found: Table = {}
-        async with httpx.AsyncClient(timeout=15) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             for url in self.urls():
                 for family in text_string_to_metric_families((await client.get(url)).text):
                     for sample in family.samples:
@@ -225,13 +224,12 @@ async def said_by(*arguments: str) -> str:
 
 
 async def eventually(ask: Callable[[], Awaitable[Any]]) -> Any:
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not (found := await ask()):  # noqa: ASYNC110  # whoever is asked tells no event
             await asyncio.sleep(0.2)
     return found
 
 
-@pytest.mark.timeout(240)
 async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
     mesh: Mesh, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from tests.integration.mesh import partition_namespace
 from tests.integration.mesh.conftest import Mesh
 from tests.integration.mesh.undisturbed import undisturbed
+from tests.patience import PATIENCE_S
 
 ENTER = ("unshare", "--user", "--map-root-user", "--net")
 NEEDED = ("unshare", "nsenter", "ip", "bridge")
@@ -26,7 +27,6 @@ TRIAL = (
     "bridge link set dev port isolated on"
 )
 """What the script needs of the kernel, in a namespace that is gone afterwards."""
-LIMIT_S = 80.0
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +44,12 @@ def test_two_nodes_are_cut_off_from_each_other(mesh: Mesh, tmp_path: Path) -> No
     command = [*ENTER, sys.executable, partition_namespace.__file__, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as script:
         try:
-            out, said = script.communicate(timeout=LIMIT_S)
+            out, said = script.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             script.send_signal(signal.SIGINT)  # it ends what it has started
             out, said = script.communicate()
     print(said[-4000:])
-    assert script.returncode == 0, f"ended with {script.returncode}, or not within {LIMIT_S:.0f} s"
+    assert script.returncode == 0, f"ended with {script.returncode}, or not within {PATIENCE_S:.0f} s"
     told = json.loads(out)
     texts = told["texts"]
     assert told["state"] == "done", (told["reason"], texts)

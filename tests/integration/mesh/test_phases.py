@@ -34,6 +34,7 @@ from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, RouteAdvertisement
 from tests.conftest import Connect
 from tests.integration.mesh.conftest import tiny_job
+from tests.patience import PATIENCE_S
 from tests.warm_processes import incubator, start_module
 
 M = TypeVar("M", bound=Message)
@@ -167,24 +168,21 @@ async def processes(server: EmbeddedServer, recording: Recording, tmp_path: Path
     finally:
         for process in reversed(started):
             process.send_signal(signal.SIGINT)
-        codes = await asyncio.gather(*(asyncio.to_thread(process.wait, 30) for process in started))
+        codes = await asyncio.gather(*(asyncio.to_thread(process.wait, PATIENCE_S) for process in started))
         assert set(codes) <= {0, 130}, (codes, log.read_text()[-2000:])
 
 
-async def until(
-    recording: Recording, condition: Callable[[], bool], what: str, timeout_s: float = 60.0
-) -> None:
+async def until(recording: Recording, condition: Callable[[], bool], what: str) -> None:
     """Looks again whenever something new was seen."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 recording.news.clear()
                 await recording.news.wait()
     except TimeoutError:
-        pytest.fail(f"{what}: not within {timeout_s:.0f} s")
+        pytest.fail(f"{what}: not within {PATIENCE_S:.0f} s")
 
 
-@pytest.mark.timeout(150)
 async def test_the_six_phases_of_section_4_4(connect: Connect, recording: Recording, processes: None) -> None:
     client = await connect("rita", EntityKind.CLIENT)
     registered = {"gateway-a", "gateway-b", "router-a", "router-b"}
@@ -243,7 +241,7 @@ async def test_the_six_phases_of_section_4_4(connect: Connect, recording: Record
         records = recording.messages(subjects.JOB_RECORD, JobRecord)
         return all(any(one.job == job and one.state in ENDED for one in found) for found in (events, records))
 
-    await until(recording, ended, "the end of the job", 90)
+    await until(recording, ended, "the end of the job")
     last = [one for one in recording.messages(subjects.JOB_RECORD, JobRecord) if one.job == job][-1]
     assert last.state is JobState.DONE, last.reason
 

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from schemas.errors import NotFound
 from schemas.job import JobState
-from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, outcome, tiny_job
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 CHECK = """
@@ -38,14 +39,13 @@ def snippet() -> str:
     return found.group(1)
 
 
-@pytest.mark.timeout(120)
 def test_the_documented_snippet_loads_a_checkpoint_into_the_whole_model(mesh: Mesh, tmp_path: Path) -> None:
     spec = tiny_job(
         "plain",
         training={"steps": 4, "checkpoint_every": 4},
         parallel={"stages": 3, "replicas": 1},
     )
-    record = mesh.client.wait(mesh.client.submit(spec).job, timeout_s=60)
+    record = outcome(mesh.client, spec)
     assert record.state is JobState.DONE, record.reason
     published = mesh.client.checkpoints(record.job).checkpoints
     assert published[0].manifest.version == 4
@@ -73,7 +73,7 @@ def build_model():
         env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stderr
     result = torch.load(tmp_path / "result.pt")

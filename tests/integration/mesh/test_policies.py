@@ -14,6 +14,7 @@ from schemas.observation import Observation
 from tests.integration.dmsc.command_line import dmsc, running, wait_for
 from tests.integration.mesh.conftest import Mesh
 from tests.integration.mesh.user_jobs import hold, user_job, words
+from tests.patience import PATIENCE_S
 
 POLICY = """
 from dmsc import Policy
@@ -31,7 +32,6 @@ class Watcher(Policy):
 """
 
 
-@pytest.mark.timeout(150)
 def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
     mesh: Mesh, tmp_path: Path
 ) -> None:
@@ -64,13 +64,13 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
         assert client.order_policy("watcher", "activate", reason="a test").state == "active"
         assert client.order_policy("watcher", "disable", jobs=["another"]).without == ("another",)
         client.observe(Observation(source="test", what="weather", job=job))
-        wait_for(lambda: "1 observations" in asked(mesh, job), 30)
+        wait_for(lambda: "1 observations" in asked(mesh, job))
         before = asked(mesh, job)
         first.process.kill()
         first.wait()
     with running(*command, cwd=tmp_path) as second:
         second.until("module ready")
-        wait_for(as_ordered, 30, lambda: str(status()))
+        wait_for(as_ordered, lambda: str(status()))
         assert asked(mesh, job) == before == "2 stages, 1 observations, graph True"
         arguments = ("--state", str(mesh.state), "--json")
         listed = json.loads(dmsc("policy", "list", *arguments, cwd=tmp_path).stdout)
@@ -84,7 +84,7 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
         client.ask_policy("watcher", job)
     assert status() is None
     gate.unlink()
-    record = client.wait(job, timeout_s=60)
+    record = client.wait(job, timeout_s=PATIENCE_S)
     assert record.state is JobState.DONE, record.reason
     assert record.recoveries == 0
 

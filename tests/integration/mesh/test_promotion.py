@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from bus import subjects
 from bus.connection import Bus
 from bus.run_file import RunFile
@@ -21,7 +19,8 @@ from schemas.envelope import EntityKind
 from schemas.job import JobSpec, JobState
 from schemas.policy import PolicyDecision, PolicySwitch
 from tests.integration.dmsc.command_line import dmsc, running
-from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, outcome, tiny_job
+from tests.patience import PATIENCE_S
 
 STEPS = 24
 POLICY = '''
@@ -72,9 +71,8 @@ async def said(mesh: Mesh) -> list[PolicyDecision | PolicySwitch]:
     return [message for _, message in sorted(found, key=lambda one: one[0])]
 
 
-@pytest.mark.timeout(180)
 def test_promoted_in_mid_run(mesh: Mesh, tmp_path: Path) -> None:
-    plain = mesh.client.wait(mesh.client.submit(shape("plain", pad_ms=0.0)).job, timeout_s=60)
+    plain = outcome(mesh.client, shape("plain", pad_ms=0.0))
     assert plain.weights is not None, plain.reason
     for version, favourite in (("1", 0), ("2", 1)):
         text = POLICY.format(version=version, favourite=favourite)
@@ -99,7 +97,7 @@ def test_promoted_in_mid_run(mesh: Mesh, tmp_path: Path) -> None:
                 switch = mesh.client.promote_policy("leaning", "2", reason="for the test")
                 assert (switch.version, switch.previous) == ("2", "1")
                 promoted = True
-        record = mesh.client.wait(job, timeout_s=60)
+        record = mesh.client.wait(job, timeout_s=PATIENCE_S)
         back = mesh.client.roll_back_policy("leaning")
         assert (back.version, back.rollback) == ("1", True)
     story = "\n".join([*texts, one.output, two.output])

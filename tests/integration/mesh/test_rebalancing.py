@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from schemas.job import JobSpec, JobState
 from schemas.stage_move import MoveState, StageMove
 from tests.integration.dmsc.command_line import running
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
+from tests.patience import PATIENCE_S
 
 STEPS = 34
 MICROBATCHES = 4
@@ -29,7 +28,6 @@ def shape(name: str) -> JobSpec:
     )
 
 
-@pytest.mark.timeout(180)
 def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp_path: Path) -> None:
     with running("policy", "run", "stage-rebalancing", "--state", str(mesh.state), cwd=tmp_path) as policy:
         policy.until("module ready")
@@ -47,7 +45,7 @@ def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp
             moves.append(event.move)
             if event.move.state in JUDGED and not asked:
                 asked = mesh.client.move(job, f"{job}-s1-r0", 0)
-        record = mesh.client.wait(job, timeout_s=60)
+        record = mesh.client.wait(job, timeout_s=PATIENCE_S)
         said = policy.output
 
     story = "\n".join([*texts, said])

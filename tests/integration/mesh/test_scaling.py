@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
-
 from schemas.job import JobEvent, JobSpec, JobState
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
 from tests.integration.mesh.undisturbed import undisturbed
+from tests.patience import PATIENCE_S
 
 MICROBATCHES = 4
 
@@ -28,7 +27,7 @@ def shape(name: str, *, steps: int, pad_ms: float, **parallel: object) -> JobSpe
 
 
 def check(mesh: Mesh, job: str, seen: list[JobEvent]) -> None:
-    record = mesh.client.wait(job, timeout_s=90)
+    record = mesh.client.wait(job, timeout_s=PATIENCE_S)
     assert record.state is JobState.DONE, record.reason
     results = [event.result for event in seen if event.result is not None]
     assert [result.step for result in results] == list(range(record.spec.training.steps))
@@ -37,7 +36,6 @@ def check(mesh: Mesh, job: str, seen: list[JobEvent]) -> None:
     assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 
 
-@pytest.mark.timeout(180)
 def test_one_replica_becomes_four_and_then_two(mesh: Mesh) -> None:
     job = mesh.client.submit(shape("scaled", steps=22, pad_ms=24.0)).job
     seen: list[JobEvent] = []
@@ -63,7 +61,6 @@ def test_one_replica_becomes_four_and_then_two(mesh: Mesh) -> None:
     check(mesh, job, seen)
 
 
-@pytest.mark.timeout(120)
 def test_a_standby_keeps_up_and_takes_the_stage_over(mesh: Mesh) -> None:
     job = mesh.client.submit(shape("standby", steps=10, pad_ms=8.0, standbys=(0, 1))).job
     seen: list[JobEvent] = []

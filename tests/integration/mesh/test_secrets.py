@@ -17,6 +17,7 @@ from schemas.envelope import EntityKind
 from schemas.job import JobSpec, JobState
 from tests.integration.dmsc.command_line import dmsc, running
 from tests.integration.mesh.conftest import Mesh, children_of, start_mesh, stop_mesh, tiny_job
+from tests.patience import PATIENCE_S
 
 PLANTED = {
     "token": "planted-user-token-7f3a",
@@ -36,7 +37,7 @@ async def link_secret(mesh: Mesh, job: str) -> str:
     """The job's, as its orchestrator keeps it."""
     async with Bus.connect(
         mesh.servers, name="looker", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token
-    ) as bus, asyncio.timeout(60):  # fmt: skip
+    ) as bus, asyncio.timeout(PATIENCE_S):  # fmt: skip
         while True:
             entry = await bus.bucket(subjects.LINK_SECRET).get(job=job)
             if entry is not None and isinstance(entry.message, LinkSecret):
@@ -75,7 +76,6 @@ def holders(folder: Path, secrets: dict[str, bytes]) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(240)
 def test_no_planted_secret_is_found_where_it_does_not_belong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

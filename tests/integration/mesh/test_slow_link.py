@@ -22,6 +22,7 @@ from schemas.signals import LinkReport, QosReport
 from schemas.step import MicrobatchClaim
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
+from tests.patience import PATIENCE_S
 from workers.link_shaping import ENVIRONMENT
 
 STEPS = 34
@@ -58,7 +59,6 @@ def job(name: str) -> JobSpec:
     )
 
 
-@pytest.mark.timeout(90)
 async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shaping: Path) -> None:
     client = own_mesh.client
 
@@ -72,7 +72,7 @@ async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shapi
                 shaping.write_text(json.dumps({"links": [link]}))
             elif event.result.step == HEALED:
                 shaping.unlink()
-        record = client.wait(name, timeout_s=60)
+        record = client.wait(name, timeout_s=PATIENCE_S)
         assert record.state is JobState.DONE, record.reason
         assert record.weights is not None
         return name, record.weights.sha256

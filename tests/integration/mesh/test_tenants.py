@@ -22,11 +22,10 @@ from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import Running, dmsc, running, wait_for
 from tests.integration.mesh.conftest import tiny_job
+from tests.patience import PATIENCE_S
 from tests.warm_processes import incubator
 
-READY_S = 150.0
 PORTS = ("--nats-port", "0", "--http-port", "0")
-pytestmark = pytest.mark.timeout(240)
 
 
 @dataclass
@@ -57,10 +56,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     folder = tmp_path_factory.mktemp("host")
     asked = ("up", "--tenant", "red", "--tenant", "blue", "--cluster", "a", "--slots", "2", *PORTS)
     with running(*asked, cwd=folder, warm=True, **incubator()) as process:
-        process.until("tenants ready", READY_S)
+        process.until("tenants ready")
         yield Host(StateFolder(folder / ".dmsc"), process)
         process.interrupt()
-        assert process.wait(READY_S) == 0
+        assert process.wait() == 0
     assert StateFolder(folder / ".dmsc" / "tenants" / "red").owner() is None
 
 
@@ -84,7 +83,7 @@ def test_both_train_at_once_with_the_same_names_and_know_nothing_of_each_other(h
         assert services(red.mesh()) == services(blue.mesh()), "the same SIDs"
         jobs = {client: client.submit(short_job("same")) for client in (red, blue)}
         for client, job in jobs.items():
-            record = client.wait(job.job, timeout_s=120)
+            record = client.wait(job.job, timeout_s=PATIENCE_S)
             assert record.state is JobState.DONE, record.reason
             assert [one.job for one in client.jobs()] == [job.job]
         hashes = {client.weights(job.job).sha256 for client, job in jobs.items()}
@@ -123,9 +122,9 @@ def test_one_killed_or_stopped_leaves_the_other_at_work(host: Host) -> None:
         killed = host.file("red").children["control-plane"]  # its authorizer, its gateway, and all the rest
         os.kill(killed, signal.SIGKILL)
         job = blue.submit(short_job("meanwhile")).job
-        record = blue.wait(job, timeout_s=120)
+        record = blue.wait(job, timeout_s=PATIENCE_S)
         assert record.state is JobState.DONE, record.reason
-        wait_for(lambda: host.file("red").children["control-plane"] != killed, READY_S, host.said)
+        wait_for(lambda: host.file("red").children["control-plane"] != killed, PATIENCE_S, host.said)
         stopped = dmsc("down", *at(host, "red"), cwd=host.folder.path)
         assert stopped.returncode == 0, stopped.stderr
         assert services(blue.mesh())

@@ -16,12 +16,12 @@ import pytest
 from dmsc.settings import find_gateway
 from schemas.job import JobState
 from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not installed")
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 STEPS = 12
-LIMIT_S = 60.0
 
 
 class Receiver:
@@ -45,7 +45,7 @@ class Receiver:
 
     def until(self, name: str) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: any(span.name == name for span in self.spans), LIMIT_S)
+            assert self.changed.wait_for(lambda: any(span.name == name for span in self.spans), PATIENCE_S)
 
 
 @pytest.fixture
@@ -82,12 +82,12 @@ async def test_a_jobs_spans_arrive_as_one_tree_below_its_callers(
         "OTEL_BSP_SCHEDULE_DELAY": "100",
     }
     tracer = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dmsc", "run", "tracer", "--metrics-port", "off", env=environment,
-        stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "dmsc", "run", "tracer", "--metrics-port", "off", "--parent", str(os.getpid()),
+        env=environment, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert tracer.stderr is not None
     try:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while "tracer ready" not in (await tracer.stderr.readline()).decode():
                 assert tracer.returncode is None
         job = await submitted(mesh)
@@ -123,7 +123,7 @@ async def submitted(mesh: Mesh) -> str:
     """As a traced caller does it."""
     spec = tiny_job(training={"steps": STEPS})
     address = find_gateway(state=mesh.state)
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         headers = {"Authorization": f"Bearer {address.token}", "traceparent": f"00-{TRACE}-{CALLER}-01"}
         answer = await http.post(
             f"{address.urls[0]}/v1/jobs", content=spec.model_dump_json(), headers=headers

@@ -20,25 +20,22 @@ from bus import subjects
 from bus.embedded import EmbeddedServer
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from schemas.registry import InstanceState
 from schemas.step import GroupForm, Member, StepFence, StepVote
 from tests.integration.mesh import sockets
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.course import Course, followed
 from tests.integration.mesh.gates import gates_at
-from tests.integration.mesh.own_mesh import OwnMesh, Witness
+from tests.integration.mesh.own_mesh import OwnMesh
+from tests.integration.mesh.undisturbed import undisturbed_at
+from tests.patience import PATIENCE_S
 
 STEPS = 4
 MICROBATCHES = 4
 SEED = 11
 STRUCK_AT = 2
 """The step in which the fault is injected."""
-
-pytestmark = pytest.mark.timeout(120)
-
-hashes: dict[str, str] = {}
-"""SHA-256 of the weights of undisturbed runs, by spec."""
 
 Following = Callable[[JobSpec], AbstractAsyncContextManager[Course]]
 
@@ -72,24 +69,11 @@ async def follow(own: OwnMesh) -> AsyncIterator[Following]:
         @contextlib.asynccontextmanager
         async def follow_job(wanted: JobSpec) -> AsyncIterator[Course]:
             job = gated(own, wanted)
-            expected = await undisturbed(client, job)
+            expected = await undisturbed_at(client, job)
             async with followed(client, gates, job, expected) as course:
                 yield course
 
         yield follow_job
-
-
-async def undisturbed(client: Witness, wanted: JobSpec) -> str:
-    """The hash of the same job without a fault."""
-    alone = wanted.parallel.model_copy(update={"stages": 1, "replicas": 1})
-    job = wanted.model_copy(update={"name": "undisturbed", "parallel": alone})
-    key = job.model_dump_json()
-    if key not in hashes:
-        record = await client.ended(await client.submit(job))
-        assert record.state is JobState.DONE, record.reason
-        assert record.weights is not None
-        hashes[key] = record.weights.sha256
-    return hashes[key]
 
 
 def spec(name: str, stages: int = 2, replicas: int = 2, **training: object) -> JobSpec:
@@ -116,7 +100,10 @@ def gated(own: OwnMesh, wanted: JobSpec) -> JobSpec:
 
 async def test_an_idle_instance_dies(follow: Following) -> None:
     async with follow(spec("idle")) as course:
-        entries = [course.gates.hold(course.pid(unit), "forward", STRUCK_AT) for unit in ("s0-r0", "s0-r1")]
+        entries = [
+            course.gates.hold(course.pid(unit), direction="forward", step=STRUCK_AT)
+            for unit in ("s0-r0", "s0-r1")
+        ]
         for entry in entries:
             await entry.reached()
         await course.until_open("s1-r0", STRUCK_AT)
@@ -131,7 +118,7 @@ async def test_an_idle_instance_dies(follow: Following) -> None:
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 async def test_an_instance_dies_while_it_computes(follow: Following, direction: str, victim: str) -> None:
     async with follow(spec(direction)) as course:
-        hold = course.gates.hold(course.pid(victim), direction, STRUCK_AT)
+        hold = course.gates.hold(course.pid(victim), direction=direction, step=STRUCK_AT)
         microbatch = await hold.reached()
         assert microbatch not in course.claimed(victim, STRUCK_AT)
         status = await course.status(victim, STRUCK_AT)
@@ -145,7 +132,7 @@ async def test_an_instance_dies_while_it_computes(follow: Following, direction: 
 
 async def test_an_instance_dies_after_its_last_backward_pass(follow: Following) -> None:
     async with follow(spec("after")) as course:
-        hold = course.gates.hold(course.pid("s0-r1"), "backward", STRUCK_AT)
+        hold = course.gates.hold(course.pid("s0-r1"), direction="backward", step=STRUCK_AT)
         await hold.reached()
         await course.until_all_but_held("s0-r1", STRUCK_AT)
         assert not course.of(subjects.STEP_PREPARE, "s0-r0", step=STRUCK_AT)
@@ -157,7 +144,7 @@ async def test_an_instance_dies_after_its_last_backward_pass(follow: Following) 
 async def test_an_instance_dies_when_it_is_to_prepare(follow: Following) -> None:
     """It is stopped, and its agent with it (which would tell), so that the order is given and not obeyed."""
     async with follow(spec("preparing")) as course:
-        hold = course.gates.hold(course.pid("s0-r1"), "backward", STRUCK_AT)
+        hold = course.gates.hold(course.pid("s0-r1"), direction="backward", step=STRUCK_AT)
         await hold.reached()
         await course.until_all_but_held("s0-r1", STRUCK_AT)
         with course.frozen(course.agent("s0-r0"), course.pid("s0-r0")):
@@ -178,14 +165,14 @@ def votes(course: Course, unit: str) -> list[StepVote]:
 
 async def until_in_all_reduce(course: Course, inside: str, outside: str) -> None:
     """`inside` has begun to exchange with `outside`, which is stopped: bytes lie there that nobody takes."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not sockets.unread_bytes(course.pid(outside), course.pid(inside)):  # noqa: ASYNC110  # no event
             await asyncio.sleep(0.002)
 
 
 async def test_an_instance_dies_inside_the_all_reduce(follow: Following) -> None:
     async with follow(spec("reducing")) as course:
-        hold = course.gates.hold(course.pid("s0-r0"), "backward", STRUCK_AT)
+        hold = course.gates.hold(course.pid("s0-r0"), direction="backward", step=STRUCK_AT)
         await hold.reached()
         await course.until_all_but_held("s0-r0", STRUCK_AT)
         with course.frozen(course.agent("s0-r1"), course.pid("s0-r1")):
@@ -201,9 +188,10 @@ async def test_an_instance_dies_inside_the_all_reduce(follow: Following) -> None
 async def test_an_instance_dies_between_decision_and_apply(follow: Following) -> None:
     """It has voted, is stopped, and the others' votes make the decision: that one stands."""
     async with follow(spec("decided")) as course:
-        hold = course.gates.hold(course.pid("s0-r0"), "backward", STRUCK_AT)
+        stage = (course.pid("s0-r0"), course.pid("s0-r1"))
+        hold = course.gates.hold(*stage, direction="backward", step=STRUCK_AT, before=MICROBATCHES - 1)
         await hold.reached()
-        # stage 1 is done with the microbatches of the step before stage 0 is
+        # stage 1 is done with the microbatches of the step, stage 0 is not
         await course.until(lambda: len(votes(course, "s1-r0")) == 1, "s1-r0 votes")
         with course.frozen(course.agent("s1-r0"), course.pid("s1-r0")):
             hold.open()
@@ -222,7 +210,7 @@ async def test_a_frozen_instance_is_replaced_and_wakes_up(follow: Following) -> 
     Its agent would kill it as soon as it is fenced, and stands still from its report on.
     """
     async with follow(spec("zombie")) as course:
-        hold = course.gates.hold(course.pid("s0-r1"), "forward", STRUCK_AT)
+        hold = course.gates.hold(course.pid("s0-r1"), direction="forward", step=STRUCK_AT)
         microbatch = await hold.reached()
         zombie, pid = course.member("s0-r1"), course.pid("s0-r1")
         with course.frozen(pid):
@@ -262,7 +250,9 @@ def offers(course: Course, sender: Member, start: int = 0) -> list[int]:
 async def test_replicas_of_two_neighbouring_stages_die_at_once(follow: Following) -> None:
     async with follow(spec("neighbours")) as course:
         victims = ["s0-r0", "s1-r0"]
-        for hold in [course.gates.hold(course.pid(unit), "forward", STRUCK_AT) for unit in victims]:
+        for hold in [
+            course.gates.hold(course.pid(unit), direction="forward", step=STRUCK_AT) for unit in victims
+        ]:
             await hold.reached()
         course.kill(*victims)
         course.gates.open_all()
@@ -276,7 +266,7 @@ async def test_an_instance_dies_while_its_group_is_built(follow: Following) -> N
         by_agent = {course.agent(unit): [one for one in units if course.agent(one) == course.agent(unit)]
                     for unit in units}  # fmt: skip
         (builder, second), (first,) = sorted(by_agent.values(), key=len, reverse=True)
-        hold = course.gates.hold(course.pid(first), "forward", STRUCK_AT)
+        hold = course.gates.hold(course.pid(first), direction="forward", step=STRUCK_AT)
         await hold.reached()
         await course.until_all_but_held(
             first, STRUCK_AT
@@ -301,7 +291,7 @@ async def test_an_instance_dies_while_its_group_is_built(follow: Following) -> N
 async def test_a_newcomer_dies_while_the_state_is_sent_to_it(follow: Following) -> None:
     """Its source has the order and computes: held there, it does not come to send."""
     async with follow(spec("newcomer")) as course:
-        hold = course.gates.hold(course.pid("s0-r1"), "forward", STRUCK_AT)
+        hold = course.gates.hold(course.pid("s0-r1"), direction="forward", step=STRUCK_AT)
         await hold.reached()
         course.kill("s0-r0")
         await course.until_said(subjects.STATE_SEND, "s0-r1")
@@ -316,7 +306,9 @@ async def test_a_newcomer_dies_while_the_state_is_sent_to_it(follow: Following) 
 async def test_the_source_dies_while_it_sends_its_state_to_a_newcomer(follow: Following) -> None:
     async with follow(spec("source", stages=1, replicas=3)) as course:
         survivors = ["s0-r1", "s0-r2"]
-        for hold in [course.gates.hold(course.pid(unit), "forward", STRUCK_AT) for unit in survivors]:
+        for hold in [
+            course.gates.hold(course.pid(unit), direction="forward", step=STRUCK_AT) for unit in survivors
+        ]:
             await hold.reached()
         course.kill("s0-r0")
         await course.until_said(subjects.STATE_SEND)
@@ -330,7 +322,7 @@ async def test_the_source_dies_while_it_sends_its_state_to_a_newcomer(follow: Fo
 async def test_a_whole_stage_dies_and_all_go_back_to_the_checkpoint(follow: Following) -> None:
     async with follow(spec("stage", checkpoint_every=2)) as course:
         victims = ["s1-r0", "s1-r1"]
-        holds = [course.gates.hold(course.pid(unit), "forward", STEPS - 1) for unit in victims]
+        holds = [course.gates.hold(course.pid(unit), direction="forward", step=STEPS - 1) for unit in victims]
         for hold in holds:
             await hold.reached()
         async for event in course.client.events(course.job):
@@ -345,7 +337,7 @@ async def test_a_cluster_dies_with_its_router_and_its_gateway(follow: Following,
     async with follow(spec("cluster")) as course:
         lost = [unit for unit in course.units() if course.record(unit).endpoint.cluster == "b"]
         assert {unit[:2] for unit in lost} >= {"s0", "s1"}
-        hold = course.gates.hold(course.pid("s0-r1"), "forward", STRUCK_AT)
+        hold = course.gates.hold(course.pid("s0-r1"), direction="forward", step=STRUCK_AT)
         await hold.reached()
         assert "s0-r1" in lost
         for name in ("agent-b", "router-b", "gateway-b"):
@@ -357,7 +349,8 @@ async def test_a_cluster_dies_with_its_router_and_its_gateway(follow: Following,
 async def test_a_data_instance_dies_in_the_middle_of_a_step(follow: Following) -> None:
     async with follow(spec("data-middle")) as course:
         for hold in [
-            course.gates.hold(course.pid(unit), "forward", STRUCK_AT) for unit in ("s0-r0", "s0-r1")
+            course.gates.hold(course.pid(unit), direction="forward", step=STRUCK_AT)
+            for unit in ("s0-r0", "s0-r1")
         ]:
             await hold.reached()
         await course.until_said(subjects.STEP_BEGIN, step=STRUCK_AT)
@@ -369,7 +362,7 @@ async def test_a_data_instance_dies_in_the_middle_of_a_step(follow: Following) -
 async def test_a_data_instance_dies_at_the_begin_of_a_step(follow: Following) -> None:
     """It is stopped while the step before computes: what it is to send next it never reads."""
     async with follow(spec("data-begin")) as course:
-        hold = course.gates.hold(course.pid("s0-r0"), "backward", STRUCK_AT - 1)
+        hold = course.gates.hold(course.pid("s0-r0"), direction="backward", step=STRUCK_AT - 1)
         await hold.reached()
         await course.until_all_but_held("s0-r0", STRUCK_AT - 1)  # of the step before all is sent
         with course.frozen(course.agent("data-r0"), course.pid("data-r0")):
@@ -383,7 +376,7 @@ async def test_a_data_instance_dies_at_the_begin_of_a_step(follow: Following) ->
 async def test_a_link_between_neighbouring_stages_is_cut(follow: Following) -> None:
     """Both ends live: another link takes its place, and nobody is replaced."""
     async with follow(spec("cut-link")) as course:
-        hold = course.gates.hold(course.pid("s1-r0"), "forward", STRUCK_AT)
+        hold = course.gates.hold(course.pid("s1-r0"), direction="forward", step=STRUCK_AT)
         microbatch = await hold.reached()
         await course.until(
             lambda: bool(hops(course, "s1-r0", microbatch)), "the offer that is computed now"
@@ -410,7 +403,7 @@ def hops(course: Course, unit: str, microbatch: int) -> list[MicrobatchNotice]:
 async def test_a_link_between_replicas_is_cut_inside_the_all_reduce(follow: Following) -> None:
     """Both ends live: the stage builds another group, and nobody is replaced."""
     async with follow(spec("cut-group")) as course:
-        hold = course.gates.hold(course.pid("s0-r0"), "backward", STRUCK_AT)
+        hold = course.gates.hold(course.pid("s0-r0"), direction="backward", step=STRUCK_AT)
         await hold.reached()
         await course.until_all_but_held("s0-r0", STRUCK_AT)
         with course.frozen(course.agent("s0-r1"), course.pid("s0-r1")):

@@ -15,8 +15,8 @@ import pytest
 
 from policies.inference import Inference, InferenceConfig, InferenceProcess, Inferred
 from policies.kit import Policy
+from tests.patience import PATIENCE_S
 
-WAIT_S = 20.0
 QUICK = InferenceConfig(answer_s=0.5, pause_s=0.01, max_failures=3)
 
 
@@ -65,7 +65,7 @@ class Running:
         self.process.start([Inference("j", str(one), one) for one in inputs])
 
     async def result(self) -> Any:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             return (await self.results.get()).value
 
 
@@ -109,12 +109,12 @@ async def test_arrays_travel_and_what_is_overtaken_is_left_out() -> None:
 
 async def test_without_a_model_it_is_hopeless_after_a_few_tries_and_can_be_asked_again() -> None:
     async with running(Modelless, InferenceConfig(answer_s=0.5, pause_s=0.01, max_failures=2)) as model:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             said = await model.failed.get()
         assert said == (
             "suspended after 2 failed inferences, the last: no model: OSError: weights.pt: no such file"
         )
         model.start(1)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await model.failed.get()
     assert model.process.counters.starts == 4

@@ -34,11 +34,11 @@ from schemas.registry import Resolve
 from schemas.step import Member
 from schemas.store import StoreRows
 from schemas.telemetry import InstanceSample
+from tests.patience import PATIENCE_S
 from workers.chronicle import Chronicle
 from workers.local_store import LocalStore
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "my_policy.py"
-WAIT_S = 15.0
 
 
 class Arbiter:
@@ -86,7 +86,7 @@ class Arbiter:
             self.news.notify_all()
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(WAIT_S), self.news:
+        async with asyncio.timeout(PATIENCE_S), self.news:
             await self.news.wait_for(condition)
 
     def states(self) -> list[ModuleState]:
@@ -117,7 +117,7 @@ class Mesh:
         task = asyncio.create_task(service.run(ready))
         self._stack.push_async_callback(end, task)
         waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
         waiting.cancel()
         if task.done():
             task.result()
@@ -172,7 +172,7 @@ class Mesh:
 
 async def end(task: asyncio.Task[None]) -> None:
     task.cancel()
-    await asyncio.wait({task}, timeout=WAIT_S)
+    await asyncio.wait({task}, timeout=PATIENCE_S)
     assert task.done()
 
 
@@ -291,7 +291,7 @@ async def test_a_policy_that_hangs_does_not_stop_the_heartbeats(mesh: Mesh) -> N
         every_s = 0.0
 
         def decide(self, view, now):
-            released.wait(30.0)
+            released.wait(PATIENCE_S)
 
     heard = asyncio.Event()
     _, task = await mesh.module(Hanging(), patience_s=0.3)
@@ -302,7 +302,7 @@ async def test_a_policy_that_hangs_does_not_stop_the_heartbeats(mesh: Mesh) -> N
         heard.set()
 
     await mesh.arbiter.bus.subscribe(subjects.HEARTBEAT, beat, sid="hanging")
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await heard.wait()
     assert "has not returned for 0.3 s" in mesh.arbiter.lifecycles[-1].reason
     await end(task)
@@ -343,7 +343,7 @@ async def test_it_obeys_orders_and_retires_when_drained(mesh: Mesh) -> None:
         await mesh.arbiter.until(lambda: any(decision.adopted for decision in mesh.arbiter.decisions))
     assert (await order("shadow")).state is ModuleState.SHADOW
     assert (await order("drain")).state is ModuleState.DRAINING
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await task
     assert mesh.arbiter.states() == ["registered", "shadow", "active", "shadow", "draining", "retired"]
 
@@ -387,7 +387,7 @@ async def test_a_policy_reads_local_stores_and_a_silent_one_delays_nothing(
 
 
 async def until_true(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not (found := condition()):  # noqa: ASYNC110 (several things are waited for in this way)
             await asyncio.sleep(0.01)
     return found

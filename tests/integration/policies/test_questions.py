@@ -20,14 +20,19 @@ from schemas.module_status import ModuleAnswer, ModuleQuestion
 from schemas.observation import Observation
 from schemas.policy import ModuleOrder, PolicySuggestion
 from schemas.task_graph import TaskEdge, TaskGraph
-from tests.integration.policies.test_module import WAIT_S, Mesh, mesh, until_true
+from tests.integration.policies.test_module import Mesh, mesh, until_true
+from tests.patience import PATIENCE_S
 
 __all__ = ["mesh"]  # the fixture
 
 
 async def ask(mesh: Mesh, module: str, version: str = "active", **question: Any) -> ModuleAnswer:
     answer = await mesh.arbiter.bus.request(
-        subjects.MODULE_QUESTION, ModuleQuestion(**question), timeout_s=WAIT_S, module=module, version=version
+        subjects.MODULE_QUESTION,
+        ModuleQuestion(**question),
+        timeout_s=PATIENCE_S,
+        module=module,
+        version=version,
     )
     assert isinstance(answer, ModuleAnswer)
     return answer

@@ -22,6 +22,7 @@ from schemas.envelope import EntityKind
 from tests import warm_processes
 from tests.conftest import Connect
 from tests.integration.workers.exchanging import Instance, Make
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +39,9 @@ class Child:
         self._code: int | None = None
         self.pid = process.pid
 
-    async def event(self, name: str, timeout_s: float = 45.0) -> dict[str, Any]:
+    async def event(self, name: str) -> dict[str, Any]:
         """The next event of that name."""
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 line = await self._reader.readline()
                 assert line, f"the child ended before it said {name!r}"
@@ -107,9 +108,9 @@ class Held:
         gc.collect()
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
-    async def nothing_more(self, timeout_s: float = 20.0) -> None:
+    async def nothing_more(self) -> None:
         """Fails unless everything since has been given back: joined threads may take a moment to vanish."""
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(PATIENCE_S):
             while True:  # the kernel does not say when a thread is gone
                 if all(now <= then for now, then in zip(self.now(), self.before, strict=True)):
                     return

@@ -14,7 +14,12 @@ from bus.connection import Bus
 from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.step import Member
+from tests.patience import NEVER_S, PATIENCE_S
+from workers.link_table import LinkConfig
 from workers.links import HopExchange
+
+CONFIG = LinkConfig(build_timeout_s=PATIENCE_S, transfer_timeout_s=NEVER_S)
+"""No link is given up because this machine stands still."""
 
 Arrival = tuple[MicrobatchNotice, Sequence[Tensor]]
 
@@ -25,6 +30,7 @@ class Instance:
     job = "job"
 
     def __init__(self, bus: Bus, sid: str, incarnation: str = "1", **options: Any) -> None:
+        options.setdefault("config", CONFIG)
         self.member = Member(sid=sid, incarnation=incarnation)
         self.inbox: asyncio.Queue[Arrival] = asyncio.Queue()
         self.asked: list[MicrobatchNotice] = []
@@ -52,15 +58,15 @@ class Instance:
     async def was_asked(self, times: int) -> None:
         while len(self.asked) < times:
             self.asking.clear()
-            await asyncio.wait_for(self.asking.wait(), 20)
+            await asyncio.wait_for(self.asking.wait(), PATIENCE_S)
 
     async def send(self, to: Instance | Member, microbatch: int, *tensors: Tensor, **options: Any) -> str:
         given: dict[str, Any] = {"direction": "forward", "stage": 1, "step": 5, "attempt": 0, **options}
         receiver = to.member if isinstance(to, Instance) else to
         return await self.exchange.send(receiver=receiver, microbatch=microbatch, tensors=tensors, **given)
 
-    async def arrival(self, timeout_s: float = 10.0) -> Arrival:
-        return await asyncio.wait_for(self.inbox.get(), timeout_s)
+    async def arrival(self) -> Arrival:
+        return await asyncio.wait_for(self.inbox.get(), PATIENCE_S)
 
 
 Make = Callable[..., Awaitable[Instance]]

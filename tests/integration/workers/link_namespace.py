@@ -49,7 +49,7 @@ async def measure(folder: Path) -> dict[str, object]:
         figures: LinkFigures | None = None
         for number in range(MOST_TRANSFERS):
             await one.send(two, number, torch.zeros(FLOATS))
-            await two.arrival(30)
+            await two.arrival()
             if number + 1 < TRANSFERS:
                 continue
             (sample,) = one.exchange.samples()

@@ -18,6 +18,7 @@ from bus.connection import Bus
 from schemas.envelope import EntityKind
 from schemas.errors import PeerUnreachable
 from schemas.step import Member
+from tests.patience import PATIENCE_S
 from workers.reduction import ReductionGroup
 
 
@@ -39,7 +40,7 @@ async def main(
             generation=int(generation),
             members=members,
             me=me,
-            build_timeout_s=30.0,  # processes start at their own pace
+            build_timeout_s=PATIENCE_S,  # processes start at their own pace
             timeout_s=float(timeout_s),
         )
         say("built")

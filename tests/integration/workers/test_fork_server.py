@@ -16,10 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.patience import PATIENCE_S
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 STAND_IN_TORCH = ROOT / "tests" / "stand_in_torch"
-EVENT_TIMEOUT_S = 60.0
 
 
 class Agent:
@@ -31,7 +32,7 @@ class Agent:
     def __init__(self, folder: Path, method: str = "auto", *, light: bool = False) -> None:
         self.folder = folder
         mine, theirs = socket.socketpair()
-        mine.settimeout(EVENT_TIMEOUT_S)
+        mine.settimeout(PATIENCE_S)
         command = [sys.executable, "-m", "workers.fork_server", "--fd", str(theirs.fileno())]
         command += ["--method", method, "--code-path", str(HERE), "--directory", str(folder)]
         before = [str(STAND_IN_TORCH), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -77,7 +78,7 @@ class Agent:
         """Spawn a child that waits, and return once it does."""
         here = self.folder / f"{name}.here"
         pid = self.spawn(name, do="wait", here=str(here), **payload)["pid"]
-        deadline = time.monotonic() + EVENT_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while not here.exists():
             assert time.monotonic() < deadline, self.log(name).read_text()
             time.sleep(0.005)
@@ -92,7 +93,7 @@ class Agent:
     def close(self) -> None:
         self.lines.close()
         self.socket.close()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +112,8 @@ def own_agent(tmp_path: Path) -> Iterator[Agent]:
     agent.close()
 
 
-def await_gone(*pids: int, within_s: float = 5.0) -> None:
-    deadline = time.monotonic() + within_s
+def await_gone(*pids: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while left := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, f"still there: {left}"
         time.sleep(0.01)
@@ -239,7 +240,7 @@ def test_end_of_file_ends_children_even_stubborn_and_stopped_ones(own_agent: Age
 def test_children_die_with_a_killed_server(own_agent: Agent) -> None:
     pids = [own_agent.wait("one"), own_agent.wait("two", stubborn=True)]
     own_agent.process.kill()
-    own_agent.process.wait(5)
+    own_agent.process.wait(PATIENCE_S)
     await_gone(*pids)
 
 
@@ -252,7 +253,7 @@ def test_without_fork_everything_behaves_the_same(tmp_path: Path) -> None:
         assert agent.log("raises").read_text().endswith("failed: ValueError: no such layer\n")
         pid = agent.wait("waits", stubborn=True)
         agent.process.kill()
-        agent.process.wait(5)
+        agent.process.wait(PATIENCE_S)
         await_gone(pid)
     finally:
         agent.close()

@@ -18,6 +18,7 @@ from schemas.errors import PeerUnreachable
 from schemas.step import Member
 from tests.integration.workers.conftest import Child, Spawn
 from tests.integration.workers.exchanging import Instance, Make, numbered
+from tests.patience import NEVER_S, PATIENCE_S
 from workers import link_table
 from workers.link_table import LinkConfig
 
@@ -46,7 +47,7 @@ async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
     make: Make, server: EmbeddedServer, spawn: Spawn, linked: Linked, held: Any
 ) -> None:
     """The error comes at once, the new incarnation takes the same hop again, and nothing stays behind."""
-    one = await make("one", config=LinkConfig(build_timeout_s=2.0))
+    one = await make("one", config=LinkConfig(build_timeout_s=2.0, transfer_timeout_s=NEVER_S))
     before = held()
     child, old = await linked(one, "SIGKILL")
     big = torch.arange(64 << 20, dtype=torch.float32)  # 256 MB: some 200 ms on loopback
@@ -54,13 +55,13 @@ async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
     sending = asyncio.create_task(one.send(old, 0, big))
     await child.event("decide")
     assert await child.ended() == -signal.SIGKILL
-    assert await asyncio.wait_for(one.broken.get(), 5) == old  # not only after the transfer's 30 s
+    assert await asyncio.wait_for(one.broken.get(), PATIENCE_S) == old  # not only after the transfer's time
     one.exchange.fence(old)
     with pytest.raises(PeerUnreachable):
-        await asyncio.wait_for(sending, 5)
+        await asyncio.wait_for(sending, PATIENCE_S)
     second = await spawn("link_peer.py", server.url, Instance.job, "two", "2", "take")
     await second.event("ready")
-    assert await asyncio.wait_for(one.send(new, 0, big, attempt=1), 30) == "delivered"
+    assert await asyncio.wait_for(one.send(new, 0, big, attempt=1), PATIENCE_S) == "delivered"
     said = await second.event("received")
     assert said["digest"] == hashlib.blake2b(big.numpy().tobytes()).hexdigest()
     one.exchange.fence(new)
@@ -76,7 +77,7 @@ async def test_a_dead_receiver_is_unreachable_after_a_few_links(make: Make, link
     child, peer = await linked(one)
     await child.kill()
     with pytest.raises(PeerUnreachable, match=r"two \(1\) cannot be reached from one") as caught:
-        await asyncio.wait_for(one.send(peer, 1, numbered(1)), 15)
+        await asyncio.wait_for(one.send(peer, 1, numbered(1)), PATIENCE_S)
     assert caught.value.fields["peer"] == "two"
     assert "\n" not in caught.value.text
 
@@ -92,7 +93,7 @@ async def test_the_sender_is_killed_in_the_middle_of_a_big_transfer(
     await two.arrival()  # the small one
     assert two.inbox.empty()  # in the middle of the big one
     os.kill(child.pid, signal.SIGKILL)
-    lost = await asyncio.wait_for(two.lost.get(), 5)
+    lost = await asyncio.wait_for(two.lost.get(), PATIENCE_S)
     assert lost.microbatch == 7
     assert two.inbox.empty()
     two.exchange.fence(lost.sender)
@@ -111,7 +112,7 @@ async def test_a_fence_frees_what_waits_for_a_stopped_process(make: Make, linked
         done, _ = await asyncio.wait(sends, timeout=0.5)
         assert not done
         one.exchange.fence(peer)
-        results = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), 2)
+        results = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), PATIENCE_S)
         assert all(isinstance(result, PeerUnreachable) for result in results)
     finally:
         os.kill(child.pid, signal.SIGCONT)
@@ -129,7 +130,7 @@ async def test_accepted_and_never_taken_is_an_error(
     child, peer = await linked(one, "SIGSTOP")
     try:
         with pytest.raises(PeerUnreachable, match="cannot be reached"):
-            await asyncio.wait_for(one.send(peer, 1, torch.ones(64 << 20)), 30)
+            await asyncio.wait_for(one.send(peer, 1, torch.ones(64 << 20)), PATIENCE_S)
         assert psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, "the fault never fired"
     finally:
         os.kill(child.pid, signal.SIGCONT)

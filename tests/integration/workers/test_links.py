@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from tests.conftest import Connect
-from tests.integration.workers.exchanging import Instance, Make, numbered, own_connections
+from tests.integration.workers.exchanging import CONFIG, Instance, Make, numbered, own_connections
+from tests.patience import PATIENCE_S
 from workers import gloo, link_proof, links, reachability
 from workers.link_table import LinkConfig
 from workers.reduction import ReductionGroup
@@ -200,7 +202,7 @@ async def test_an_offer_made_while_the_bus_is_away_arrives_when_it_is_back(
         done, _ = await asyncio.wait({sending}, timeout=0.3)
         assert not done
         await own_server.start()
-        assert await asyncio.wait_for(sending, 10) == "delivered"
+        assert await asyncio.wait_for(sending, PATIENCE_S) == "delivered"
         assert torch.equal((await two.arrival())[1][0], numbered(1))
 
 
@@ -214,7 +216,7 @@ async def test_a_first_offer_made_while_the_bus_is_away_builds_its_link_when_it_
         done, _ = await asyncio.wait({sending}, timeout=0.5)
         assert not done
         await own_server.start()
-        assert await asyncio.wait_for(sending, 15) == "delivered"
+        assert await asyncio.wait_for(sending, PATIENCE_S) == "delivered"
         assert torch.equal((await two.arrival())[1][0], numbered(1))
         assert one.broken.empty()
 
@@ -241,7 +243,7 @@ async def test_an_offer_put_off_arrives_when_reconsidered(make: Make) -> None:
     assert not done
     two.answer = "accepted"
     two.exchange.reconsider()
-    assert await asyncio.wait_for(sending, 5) == "delivered"
+    assert await asyncio.wait_for(sending, PATIENCE_S) == "delivered"
     await two.arrival()
 
 
@@ -268,7 +270,7 @@ async def test_both_sides_opening_at_once_open_the_same_link(make: Make) -> None
 
 
 async def test_least_recently_used_links_are_dropped_and_opened_again(make: Make, held: Any) -> None:
-    config = LinkConfig(most=2)
+    config = replace(CONFIG, most=2)
     hub = await make("hub", config=config)
     peers = [await make(f"peer-{number}") for number in range(4)]
     for peer in peers:
@@ -329,7 +331,7 @@ async def test_withdrawn_offers_go_and_the_next_ones_arrive(
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     one.exchange.cancel_sends()
-    assert await asyncio.wait_for(withdrawn, 5) == "withdrawn"
+    assert await asyncio.wait_for(withdrawn, PATIENCE_S) == "withdrawn"
     two.answer = "accepted"
     assert await one.send(two, 2, numbered(2)) == "delivered"
     assert (await two.arrival())[0].microbatch == 2

@@ -14,6 +14,7 @@ from bus.embedded import EmbeddedServer
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from tests.conftest import Connect
+from tests.patience import NEVER_S, PATIENCE_S
 from workers.reduction import ReductionGroup
 
 MEMBERS = [Member(sid=f"replica-{number}", incarnation="1") for number in range(4)]
@@ -71,13 +72,13 @@ async def test_a_group_of_one_changes_nothing_and_needs_no_connection(connect: C
 async def test_release_frees_who_waits_for_a_member_that_does_not_come(connect: Connect, held: Any) -> None:
     bus = await connect("replicas")
     before = held()
-    groups = await build(bus, MEMBERS, 10, timeout_s=60.0)
+    groups = await build(bus, MEMBERS, 10, timeout_s=NEVER_S)
     waiting = [asyncio.create_task(group.all_reduce(torch.ones(10))) for group in groups[:3]]
     done, _ = await asyncio.wait(waiting, timeout=0.3)
     assert not done  # they do wait
     for group in groups:
         group.release()
-    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)  # of 60 s
+    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE_S)
     assert all(isinstance(result, PeerUnreachable) for result in results)
     del groups, group, waiting, results, done, _
     await before.nothing_more()

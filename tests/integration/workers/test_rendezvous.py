@@ -15,12 +15,13 @@ from bus.rendezvous import Rendezvous
 from schemas.envelope import EntityKind
 from schemas.errors import DeadlineExceeded
 from tests.conftest import Connect
+from tests.patience import PATIENCE_S
 from workers.bus_store import BusStore
 
 
 async def test_get_waits_for_a_key_that_another_writes(connect: Connect) -> None:
     here, there = Rendezvous(await connect("one"), "meet"), Rendezvous(await connect("two"), "meet")
-    waiting = asyncio.create_task(here.get("a key/with any: text", timeout_s=5))
+    waiting = asyncio.create_task(here.get("a key/with any: text", timeout_s=PATIENCE_S))
     await there.wait([], timeout_s=1)
     await there.set("a key/with any: text", b"\x00value")
     assert await waiting == b"\x00value"
@@ -95,7 +96,7 @@ async def test_it_makes_its_streams_and_makes_them_again_after_a_restart(own_ser
         bus.on_reconnect(reconnected)
         await own_server.stop()
         await own_server.start()
-        await asyncio.wait_for(back.wait(), 10)
+        await asyncio.wait_for(back.wait(), PATIENCE_S)
         assert not await meet.check(["k"])  # it lived in memory
         await meet.set("k", b"2")
         assert await meet.add("n", 3) == 3
