@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -34,12 +35,12 @@ class Mesh:
     process: WarmProcess
 
 
-def start_mesh(state: Path, *options: str, alone: bool = False) -> Mesh:
-    """`dmsc up` with free ports; returns once it is ready. `alone`: all its processes are below its own."""
+def start_mesh(state: Path, *options: str) -> Mesh:
+    """`dmsc up` with free ports; returns once it is ready."""
     arguments = ("up", "--state", str(state), "--nats-port", "0", "--http-port", "0", *options)
     environment = {
         **os.environ,
-        **({} if alone else incubator()),
+        **incubator(),
         "DMSC_CODE_PATH": str(USER_MODELS),
         "DMSC_PEAK_TFLOPS": "0.1",
         "DMSC_ENERGY_PRICE": "0.3",
@@ -153,4 +154,23 @@ def children_of(pid: int) -> list[int]:
         mine = [child for child, its in parents.items() if its == parent]
         found += mine
         pending += mine
+    return found
+
+
+def processes_of(pid: int) -> dict[int, str]:
+    """The command lines of a mesh's process and all below it, and of the fork servers that its agents had
+    forked for them elsewhere, which name the agent, and all below these."""
+    found = {pid, *children_of(pid)}
+    for server, line in _command_lines().items():
+        _, named, agent = line.partition(" workers.fork_server ")[2].partition("--agent ")
+        if named and int(agent.split()[0]) in found:
+            found |= {server, *children_of(server)}
+    return {each: line for each, line in _command_lines().items() if each in found}
+
+
+def _command_lines() -> dict[int, str]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            found[int(path.parent.name)] = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return found

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from schemas.job import JobEvent, JobSpec, JobState
-from tests.integration.mesh.conftest import Mesh, children_of, outcome, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, outcome, processes_of, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
 
@@ -104,22 +104,12 @@ def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tm
     assert "another model" in other.reason
 
 
-def processes_of(mesh: Mesh) -> list[int]:
-    """Its own and all below it; the fork servers that its agents had forked for them, and all below these."""
-    found = [mesh.process.pid, *children_of(mesh.process.pid)]
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "workers.fork_server" in words and int(words[words.index("--agent") + 1]) in found:
-            found += [process.pid, *children_of(process.pid)]
-    return sorted(set(found))
-
-
 def kill_everything(mesh: Mesh) -> None:
     """SIGKILL to every process of the mesh, none before it was stopped: nobody can clean up after another."""
     mesh.client.close()
-    pids = processes_of(mesh)
+    pids = processes_of(mesh.process.pid)
+    commands = pids.values()
     found = [psutil.Process(pid) for pid in pids]
-    commands = [" ".join(process.cmdline()) for process in found]
     assert sum("workers.fork_server" in command for command in commands) > 2, commands  # instances are forks
     assert any("nats-server" in command for command in commands), commands
     for number in (signal.SIGSTOP, signal.SIGKILL):

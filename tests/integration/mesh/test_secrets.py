@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec, JobState
 from tests.integration.dmsc.command_line import dmsc, running
-from tests.integration.mesh.conftest import Mesh, children_of, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, processes_of, start_mesh, stop_mesh, tiny_job
 from tests.patience import PATIENCE_S
 
 PLANTED = {
@@ -43,21 +42,6 @@ async def link_secret(mesh: Mesh, job: str) -> str:
             if entry is not None and isinstance(entry.message, LinkSecret):
                 return entry.message.secret
             await asyncio.sleep(0.05)
-
-
-def command_lines(pid: int) -> dict[int, bytes]:
-    """Of the mesh's processes, and of what node agents have had forked elsewhere, which names the agent."""
-    ours = {str(each).encode() for each in [pid, *children_of(pid)]}
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes()
-        except OSError:
-            continue  # ended meanwhile
-        _, named, agent = line.partition(b"--agent")
-        if path.parent.name.encode() in ours or (named and re.findall(rb"\d+", agent)[0] in ours):
-            found[int(path.parent.name)] = line
-    return found
 
 
 def short_job() -> JobSpec:
@@ -108,9 +92,9 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
             assert wrong.returncode == 4, wrong.stderr
             assert wrong.stderr.count("\n") == 1
             (outside / "error.txt").write_text(wrong.stderr + wrong.stdout)
-            lines = command_lines(mesh.process.pid)
+            lines = processes_of(mesh.process.pid)
             assert mesh.client.wait(record.job).state is JobState.DONE
-            lines |= command_lines(mesh.process.pid)
+            lines |= processes_of(mesh.process.pid)
             tap.interrupt()
             tap.wait()
         assert recording.stat().st_size > 10_000
@@ -125,11 +109,11 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
         stop_mesh(mesh)
     sought = {name: value.encode() for name, value in secrets.items()}
     assert len(lines) > 4
-    assert sum(b"workers.fork_server" in line for line in lines.values()) > 3, "the job's instances, too"
+    assert sum("workers.fork_server" in line for line in lines.values()) > 3, "the job's instances, too"
     assert not [
         f"{name} in the command line of {pid}"
         for pid, line in lines.items()
-        for name, value in sought.items()
+        for name, value in secrets.items()
         if value in line
     ]
     assert holders(state, sought) == []
