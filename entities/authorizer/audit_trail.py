@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import random
 import time
 from typing import Any
@@ -38,10 +40,15 @@ class AuditTrail:
         self._authorizer = authorizer
         self._turn = asyncio.Lock()
 
-    async def act(self, kind: AuditKind, **what: Any) -> None:
-        """Records what is about to be done. Raises `Unavailable` where it can't: then it must not be."""
+    async def act(self, kind: AuditKind, *, asked: str = "", **what: Any) -> None:
+        """Records what is about to be done. Raises `Unavailable` where it can't: then it must not be.
+
+        `asked`: the envelope id of the request. One that is repeated may reach several authorizers, and the
+        stream keeps one record of it.
+        """
+        id = _id(asked, kind, what) if asked else None
         try:
-            await self._write(made(self._authorizer, kind, allow=True, **what))
+            await self._write(made(self._authorizer, kind, id=id, allow=True, **what))
         except DmscError as error:
             raise Unavailable(
                 f"not done: the audit stream can't be written ({error.text}); try again"
@@ -109,6 +116,12 @@ class AuditTrail:
                     failure = error
                 await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
         raise failure or Unavailable("other authorizers write at the same time")
+
+
+def _id(asked: str, kind: AuditKind, what: dict[str, Any]) -> str:
+    """With the act in it: an asker that gives several acts one envelope id hides none of them."""
+    text = json.dumps([asked, kind, what], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def about(decision: AccessDecision, action: str, resource: str, gateway: str) -> dict[str, Any]:

@@ -61,13 +61,15 @@ class Refusals:
         return self._folding.due(time.monotonic()) == 0.0
 
 
-def made(authorizer: str, kind: AuditKind, **what: Any) -> AuditRecord:
-    """A record that is no link of the chain yet."""
+def made(authorizer: str, kind: AuditKind, *, id: str | None = None, **what: Any) -> AuditRecord:
+    """A record that is no link of the chain yet; without `id`, unlike any other."""
     short = {
         key: value[:_SHORT] if isinstance(value, str) and not isinstance(value, Role) else value
         for key, value in what.items()
     }
-    return AuditRecord(id=secrets.token_hex(8), at=time.time(), authorizer=authorizer, kind=kind, **short)
+    return AuditRecord(
+        id=id or secrets.token_hex(8), at=time.time(), authorizer=authorizer, kind=kind, **short
+    )
 
 
 def _fields(refusal: Refusal, folded: Folded | None = None) -> dict[str, str]:

@@ -129,7 +129,9 @@ class Authorizer:
         found = await self.directory.recognise(message.token)
         ruling = await self._rule(found, message.action, message.resource)
         decision = ruling.decision
-        await self._record_ruling(ruling, found, message.action, message.resource, message.gateway)
+        await self._record_ruling(
+            ruling, found, message.action, message.resource, message.gateway, asked=envelope.id
+        )
         log.info("access", allow=decision.allow, user=decision.user, action=message.action,
                  resource=message.resource, gateway=message.gateway, reason=decision.reason)  # fmt: skip
         return decision
@@ -154,14 +156,20 @@ class Authorizer:
         return replace(ruling, decision=decision)
 
     async def _record_ruling(
-        self, ruling: Ruling, found: User | Stranger, action: str, resource: str, gateway: str
+        self,
+        ruling: Ruling,
+        found: User | Stranger,
+        action: str,
+        resource: str,
+        gateway: str,
+        asked: str = "",
     ) -> None:
         """Raises `Unavailable` where what was allowed can't be recorded, and so may not be done."""
         what = about(ruling.decision, action, resource, gateway)
         if not ruling.decision.allow:
             self.audit.refused(**{**what, "user": found.name})
         elif ruling.audited:
-            await self.audit.act("act", **what)
+            await self.audit.act("act", asked=asked, **what)
 
     # --- commands ----------------------------------------------------------------------------------------
     async def _user_command(self, message: UserCommand, envelope: Envelope) -> UserAnswer:
