@@ -123,8 +123,8 @@ def loaded() -> list[str]:
 def open_page(tab: Page, loaded: list[str], site: Site) -> Iterator[Open]:
     """`page = open_page(view="jobs", width=360, token=VIEWER, dark=True)`; checked when the test ends.
 
-    The test before leaves the page as it is: it is loaded anew only for another token or door, for a gateway
-    lets an address that is not known have so many files a second.
+    The test before leaves the page as it is: it is loaded anew only for another token or door, for its files
+    count at the door like requests of a user.
     `moving`: with microbatches as dots that move, which is drawn 60 times a second, by this machine's cores.
     """
     watched = Watched()

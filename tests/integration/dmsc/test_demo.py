@@ -52,7 +52,11 @@ def test_twice_at_once_with_the_same_weights(tmp_path: Path) -> None:
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     """Started as a user does, in an interpreter of its own, with its own incubator."""
     (tmp_path / "tiny.yaml").write_text(TINY)
-    endless = {"training.steps": 100_000, "model.factory": "workers.models.padded:padded_gpt"}
+    endless = {
+        "data.source": "'stdlib:'",  # as the README's demo reads
+        "training.steps": 100_000,
+        "model.factory": "workers.models.padded:padded_gpt",
+    }
     options = [word for key, value in endless.items() for word in ("--set", f"{key}={value}")]
     with running("demo", "tiny.yaml", *options, "--set", "model.args.pad_ms=30", cwd=tmp_path) as demo:
         demo.until("step 2/100000")

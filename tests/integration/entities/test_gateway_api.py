@@ -90,7 +90,6 @@ def attack(document: dict[str, Any], url: str, chosen: int) -> int:
             @seed(chosen)
             @settings(
                 max_examples=EXAMPLES if mode is GenerationMode.POSITIVE else EXAMPLES - 1,
-                deadline=None,
                 database=None,
                 phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),

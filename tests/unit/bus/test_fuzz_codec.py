@@ -58,13 +58,13 @@ def check(data: bytes, expected: type[Message] | None = None) -> None:
 @given(st.binary(max_size=200))
 @example(b"\x91" * 5_000)
 @example(b"\xdf\xff\xff\xff\xff")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_bytes(data: bytes) -> None:
     check(data)
 
 
 @given(envelopes, st.sampled_from(SUBJECTS))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_maps_that_look_like_envelopes(envelope: dict[str, object], row: object) -> None:
     data = msgpack.packb(envelope)
     check(data)

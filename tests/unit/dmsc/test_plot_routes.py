@@ -42,7 +42,7 @@ def test_a_topology_is_its_largest_part_with_speeds_beside_the_usual_one() -> No
 
 
 def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
     file = tmp_path / "square.graphml"
     file.write_text(GRAPH, encoding="utf-8")
     plot_routes(file, tmp_path / "routes.png")

@@ -25,7 +25,7 @@ def scores(version: str, value: float) -> list[PolicyScore]:
 
 
 def test_a_picture_of_two_versions_and_a_promotion(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
     given = {"1": scores("1", 0.5), "2": scores("2", 0.7), "3": []}
     drawn = draw_scores("m", given, [(120.0, "2 promoted")])
     (axes,) = drawn.axes

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import given
 from hypothesis import strategies as st
 from nacl.signing import SigningKey
@@ -44,8 +46,6 @@ def why(found: User | Stranger) -> str:
 def test_a_token_is_read_as_it_was_issued_and_any_library_reads_it_too() -> None:
     assert read(KEY.verify_key, TOKEN, NOW + 1) == CLAIMS
     jwt = pytest.importorskip("jwt", reason="PyJWT is not installed")
-    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
-    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
     public = ed25519.Ed25519PublicKey.from_public_bytes(bytes(KEY.verify_key)).public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )

@@ -87,7 +87,7 @@ SERIES = arrays.arrays(
 
 
 @given(SERIES, st.integers(1, 5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_moving_figures_are_those_of_each_window(values, span):
     deviation = features.moving_deviation(values, span)
     largest = features.moving_quantile(values, span, 1.0)

@@ -64,7 +64,7 @@ def test_a_chain_by_hand():
 
 
 @given(MATRICES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_laws(matrix):
     assert np.isclose(graph.rank(matrix).sum(), 1.0)
     whole = graph.normalised(matrix)

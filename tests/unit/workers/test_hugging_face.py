@@ -13,7 +13,7 @@ from schemas.errors import BadModel
 from schemas.job import ModelSpec
 from workers.model import build, slice_stage, tied_layers
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="the extra `hf` is not installed")
 
 LLAMA = {
     "model_type": "llama",
