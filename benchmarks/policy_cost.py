@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
-from registry import TOKEN, mesh, register  # type: ignore[import-not-found,unused-ignore]  # beside this file
+from registry_mesh import TOKEN, mesh, register  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
 from bus import codec, subjects
 from bus.buckets import Change

@@ -34,6 +34,17 @@ from typing import Any
 
 import nats
 import psutil
+from registry_mesh import (  # type: ignore[import-not-found,unused-ignore]  # beside this file
+    STAGES,
+    TOKEN,
+    beating,
+    mesh,
+    record,
+    register,
+    release,
+    storm,
+    told_ms,
+)
 
 from bus import codec, subjects
 from bus.buckets import Change
@@ -42,30 +53,16 @@ from bus.embedded import EmbeddedServer
 from bus.jetstream import call
 from entities.registry_view import RegistryFollower
 from schemas.data_plane import RouteTable
-from schemas.envelope import EntityKind, Sender
-from schemas.errors import DmscError
-from schemas.registry import (
-    Capability,
-    Endpoint,
-    Heartbeat,
-    InstanceState,
-    ReleaseJob,
-    Resolve,
-    ServiceRecord,
-    StateChange,
-    TensorSchema,
-)
-from schemas.signals import CommunicationPolicy, Registration, RegistrationLease, StagePolicy
+from schemas.envelope import EntityKind
+from schemas.registry import InstanceState, Resolve, ServiceRecord, StateChange
+from schemas.signals import CommunicationPolicy, StagePolicy
 from workers.next_hop import Binder
 
-STAGES, CLUSTERS = 8, 4
 KEPT = (
     *("storage", "retention", "discard", "max_msgs_per_subject", "allow_direct", "allow_rollup_hdrs"),
     *("deny_delete", "allow_msg_ttl", "subject_delete_marker_ttl", "duplicate_window", "num_replicas"),
 )
 """Settings of the bucket's stream that the raw side's stream has, too."""
-BOUNDARY = (TensorSchema(shape=(1024, 2048), dtype="bfloat16"),)
-TOKEN = "bench:bench"
 SMALL = 1_000
 BARS = {
     "registrations": "≥ 0.7",
@@ -79,87 +76,6 @@ BARS = {
     "route table at all": "p99 ≤ 100 ms",
 }
 ROUTER = "router-c0"
-
-
-def record(job: str, number: int, state: InstanceState = InstanceState.PENDING) -> ServiceRecord:
-    """An instance as workers register them."""
-    stage = number % STAGES
-    cluster = f"c{number // STAGES % CLUSTERS}"
-    return ServiceRecord(
-        sid=f"{job}-s{stage}-r{number}",
-        prefix=f"train/{job}/stage/{stage}",
-        kind=EntityKind.INSTANCE,
-        incarnation=f"i{number:06d}",
-        state=state,
-        endpoint=Endpoint(cluster=cluster, node=f"{cluster}-n{number % 97}", pid=number, address="127.0.0.1"),
-        capability=Capability(memory_bytes=16 << 30, flops_per_s=1e12),
-        input_schema=BOUNDARY,
-        output_schema=BOUNDARY,
-        tags=(f"stage:{stage}", f"job:{job}"),
-        job=job,
-        stage=stage,
-        version="1",
-    )
-
-
-@contextlib.asynccontextmanager
-async def mesh(folder: Path, sync: bool) -> AsyncIterator[tuple[EmbeddedServer, Bus, psutil.Process]]:
-    """A server, a client's connection, and the registry's process, ready."""
-    async with (
-        EmbeddedServer(folder, token=TOKEN, sync_always=sync) as server,
-        Bus.connect(server.url, name="bench", kind=EntityKind.CLIENT, token=TOKEN) as bus,
-    ):
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dmsc", "run", "service-registry", "--log-level", "warning"),
-            env={**os.environ, "DMSC_BUS": server.url, "DMSC_BUS_TOKEN": TOKEN},
-        )
-        try:
-            while True:
-                with contextlib.suppress(DmscError):
-                    await bus.request(subjects.RESOLVE, Resolve(sid="nobody"), timeout_s=1.0)
-                    break
-                await asyncio.sleep(0.1)
-            yield server, bus, psutil.Process(child.pid)
-        finally:
-            child.terminate()
-            await child.wait()
-
-
-async def register(bus: Bus, records: list[ServiceRecord]) -> float:
-    """All at once, each asked once; seconds until the last one is answered."""
-    asked = [
-        (
-            subjects.REGISTRATION(sid=one.sid),
-            codec.encode(Registration(record=one), bus.sender_map, bus.next_id()),
-        )
-        for one in records
-    ]
-    with contextlib.ExitStack() as stack:
-        questions = []
-        began = time.perf_counter()
-        for subject, payload in asked:
-            inbox, question = stack.enter_context(bus.link.question(subject))
-            questions.append(question)
-            await bus.link.send(subject, payload, reply=inbox)
-        for question in questions:
-            answer = codec.decode_answer((await question.answer).data)
-            assert isinstance(answer, RegistrationLease), answer
-        return time.perf_counter() - began
-
-
-async def storm(bus: Bus, records: list[ServiceRecord]) -> float:
-    """As instances do it, each repeating what is not answered; seconds until the last one is answered."""
-    began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for one in records:
-            group.create_task(
-                bus.command(subjects.REGISTRATION, Registration(record=one), deadline_s=120, sid=one.sid)
-            )
-    return time.perf_counter() - began
-
-
-async def release(bus: Bus, job: str) -> None:
-    await bus.command(subjects.RELEASE_JOB, ReleaseJob(job=job), deadline_s=120)
 
 
 async def raw_publish(url: str, bus: Bus, records: list[ServiceRecord]) -> float:
@@ -218,37 +134,6 @@ async def registrations(instances: int, rounds: int, sync: bool) -> dict[str, An
     return {**rates, "ratios": [1 / ratio for ratio in found["ratios"]]}
 
 
-@contextlib.asynccontextmanager
-async def beating(url: str, job: str, instances: int) -> AsyncIterator[None]:
-    """Every instance beats once a second, from another process."""
-    child = await asyncio.create_subprocess_exec(sys.executable, __file__, "--beat", url, job, str(instances))
-    try:
-        yield
-    finally:
-        child.terminate()
-        await child.wait()
-
-
-async def beat(url: str, job: str, instances: int) -> None:
-    """What `beating` starts: as many instances' heartbeats, spread over each second."""
-    user, _, password = TOKEN.partition(":")
-    client = await nats.connect(url, user=user, password=password)
-    beats = []
-    for number in range(instances):
-        one = record(job, number)
-        sender = codec.sender_map(Sender(name=one.sid, kind=one.kind, incarnation=one.incarnation))
-        said = Heartbeat(sid=one.sid, incarnation=one.incarnation, state=one.state, digest="0011aabb")
-        beats.append((subjects.HEARTBEAT(sid=one.sid), codec.encode(said, sender, f"{number}")))
-    turn_s, sent, began = 0.01, 0, time.perf_counter()
-    while True:
-        due = int((time.perf_counter() - began) * instances)
-        while sent < due:
-            subject, payload = beats[sent % instances]
-            await client.publish(subject, payload)
-            sent += 1
-        await asyncio.sleep(turn_s)
-
-
 async def snapshots(url: str, instances: int, rounds: int) -> dict[str, Any]:
     user, _, password = TOKEN.partition(":")
 
@@ -283,14 +168,6 @@ async def snapshots(url: str, instances: int, rounds: int) -> dict[str, Any]:
             await client.close()
 
     return await in_turns(rounds, ours, raw)
-
-
-async def told_ms(agent: Bus, moved: StateChange, seen: asyncio.Future[float]) -> float:
-    """Milliseconds from telling the registry of a change until `seen` has the time at which it was seen."""
-    sent = time.perf_counter()
-    await agent.command(subjects.STATE_CHANGE, moved, deadline_s=30, sid=moved.sid)
-    async with asyncio.timeout(30):
-        return (await seen - sent) * 1e3
 
 
 async def changes(url: str, job: str, instances: int, seconds: float) -> list[float]:
@@ -498,12 +375,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--only", choices=("registrations", "standing", "routed"))
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--beat", nargs=3, metavar=("URL", "JOB", "INSTANCES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.beat:
-        url, job, instances = arguments.beat
-        asyncio.run(beat(url, job, int(instances)))
-        return
     found = asyncio.run(measure(arguments))
     if arguments.json:
         print(json.dumps(found))
