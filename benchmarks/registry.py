@@ -115,7 +115,7 @@ async def registrations(instances: int, rounds: int, sync: bool) -> dict[str, An
 
             async def ours(number: int) -> float:
                 job = f"round{number}"
-                took_s = await register(bus, [record(job, each) for each in range(instances)])
+                took_s: float = await register(bus, [record(job, each) for each in range(instances)])
                 await release(bus, job)
                 return took_s
 
