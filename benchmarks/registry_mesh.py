@@ -132,9 +132,13 @@ async def told_ms(agent: Bus, moved: StateChange, seen: asyncio.Future[float]) -
 
 @contextlib.asynccontextmanager
 async def beating(url: str, job: str, instances: int) -> AsyncIterator[None]:
-    """Every instance beats once a second, from another process."""
-    child = await asyncio.create_subprocess_exec(sys.executable, __file__, url, job, str(instances))
+    """Every instance beats once a second, from another process, from here on."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, url, job, str(instances), stdout=asyncio.subprocess.PIPE
+    )
     try:
+        assert child.stdout is not None
+        assert await child.stdout.readline(), "the process that beats has ended"
         yield
     finally:
         child.terminate()
@@ -151,6 +155,7 @@ async def beat(url: str, job: str, instances: int) -> None:
         sender = codec.sender_map(Sender(name=one.sid, kind=one.kind, incarnation=one.incarnation))
         said = Heartbeat(sid=one.sid, incarnation=one.incarnation, state=one.state, digest="0011aabb")
         beats.append((subjects.HEARTBEAT(sid=one.sid), codec.encode(said, sender, f"{number}")))
+    print("beating", flush=True)
     turn_s, sent, began = 0.01, 0, time.perf_counter()
     while True:
         due = int((time.perf_counter() - began) * instances)

@@ -53,7 +53,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     """Started as a user does, in an interpreter of its own, with its own incubator."""
     (tmp_path / "tiny.yaml").write_text(TINY)
     endless = {
-        "data.source": "'stdlib:'",  # as the README's demo reads
+        "data.source": "stdlib:",  # as the README's demo reads
         "training.steps": 100_000,
         "model.factory": "workers.models.padded:padded_gpt",
     }

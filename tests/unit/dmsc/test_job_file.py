@@ -50,6 +50,11 @@ def test_set_overrides_and_makes_keys(tmp_path: Path) -> None:
     assert (spec.training.steps, spec.data.sample_tokens) == (10, 32)
 
 
+def test_a_colon_makes_no_map_of_an_overrides_value(tmp_path: Path) -> None:
+    spec = load_job(write(tmp_path, GOOD), ["data.source=stdlib:", "model.args={c: {d: 1}}"])
+    assert (spec.data.source, spec.model.args) == ("stdlib:", {"c": {"d": 1}})
+
+
 def test_json_works_as_well(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text('{"name": "j", "model": {"factory": "a:b"}, "training": {"steps": 1}}')
