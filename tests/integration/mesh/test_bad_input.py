@@ -310,7 +310,6 @@ def test_other_code_on_another_node_is_refused_with_one_line(
     with running(*arguments, "--code", str(tmp_path), cwd=tmp_path, **shared) as node:
         wait_for(
             lambda: any(one.node == "other" and one.slots for one in mesh.client.mesh().nodes),
-            60,
             lambda: node.output,
         )
         spec = user_job("sound", source, parallel={"clusters": ["a", "c"], "replicas": 2})

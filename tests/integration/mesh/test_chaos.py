@@ -20,7 +20,6 @@ from schemas.errors import DmscError
 from schemas.job import JobSpec
 from tests.integration.dmsc.command_line import dmsc, processes_mentioning, running
 from tests.integration.mesh.conftest import Mesh, tiny_job
-from tests.patience import PATIENCE_S
 from tests.warm_processes import incubator
 
 STEPS = 12
@@ -54,7 +53,6 @@ def two_kills(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     done = dmsc(
         *("chaos", "chaos.yaml", *arguments, "--json", "--state", str(mesh.state)),
         cwd=folder,
-        timeout_s=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -129,7 +127,6 @@ def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
     done = dmsc(
         *("chaos", "chaos.yaml", *arguments, "--no-reference"),
         cwd=tmp_path,
-        timeout_s=PATIENCE_S,
         TMPDIR=str(tmp_path),
         **incubator(),
     )

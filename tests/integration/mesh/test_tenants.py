@@ -124,7 +124,7 @@ def test_one_killed_or_stopped_leaves_the_other_at_work(host: Host) -> None:
         job = blue.submit(short_job("meanwhile")).job
         record = blue.wait(job, timeout_s=PATIENCE_S)
         assert record.state is JobState.DONE, record.reason
-        wait_for(lambda: host.file("red").children["control-plane"] != killed, PATIENCE_S, host.said)
+        wait_for(lambda: host.file("red").children["control-plane"] != killed, host.said)
         stopped = dmsc("down", *at(host, "red"), cwd=host.folder.path)
         assert stopped.returncode == 0, stopped.stderr
         assert services(blue.mesh())
