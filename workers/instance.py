@@ -61,6 +61,7 @@ from workers.compute import ComputeThread
 from workers.data_runtime import DataRuntime
 from workers.link_proof import secret_of
 from workers.link_shaping import Shaping
+from workers.link_table import LinkConfig
 from workers.links import HopExchange
 from workers.local_store import LocalStore
 from workers.stage_runtime import StageRuntime
@@ -220,11 +221,13 @@ class Instance:
             broken=lambda peer, error: self._link_broke(runtime, peer, error),
             load=runtime.load_told,
             heard=runtime.binder.heard,
-            secret=secret_of(self.start),
-            address=self.given.address,
-            ports=self.given.ports,
-            device=device,
-            shaping=Shaping.of_environment(os.environ),
+            config=LinkConfig(
+                secret=secret_of(self.start),
+                address=self.given.address,
+                ports=self.given.ports,
+                target=str(device),
+                shaping=Shaping.of_environment(os.environ),
+            ),
         )
         runtime.exchange = await stack.enter_async_context(exchange)
         stack.push_async_callback(runtime.close)  # before the links: what we end ourselves is nobody's fault

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from bus.connection import Bus
@@ -28,7 +27,6 @@ from schemas.step import Member
 from schemas.telemetry import LinkSample
 from workers.gloo import in_thread
 from workers.link_quality import LinkCost, Telling
-from workers.link_shaping import Shaping
 from workers.link_table import LinkConfig, LinkTable, Slot
 from workers.staging import describe, to_host
 from workers.tensor_link import LinkClosed, Verdict
@@ -103,11 +101,7 @@ class HopExchange:
         broken: told when a link ends other than on purpose: a hint, perhaps the first sign of a death.
         load: how this instance is; told with each answer, and with each microbatch that goes back.
         heard: takes what a receiver said of itself with its answer.
-        secret: the job's; links to whoever does not know it are refused. None: nobody is asked.
-        address, ports: where this process listens for links (`workers.gloo.open_device`).
-        device: where received tensors are wanted.
-        shaping: emulates bad links, for tests and benchmarks.
-        config: the rest; overrides secret, address, ports, device and shaping.
+        config: where links are listened for, how they are built and kept.
     """
 
     def __init__(
@@ -123,11 +117,6 @@ class HopExchange:
         broken: Callable[[Member, PeerUnreachable], None] | None = None,
         load: Callable[[], HopLoad | None] = lambda: None,
         heard: Callable[[Member, HopLoad], None] = lambda member, load: None,
-        secret: bytes | None = None,
-        address: str = "127.0.0.1",
-        ports: tuple[int, int] | None = None,
-        device: torch.device | str = "cpu",
-        shaping: Shaping | None = None,
         config: LinkConfig | None = None,
     ) -> None:
         self.epoch = epoch
@@ -139,9 +128,7 @@ class HopExchange:
         self._lost = lost
         self._load = load
         self._heard = heard
-        self._config = config or LinkConfig(
-            address=address, ports=ports, target=str(device), shaping=shaping, secret=secret
-        )
+        self._config = config or LinkConfig()
         self._table = LinkTable(
             bus, me=member, job=job, config=self._config, broken=broken or (lambda peer, error: None)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,12 +26,16 @@ Arrival = tuple[MicrobatchNotice, Sequence[Tensor]]
 
 
 class Instance:
-    """A member with an exchange, an inbox, and a decision that a test may change."""
+    """A member with an exchange, an inbox, and a decision that a test may change.
+
+    `of_links`: fields of `config` that are other than there.
+    """
 
     job = "job"
 
-    def __init__(self, bus: Bus, sid: str, incarnation: str = "1", **options: Any) -> None:
-        options.setdefault("config", CONFIG)
+    def __init__(
+        self, bus: Bus, sid: str, incarnation: str = "1", *, config: LinkConfig = CONFIG, **of_links: Any
+    ) -> None:
         self.member = Member(sid=sid, incarnation=incarnation)
         self.inbox: asyncio.Queue[Arrival] = asyncio.Queue()
         self.asked: list[MicrobatchNotice] = []
@@ -47,7 +52,7 @@ class Instance:
             received=lambda notice, tensors: self.inbox.put_nowait((notice, tensors)),
             lost=lambda notice, error: self.lost.put_nowait(notice),
             broken=lambda peer, error: self.broken.put_nowait(peer),
-            **options,
+            config=replace(config, **of_links),
         )
 
     def decide(self, notice: MicrobatchNotice) -> str:

@@ -18,9 +18,8 @@ from schemas.errors import PeerUnreachable
 from schemas.step import Member
 from tests.integration.workers.conftest import Child, Spawn
 from tests.integration.workers.exchanging import Instance, Make, numbered
-from tests.patience import NEVER_S, PATIENCE_S
+from tests.patience import PATIENCE_S
 from workers import link_table
-from workers.link_table import LinkConfig
 
 Linked = Callable[..., Awaitable[tuple[Child, Member]]]
 
@@ -47,7 +46,7 @@ async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
     make: Make, server: EmbeddedServer, spawn: Spawn, linked: Linked, held: Any
 ) -> None:
     """The error comes at once, the new incarnation takes the same hop again, and nothing stays behind."""
-    one = await make("one", config=LinkConfig(build_timeout_s=2.0, transfer_timeout_s=NEVER_S))
+    one = await make("one", build_timeout_s=2.0)
     before = held()
     child, old = await linked(one, "SIGKILL")
     big = torch.arange(64 << 20, dtype=torch.float32)  # 256 MB: some 200 ms on loopback
@@ -73,7 +72,7 @@ async def test_the_receiver_is_killed_in_the_middle_of_a_big_transfer(
 
 async def test_a_dead_receiver_is_unreachable_after_a_few_links(make: Make, linked: Linked) -> None:
     """Nobody fences: the sender gives up by itself, in one line that names the peer."""
-    one = await make("one", config=LinkConfig(build_timeout_s=1.0))
+    one = await make("one", build_timeout_s=1.0)
     child, peer = await linked(one)
     await child.kill()
     with pytest.raises(PeerUnreachable, match=r"two \(1\) cannot be reached from one") as caught:
@@ -126,7 +125,7 @@ async def test_accepted_and_never_taken_is_an_error(
 ) -> None:
     """A peer that stops in the middle of an accepted transfer, and nobody who says so."""
     monkeypatch.setattr(link_table, "SLOWEST_BYTES_PER_S", 1e9)
-    one = await make("one", config=LinkConfig(transfer_timeout_s=2.0, build_timeout_s=1.0))
+    one = await make("one", transfer_timeout_s=2.0, build_timeout_s=1.0)
     child, peer = await linked(one, "SIGSTOP")
     try:
         with pytest.raises(PeerUnreachable, match="cannot be reached"):

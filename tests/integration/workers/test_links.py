@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,10 +20,9 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from tests.conftest import Connect
-from tests.integration.workers.exchanging import CONFIG, Instance, Make, numbered, own_connections
+from tests.integration.workers.exchanging import Instance, Make, numbered, own_connections
 from tests.patience import PATIENCE_S
 from workers import gloo, link_proof, links, reachability
-from workers.link_table import LinkConfig
 from workers.reduction import ReductionGroup
 
 
@@ -270,8 +268,7 @@ async def test_both_sides_opening_at_once_open_the_same_link(make: Make) -> None
 
 
 async def test_least_recently_used_links_are_dropped_and_opened_again(make: Make, held: Any) -> None:
-    config = replace(CONFIG, most=2)
-    hub = await make("hub", config=config)
+    hub = await make("hub", most=2)
     peers = [await make(f"peer-{number}") for number in range(4)]
     for peer in peers:
         await hub.send(peer, 0, numbered(0))
@@ -365,7 +362,7 @@ SECRET, OTHER = b"s" * 32, b"o" * 32
 async def test_members_of_a_job_know_each_other_and_a_stranger_is_refused_and_counted(make: Make) -> None:
     one, two = await make("one", secret=SECRET), await make("two", secret=SECRET)
     assert await one.send(two, 0, numbered(0)) == "delivered"
-    stranger = await make("stranger", config=LinkConfig(secret=OTHER, build_timeout_s=1.0))
+    stranger = await make("stranger", secret=OTHER, build_timeout_s=1.0)
     with pytest.raises(PeerUnreachable, match="cannot be reached"):
         await stranger.send(two, 1, numbered(1))
     refused = sum(

@@ -142,7 +142,7 @@ async def test_one_of_four_is_killed_and_the_others_come_free(
         await spawn("reduction_peer.py", server.url, "job", rank, 4, 50, "absent" if rank == 3 else "sum", 4)
         for rank in range(4)
     ]
-    await asyncio.gather(*(child.event("built", 40) for child in children))
+    await asyncio.gather(*(child.event("built") for child in children))
     await children[3].kill()
     failed = await asyncio.gather(*(child.event("failed") for child in children[:3]))
     assert len(failed) == 3
