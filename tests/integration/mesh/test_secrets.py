@@ -13,9 +13,10 @@ from bus.connection import Bus
 from bus.embedded import find_binary
 from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind
-from schemas.job import JobSpec, JobState
+from schemas.job import JobState
 from tests.integration.dmsc.command_line import dmsc, running
-from tests.integration.mesh.conftest import Mesh, processes_of, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, processes_of, start_mesh, stop_mesh
+from tests.integration.mesh.user_jobs import hold, user_job, words
 from tests.patience import PATIENCE_S
 
 PLANTED = {
@@ -42,10 +43,6 @@ async def link_secret(mesh: Mesh, job: str) -> str:
             if entry is not None and isinstance(entry.message, LinkSecret):
                 return entry.message.secret
             await asyncio.sleep(0.05)
-
-
-def short_job() -> JobSpec:
-    return tiny_job(data={"source": __file__}, training={"steps": 4}, parallel={"stages": 2, "replicas": 1})
 
 
 def holders(folder: Path, secrets: dict[str, bytes]) -> list[str]:
@@ -86,20 +83,24 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
         recording = outside / "tapped.rec"
         with running("tap", ">", "--record", str(recording), "--state", str(state), cwd=outside) as tap:
             tap.until(lambda text: bool(text.strip()))  # somebody's heartbeat: it listens
-            record = mesh.client.submit(short_job())
-            secrets["job's link secret"] = asyncio.run(link_secret(mesh, record.job))
+            gate = outside / "gate"  # its instances are there while we look
+            spec = user_job(
+                "held", words(outside), model={"args": {"gate": str(gate)}}, parallel={"stages": 2}
+            )
+            job = hold(mesh.client, spec, gate)
+            secrets["job's link secret"] = asyncio.run(link_secret(mesh, job))
             wrong = dmsc("jobs", "--token", user_token + "x", "--state", str(state), cwd=outside)
             assert wrong.returncode == 4, wrong.stderr
             assert wrong.stderr.count("\n") == 1
             (outside / "error.txt").write_text(wrong.stderr + wrong.stdout)
             lines = processes_of(mesh.process.pid)
-            assert mesh.client.wait(record.job).state is JobState.DONE
-            lines |= processes_of(mesh.process.pid)
+            gate.unlink()
+            assert mesh.client.wait(job, timeout_s=PATIENCE_S).state is JobState.DONE
             tap.interrupt()
             tap.wait()
         assert recording.stat().st_size > 10_000
-        mesh.client.download_weights(record.job, outside / "weights")
-        run = dmsc("runs", "export", record.job, str(outside / "run.rec"), "--state", str(state), cwd=outside)
+        mesh.client.download_weights(job, outside / "weights")
+        run = dmsc("runs", "export", job, str(outside / "run.rec"), "--state", str(state), cwd=outside)
         assert run.returncode == 0, run.stderr
         audit = dmsc("audit", "export", str(outside / "audit.ndjson"), "--state", str(state), cwd=outside)
         assert audit.returncode == 0, audit.stderr
