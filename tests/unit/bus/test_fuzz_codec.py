@@ -64,7 +64,7 @@ def test_bytes(data: bytes) -> None:
 
 
 @given(envelopes, st.sampled_from(SUBJECTS))
-@settings(max_examples=600)
+@settings(max_examples=150)
 def test_maps_that_look_like_envelopes(envelope: dict[str, object], row: object) -> None:
     data = msgpack.packb(envelope)
     check(data)

@@ -167,17 +167,17 @@ def test_jobs_on_clocks_of_their_own_do_what_they_do_on_one() -> None:
 
 def test_the_same_seed_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     printed = []
-    for number, seed in enumerate((3, 3, 4)):
+    for number in range(2):
         command = [sys.executable, "-m", "dmsc", "simulate", str(EXAMPLES / "slow-replica.yaml")]
         done = subprocess.run(
-            [*command, "--seed", str(seed), "--json", "--plot", str(tmp_path / f"{number}.svg")],
+            [*command, "--seed", "3", "--json", "--plot", str(tmp_path / f"{number}.svg")],
             capture_output=True,
             env={**os.environ, "PYTHONHASHSEED": str(number)},
             check=True,
             timeout=60,
         )
         printed.append(done.stdout + (tmp_path / f"{number}.svg").read_bytes())
-    assert printed[0] == printed[1] != printed[2]
+    assert printed[0] == printed[1]
     assert json.loads(printed[0].partition(b"<svg")[0])["jobs"][0]["done"]
 
 
@@ -196,6 +196,7 @@ def test_the_output_does_not_depend_on_the_number_of_processes(events: list[dict
     scenario = body(clusters=clusters, jobs=[job(count=3, steps=8, stages=stages)], events=events)
     alone = run(scenario, seed=3)
     assert run(scenario, seed=3, processes=2) == alone
+    assert run(scenario, seed=4) != alone
     assert len(alone.happened) == len(events)
 
 
