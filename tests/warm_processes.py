@@ -78,8 +78,16 @@ def start(script: Path, *args: object) -> tuple[ForkServerProcess, Connection]:
     return process, reader
 
 
-def _script(output: Connection, script: str, args: list[str]) -> None:
+def _end_with_the_tests() -> None:
+    """In whatever way these end: our server lives as long as anybody holds the pipe that is closed here."""
+    held = forkserver._forkserver._forkserver_alive_fd  # it has no public name
+    assert held is not None
+    os.close(held)
     end_with_parent(os.getppid())
+
+
+def _script(output: Connection, script: str, args: list[str]) -> None:
+    _end_with_the_tests()
     os.dup2(output.fileno(), sys.stdout.fileno())
     output.close()
     sys.argv = [script, *args]
@@ -163,7 +171,7 @@ def run_module(
 def _module(
     module: str, arguments: tuple[str, ...], cwd: str, environment: dict[str, str], out: str, err: str
 ) -> None:
-    end_with_parent(os.getppid())  # the server, which ends with the tests, in whatever way they end
+    _end_with_the_tests()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
