@@ -161,7 +161,8 @@ async def test_a_process_that_is_not_the_one_that_was_chosen_is_never_hit() -> N
     thaw(held)
     at, _ = await strike([(stranger.pid, born)])
     assert at > born
-    assert await stranger.wait() == -signal.SIGKILL
+    await stranger.communicate()  # its pipe is closed, too
+    assert stranger.returncode == -signal.SIGKILL
     with pytest.raises(DmscError, match="has ended"):
         await strike([(stranger.pid, born)])
 

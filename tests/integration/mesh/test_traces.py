@@ -97,7 +97,7 @@ async def test_a_jobs_spans_arrive_as_one_tree_below_its_callers(
         await asyncio.to_thread(collector.until, "job")
     finally:
         tracer.terminate()
-        await tracer.wait()
+        await tracer.communicate()
     spans = [span for span in collector.spans if span.trace_id.hex() == TRACE]
     by_id = {span.span_id: span for span in spans}
     assert len(by_id) == len(spans)
