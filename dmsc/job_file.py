@@ -138,7 +138,7 @@ def _apply(body: dict[str, Any], override: str) -> tuple[str, ...]:
     except yaml.YAMLError as error:
         raise BadJob(f"--set {override}: the value is not YAML: {_one_line(error)}") from error
     if isinstance(parsed, dict) and not value.lstrip().startswith("{"):
-        parsed = value  # `stdlib:` is meant as text
+        parsed = value.strip()  # `stdlib:` is meant as text
     target = body
     for key in keys[:-1]:
         below = target.setdefault(key, {})

@@ -28,12 +28,14 @@ class LeaseConfig:
     """How leadership changes hands."""
 
     lease_s: float = 1.0  # shorter finds a dead leader sooner; must outlast a pause of the leader's process
-    look_s: float = 0.2  # how often a follower looks; failover takes lease_s + look_s at most
+    look_s: float = 0.2  # how often a follower looks; failover: lease_s + look_s if looks come in time
     attempt_s: float = 1.0  # one read or write; a store that elects a leader answers nobody meanwhile
 
     def __post_init__(self) -> None:
-        if not 0 < self.look_s < self.lease_s:
-            raise ValueError(f"look_s {self.look_s} must be above 0 and below lease_s {self.lease_s}")
+        if not 0 < LATE * self.look_s < self.lease_s:  # one late look alone is no lease's length
+            raise ValueError(
+                f"look_s {self.look_s} must be above 0 and below 1/{LATE} of lease_s {self.lease_s}"
+            )
 
     @property
     def renew_s(self) -> float:

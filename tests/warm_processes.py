@@ -79,10 +79,14 @@ def start(script: Path, *args: object) -> tuple[ForkServerProcess, Connection]:
 
 
 def _end_with_the_tests() -> None:
-    """In whatever way these end: our server lives as long as anybody holds the pipe that is closed here."""
+    """In whatever way these end: our server lives as long as anybody holds the pipe that is closed here.
+
+    A process that is stopped at that moment stays: it is sent SIGTERM.
+    """
     held = forkserver._forkserver._forkserver_alive_fd  # it has no public name
     assert held is not None
     os.close(held)
+    forkserver._forkserver._forkserver_alive_fd = None
     end_with_parent(os.getppid())
 
 

@@ -121,7 +121,7 @@ class AuditTrail:
 def _id(asked: str, kind: AuditKind, what: dict[str, Any]) -> str:
     """With the act in it: an asker that gives several acts one envelope id hides none of them."""
     text = json.dumps([asked, kind, what], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def about(decision: AccessDecision, action: str, resource: str, gateway: str) -> dict[str, Any]:

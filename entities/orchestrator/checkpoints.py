@@ -153,7 +153,8 @@ class Checkpoints:
         reason = self._choose(step).reason
         self._tried = step
         if self._busy and step >= self._spec.training.steps:
-            await self._settled()  # nothing is left to train meanwhile, and none comes after this one
+            assert self._writing is not None
+            await asyncio.wait([self._writing])  # nothing is left to train meanwhile, and none comes after
         if self._busy:
             before = self._writing_folder.version if self._writing_folder else "?"
             await self._tell(f"step {step}: none taken, that of step {before} is still being written")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bus import jetstream, subjects
+from bus import dial, jetstream, subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
@@ -27,7 +27,7 @@ from tests.integration.bus.records import (
     state_change,
     until,
 )
-from tests.patience import PATIENCE_S
+from tests.patience import NEVER_S, PATIENCE_S
 
 CLIENT = EntityKind.CLIENT
 
@@ -332,8 +332,11 @@ async def test_denied_subscribe_and_request_reach_the_caller(narrow_server: str)
         assert "p@" not in bus.link.unreachable().text
 
 
-async def test_a_hung_publisher_can_be_cancelled(own_server: EmbeddedServer) -> None:
+async def test_a_hung_publisher_can_be_cancelled(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """nats-py's forced flush swallows cancellation; the bus waits in a way that can be cancelled."""
+    monkeypatch.setattr(dial, "PING_INTERVAL_S", NEVER_S)  # no missing pong ends the wait
     async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
         os.kill(own_server.pid, signal.SIGSTOP)
         try:

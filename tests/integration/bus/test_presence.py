@@ -16,7 +16,7 @@ from schemas.registry import InstanceState
 from schemas.signals import RegistrationLease
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, service_record
-from tests.patience import PATIENCE_S
+from tests.patience import NEVER_S, PATIENCE_S
 
 
 class Registry:
@@ -94,7 +94,7 @@ async def test_a_fenced_incarnation_falls_silent_and_knows_it(connect: Connect) 
 
 
 async def test_registers_again_after_a_reconnect(own_server: EmbeddedServer) -> None:
-    registry = Registry()
+    registry = Registry(expiry_s=NEVER_S)
     async with (
         Bus.connect(own_server.url, name="registry", kind=EntityKind.SERVICE_REGISTRY) as there,
         Bus.connect(own_server.url, name="service", kind=EntityKind.CLIENT) as service,
@@ -108,8 +108,19 @@ async def test_registers_again_after_a_reconnect(own_server: EmbeddedServer) -> 
             await registry.beats.until(count + 2)
 
 
-async def test_whoever_leaves_does_not_wait_for_a_registry_that_is_gone(connect: Connect) -> None:
+async def test_whoever_leaves_gives_a_registry_that_is_gone_up(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry, there, service = Registry(), await connect("registry"), await connect("service")
     await registry.serve(there)
+    given_up = asyncio.Event()
+
+    async def never(*_: object, **__: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
     async with Presence(service, service_record("svc")):
-        await there.close()
+        monkeypatch.setattr(service, "command", never)
+    assert given_up.is_set()

@@ -13,6 +13,7 @@ import pytest
 
 from dmsc.client import Client
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -22,7 +23,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_MS = 30_000
+PATIENCE_MS = PATIENCE_S * 1e3
 VIEWER = "a-viewer's-token"
 
 

@@ -265,9 +265,8 @@ def test_another_node_joins_and_leaves(mesh_folder: Path) -> None:
 def test_a_killed_child_is_started_again(mesh_folder: Path) -> None:
     pid = read(mesh_folder).children["control-plane"]
     os.kill(pid, signal.SIGKILL)
-    wait_for(
-        lambda: "control-plane died (SIGKILL" in (mesh_folder / ".dmsc" / "logs" / "up.log").read_text(), 20
-    )
+    log = mesh_folder / ".dmsc" / "logs" / "up.log"
+    wait_for(lambda: "control-plane died (SIGKILL" in log.read_text(), log.read_text)
     wait_for(lambda: dmsc("status", cwd=mesh_folder).returncode == 0)
 
 

@@ -69,7 +69,7 @@ async def start(dial: Dial) -> AsyncIterator[Start]:
         waiting.cancel()
         if task.done():
             task.result()
-        assert ready.is_set(), f"{type(entity).__name__} was not ready after {PATIENCE_S} s"
+        assert ready.is_set(), f"{type(entity).__name__} was not ready after {PATIENCE_S:.0f} s"
         return task
 
     yield begin

@@ -137,7 +137,7 @@ def losses(client: Client, job: str) -> list[float]:
     return [found[step] for step in sorted(found)]
 
 
-def children_of(pid: int) -> list[int]:
+def _children_of(pid: int) -> list[int]:
     """All descendants of a process, by /proc."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
@@ -160,11 +160,11 @@ def children_of(pid: int) -> list[int]:
 def processes_of(pid: int) -> dict[int, str]:
     """The command lines of a mesh's process and all below it, and of the fork servers that its agents had
     forked for them elsewhere, which name the agent, and all below these."""
-    found = {pid, *children_of(pid)}
+    found = {pid, *_children_of(pid)}
     for server, line in _command_lines().items():
         _, named, agent = line.partition(" workers.fork_server ")[2].partition("--agent ")
         if named and int(agent.split()[0]) in found:
-            found |= {server, *children_of(server)}
+            found |= {server, *_children_of(server)}
     return {each: line for each, line in _command_lines().items() if each in found}
 
 

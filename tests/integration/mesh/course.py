@@ -18,6 +18,7 @@ from bus import subjects
 from bus.subject import Subject
 from bus.tap import Tap
 from bus.tapped import Tapped
+from entities.orchestrator.step_orders import STATE_DEADLINE_S
 from schemas.base import Message
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
 from schemas.registry import ServiceRecord
@@ -27,6 +28,8 @@ from tests.integration.mesh.own_mesh import Witness
 from tests.patience import PATIENCE_S
 
 TAPPED = 1_000_000
+NO_ANSWER = f"within {STATE_DEADLINE_S:g} s"
+"""Said where an order's deadline was what ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +220,9 @@ class Course:
         print("\n".join(history))
         assert record.state is JobState.DONE, (record.reason, history)
         assert record.weights is not None
+        assert not [line for line in history if NO_ANSWER in line], (
+            history
+        )  # a loss is noticed, not waited for
         results = [event.result for event in events if event.result is not None]
         self._check_steps(results, events, back=back)
         assert record.weights.sha256 == self.expected, history

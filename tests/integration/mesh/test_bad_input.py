@@ -26,6 +26,7 @@ from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import dmsc, running, wait_for
 from tests.integration.mesh.conftest import USER_MODELS, Mesh
 from tests.integration.mesh.user_jobs import (
+    HELD_STEPS,
     hold,
     poison,
     user_job,
@@ -221,8 +222,8 @@ def test_without_room_a_job_waits_its_turn_and_says_why(mesh: Mesh, source: Path
         factory = "held" if "model" in sections else "sound"
         return user_job(factory, source, parallel={"clusters": ["a"], "replicas": replicas}, **sections)
 
-    spec = in_a(5, model={"args": {"gate": str(gate)}}, training={"steps": 10})
-    gate.touch()  # 2 s a step, from the first on
+    spec = in_a(5, model={"args": {"gate": str(gate)}}, training={"steps": HELD_STEPS})
+    gate.touch()  # from the first step on
     holder = hold(mesh.client, spec, gate)
     waiting = mesh.client.submit(in_a(2)).job
     too_large = mesh.client.submit(in_a(7)).job

@@ -40,7 +40,8 @@ def shape(name: str, folder: Path, *, stages: int = 2, last: int = KILL_AT) -> J
 
 
 async def process_of(mesh: Mesh, sid: str, before: int | None) -> int:
-    """The pid of an instance that is active, once it is another than `before`."""
+    """The pid of an instance that is active, once it is another than `before`. None needs a pass to be that:
+    gates may be closed."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             for one in (await asyncio.to_thread(mesh.client.mesh)).services:

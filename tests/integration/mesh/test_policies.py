@@ -13,7 +13,7 @@ from schemas.module_status import ModuleStatus
 from schemas.observation import Observation
 from tests.integration.dmsc.command_line import dmsc, running, wait_for
 from tests.integration.mesh.conftest import Mesh
-from tests.integration.mesh.user_jobs import hold, user_job, words
+from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 from tests.patience import PATIENCE_S
 
 POLICY = """
@@ -42,7 +42,7 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
         "held",
         words(tmp_path),
         model={"args": {"gate": str(gate)}},
-        training={"steps": 12},
+        training={"steps": HELD_STEPS},
         parallel={"stages": 2, "replicas": 1, "segmentation": "uniform"},
     )
     client = mesh.client
@@ -57,7 +57,7 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
             ("active", 1, ("another",), 1)
         )
 
-    gate.touch()  # 2 s a microbatch, from the first on
+    gate.touch()  # from the first microbatch on
     job = hold(client, spec, gate)
     with running(*command, cwd=tmp_path) as first:
         first.until("module ready")

@@ -16,7 +16,7 @@ from schemas.envelope import EntityKind
 from schemas.job import JobState
 from tests.integration.dmsc.command_line import dmsc, running
 from tests.integration.mesh.conftest import Mesh, processes_of, start_mesh, stop_mesh
-from tests.integration.mesh.user_jobs import hold, user_job, words
+from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 from tests.patience import PATIENCE_S
 
 PLANTED = {
@@ -85,7 +85,11 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
             tap.until(lambda text: bool(text.strip()))  # somebody's heartbeat: it listens
             gate = outside / "gate"  # its instances are there while we look
             spec = user_job(
-                "held", words(outside), model={"args": {"gate": str(gate)}}, parallel={"stages": 2}
+                "held",
+                words(outside),
+                model={"args": {"gate": str(gate)}},
+                training={"steps": HELD_STEPS},
+                parallel={"stages": 2},
             )
             job = hold(mesh.client, spec, gate)
             secrets["job's link secret"] = asyncio.run(link_secret(mesh, job))

@@ -34,7 +34,7 @@ from schemas.registry import Resolve
 from schemas.step import Member
 from schemas.store import StoreRows
 from schemas.telemetry import InstanceSample
-from tests.patience import PATIENCE_S
+from tests.patience import NEVER_S, PATIENCE_S
 from workers.chronicle import Chronicle
 from workers.local_store import LocalStore
 
@@ -291,22 +291,24 @@ async def test_a_policy_that_hangs_does_not_stop_the_heartbeats(mesh: Mesh) -> N
         every_s = 0.0
 
         def decide(self, view, now):
-            released.wait(PATIENCE_S)
+            released.wait(NEVER_S)
 
     heard = asyncio.Event()
-    _, task = await mesh.module(Hanging(), patience_s=0.3)
-    async with mesh.telemetry(s0_r0=10.0):
-        await mesh.arbiter.until(lambda: mesh.arbiter.states()[-1] == "suspended")
+    try:
+        _, task = await mesh.module(Hanging(), patience_s=0.3)
+        async with mesh.telemetry(s0_r0=10.0):
+            await mesh.arbiter.until(lambda: mesh.arbiter.states()[-1] == "suspended")
 
-    async def beat(message: Message, envelope: Envelope) -> None:
-        heard.set()
+        async def beat(message: Message, envelope: Envelope) -> None:
+            heard.set()
 
-    await mesh.arbiter.bus.subscribe(subjects.HEARTBEAT, beat, sid="hanging")
-    async with asyncio.timeout(PATIENCE_S):
-        await heard.wait()
-    assert "has not returned for 0.3 s" in mesh.arbiter.lifecycles[-1].reason
-    await end(task)
-    released.set()
+        await mesh.arbiter.bus.subscribe(subjects.HEARTBEAT, beat, sid="hanging")
+        async with asyncio.timeout(PATIENCE_S):
+            await heard.wait()
+        assert "has not returned for 0.3 s" in mesh.arbiter.lifecycles[-1].reason
+        await end(task)
+    finally:
+        released.set()
 
 
 async def test_it_answers_a_request_at_once(mesh: Mesh) -> None:

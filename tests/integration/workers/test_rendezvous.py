@@ -100,7 +100,7 @@ async def test_it_makes_its_streams_and_makes_them_again_after_a_restart(own_ser
         assert not await meet.check(["k"])  # it lived in memory
         await meet.set("k", b"2")
         assert await meet.add("n", 3) == 3
-        assert await meet.get("k", timeout_s=1) == b"2"
+        assert await meet.get("k", timeout_s=PATIENCE_S) == b"2"
 
 
 async def test_c10d_sees_a_store(connect: Connect) -> None:

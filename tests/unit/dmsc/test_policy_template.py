@@ -12,6 +12,7 @@ from dmsc.policy_loading import load_policy
 from dmsc.policy_template import write_policy
 from schemas.errors import BadInput
 from tests.integration.dmsc.command_line import environment
+from tests.patience import PATIENCE_S
 
 
 def test_a_new_policy_passes_its_own_test_and_loads(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_a_new_policy_passes_its_own_test_and_loads(tmp_path: Path) -> None:
         env=environment(PYTEST_ADDOPTS=""),  # those of this run are not its
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert "2 passed" in done.stdout, done.stdout + done.stderr

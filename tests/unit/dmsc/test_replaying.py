@@ -16,6 +16,7 @@ from policies.service_time_weights import ServiceTimeWeights
 from schemas.errors import DamagedRun
 from tests import recorded_runs
 from tests.integration.dmsc.command_line import environment
+from tests.patience import PATIENCE_S
 
 POLICY = '''
 from dmsc import Policy
@@ -75,7 +76,7 @@ def test_both_sides_are_scored_by_the_same_traffic() -> None:
 def dmsc(*arguments: str, cwd: Path, seed: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dmsc", *arguments], cwd=cwd, env=environment(PYTHONHASHSEED=seed),
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from dmsc.state_folder import MeshFile, StateFolder
 from schemas.errors import BadInput
+from tests.patience import PATIENCE_S
 
 
 def test_one_owner_at_a_time_and_nothing_left(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_what_a_killed_owner_left_is_not_believed(tmp_path: Path) -> None:
         "    folder.write_mesh(MeshFile(servers=('nats://x:1',), pid=os.getpid(), started_at=1.0))\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=PATIENCE_S, check=False)
     assert done.returncode == -9
     folder = StateFolder(tmp_path)
     assert folder.mesh_file.exists()

@@ -21,6 +21,7 @@ from schemas import errors
 from schemas.fault import FaultReport
 from schemas.job import JobEvent, JobState
 from schemas.step import Member
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -174,5 +175,7 @@ def test_the_http_framework_is_loaded_only_where_there_is_an_http_door() -> None
         "import sys, entities.gateway, entities.router, entities.authorizer, entities.service_registry; "
         "sys.exit(', '.join({'fastapi', 'uvicorn', 'starlette'} & sys.modules.keys()) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from entities.scratch import FRESH_S, Scratch, sweep
+from tests.patience import PATIENCE_S
 
 HOLD = """
 import sys
@@ -46,7 +47,7 @@ def test_a_folder_goes_when_its_owner_is_dead_and_not_before(
     age(folder)
     assert sweep(tmp_path) == []
     owner.kill()
-    owner.communicate(timeout=10)
+    owner.communicate(timeout=PATIENCE_S)
     (tmp_path / "dmsc-node-of-another-version").mkdir()
     age(tmp_path / "dmsc-node-of-another-version")
     mine = Scratch()

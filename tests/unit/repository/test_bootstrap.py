@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "scripts" / "bootstrap.py"
 
@@ -92,4 +94,4 @@ def test_a_second_run_waits_for_the_first_and_says_so(bootstrap: ModuleType, tmp
         say = Release()
         with bootstrap.locked(lock, say):
             assert "waiting" in say.getvalue()
-            assert first.wait(timeout=10) == 0
+            assert first.wait(timeout=PATIENCE_S) == 0

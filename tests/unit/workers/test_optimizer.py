@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from schemas.job import ModelSpec, OptimizerSpec
+from tests.patience import PATIENCE_S
 from workers.model import build, slice_stage
 from workers.optimizer import StageOptimizer
 
@@ -57,6 +58,10 @@ def test_a_gradient_too_few_is_refused() -> None:
 def test_a_worker_does_without_the_compiler() -> None:
     """`torch._dynamo` costs as much as torch again; the fork server does not import it for its children."""
     told = subprocess.run(
-        [sys.executable, "-c", IN_A_NEW_PROCESS], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", IN_A_NEW_PROCESS],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     assert told.stdout.strip() == "False"

@@ -31,7 +31,8 @@ def main(payload: dict[str, Any], result: Path | None) -> int:
         if payload.get("stubborn"):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path(payload["here"]).touch()
-        time.sleep(60)
+        while True:
+            time.sleep(60)
     return int(payload.get("code", 0))
 
 

@@ -16,6 +16,7 @@ from dmsc.simulation.loading import load_scenario
 from dmsc.simulation.plot import svg
 from dmsc.simulation.present import JOB_COLUMNS, SHARE_COLUMNS, happenings, heading, job_rows, share_rows
 from schemas.errors import BadInput
+from tests.patience import PATIENCE_S
 from tests.unit.dmsc.simulation.scenarios import NO_OVERHEADS, body, job, run, stage
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "simulate"
@@ -174,7 +175,7 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process(tmp_path: Path) -> No
             capture_output=True,
             env={**os.environ, "PYTHONHASHSEED": str(number)},
             check=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         printed.append(done.stdout + (tmp_path / f"{number}.svg").read_bytes())
     assert printed[0] == printed[1]
