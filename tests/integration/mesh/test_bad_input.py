@@ -223,7 +223,6 @@ def test_without_room_a_job_waits_its_turn_and_says_why(mesh: Mesh, source: Path
         return user_job(factory, source, parallel={"clusters": ["a"], "replicas": replicas}, **sections)
 
     spec = in_a(5, model={"args": {"gate": str(gate)}}, training={"steps": HELD_STEPS})
-    gate.touch()  # from the first step on
     holder = hold(mesh.client, spec, gate)
     waiting = mesh.client.submit(in_a(2)).job
     too_large = mesh.client.submit(in_a(7)).job

@@ -160,7 +160,6 @@ async def test_nonsense_on_every_subject_is_counted_and_disturbs_nobody(mesh: Me
         training={"steps": STEPS},
         parallel={"stages": 2, "replicas": 2, "segmentation": "uniform"},
     )
-    gate.touch()  # from the first step on
     job = await asyncio.to_thread(hold, mesh.client, spec, gate)
     before = (await asyncio.to_thread(mesh.client.mesh)).services
     connection = Bus.connect(mesh.servers, name="witness", kind=EntityKind.CLIENT, token=administrator(mesh))

@@ -57,7 +57,6 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
             ("active", 1, ("another",), 1)
         )
 
-    gate.touch()  # from the first microbatch on
     job = hold(client, spec, gate)
     with running(*command, cwd=tmp_path) as first:
         first.until("module ready")
