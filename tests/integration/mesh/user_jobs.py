@@ -54,7 +54,7 @@ def poison(source: Path, step: int, microbatch: int = 1) -> list[int]:
 
 
 HELD_STEPS = 16
-"""Enough for a job to be held for minutes (10 s a pass), and to be over in a second once it is let go."""
+"""Enough for a job to be held for minutes (5 s a pass), and to be over in a second once it is let go."""
 
 
 def hold(client: Client, spec: JobSpec, gate: Path) -> str:

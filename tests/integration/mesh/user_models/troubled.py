@@ -99,7 +99,7 @@ class Held(nn.Module):
         self.gate = Path(gate)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        for _ in range(500):  # no pass lasts for so long that its step counts as one that does not go on
+        for _ in range(250):  # no pass lasts for so long that its step counts as one that does not go on
             if not self.training or not self.gate.exists():
                 break
             time.sleep(0.02)
