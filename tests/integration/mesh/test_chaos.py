@@ -149,9 +149,7 @@ def test_each_part_of_a_mesh_is_found_by_what_it_is(mesh: Mesh) -> None:
 
 
 async def test_a_process_that_is_not_the_one_that_was_chosen_is_never_hit() -> None:
-    stranger = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "input()"), stdin=asyncio.subprocess.PIPE
-    )
+    stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", "import signal; signal.pause()")
     born = psutil.Process(stranger.pid).create_time()
     with pytest.raises(DmscError, match="another process by now"):
         await strike([(stranger.pid, born - 5.0)])
@@ -161,8 +159,7 @@ async def test_a_process_that_is_not_the_one_that_was_chosen_is_never_hit() -> N
     thaw(held)
     at, _ = await strike([(stranger.pid, born)])
     assert at > born
-    await stranger.communicate()  # its pipe is closed, too
-    assert stranger.returncode == -signal.SIGKILL
+    assert await stranger.wait() == -signal.SIGKILL
     with pytest.raises(DmscError, match="has ended"):
         await strike([(stranger.pid, born)])
 
