@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from schemas.telemetry import LinkFigures
 from tests.integration.workers.exchanging import own_connections
 
 RATE_BYTES_PER_S = 5e6
+FASTEST_BYTES_PER_S = 1.5 * RATE_BYTES_PER_S
+"""What is measured must not be more: the bucket's first bytes come at once."""
 DELAY_MS = 20
 QDISCS = {
     "netem": f"netem delay {DELAY_MS}ms rate 40mbit limit 10000",
@@ -28,7 +31,8 @@ QDISCS = {
 FLOATS = 200_000
 TRANSFERS = 8
 MOST_TRANSFERS = 64
-"""Only a transfer that both ends were ready for is timed: on busy cores some more are needed."""
+"""Only a transfer that both ends were ready for is timed, and one whose receiver stood still while the bytes
+came seems short: on busy cores some more are needed."""
 
 
 def shape_loopback() -> str:
@@ -54,7 +58,7 @@ async def measure(folder: Path) -> dict[str, object]:
                 continue
             (sample,) = one.exchange.samples()
             figures = sample.figures or figures
-            if figures is not None and figures.bandwidth_bytes_per_s is not None:
+            if figures is not None and (figures.bandwidth_bytes_per_s or math.inf) < FASTEST_BYTES_PER_S:
                 break
         assert figures is not None
         return figures.model_dump()

@@ -13,7 +13,7 @@ import pytest
 
 from schemas.telemetry import LinkFigures
 from tests.integration.workers.exchanging import Instance, Make, numbered
-from tests.integration.workers.link_namespace import DELAY_MS, RATE_BYTES_PER_S
+from tests.integration.workers.link_namespace import DELAY_MS, FASTEST_BYTES_PER_S
 from tests.integration.workers.link_namespace import FLOATS as FLOATS_IN_NAMESPACE
 from tests.patience import PATIENCE_S
 from workers.link_shaping import Shaping
@@ -104,7 +104,7 @@ async def test_what_the_kernel_shapes_is_measured_too(tmp_path: Path) -> None:
     figures = LinkFigures.model_validate(said["figures"])
     assert figures.bytes == 4 * FLOATS_IN_NAMESPACE
     assert figures.bandwidth_bytes_per_s is not None
-    assert figures.bandwidth_bytes_per_s < 1.5 * RATE_BYTES_PER_S
+    assert figures.bandwidth_bytes_per_s < FASTEST_BYTES_PER_S
     if said["qdisc"] == "netem":
         assert figures.latency_ms is not None
         assert figures.latency_ms >= 2 * DELAY_MS, "loopback is passed twice"
