@@ -53,9 +53,8 @@ async def test_latency_and_bandwidth_of_a_shaped_link_are_measured_by_both_ends(
     one, two = await make("one", shaping=shaping), await make("two", shaping=shaping)
     await exchanged(one, two, 12)
     figures = told(one)
-    while (
-        figures.bandwidth_bytes_per_s or math.inf
-    ) >= 4e6:  # a receiver that stood still measured too little
+    # a receiver that stood still while the bytes came has measured too little
+    while (figures.bandwidth_bytes_per_s or math.inf) >= 4e6:
         await exchanged(one, two, 4)
         figures = told(one)
     assert figures.latency_ms is not None
