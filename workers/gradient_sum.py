@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +18,15 @@ from schemas.errors import GradientRefused
 
 FRACTION_BITS = 44
 _SCALE = 2.0**FRACTION_BITS
+_BIAS = 1.5 * 2.0 ** (52 - FRACTION_BITS)
+"""Float64 counts in steps of 2^-44 around it. So adding it rounds g as the product would be rounded, half to
+even, and the sum's bits, read as an integer, are q and a constant: no conversion, which costs most."""
+_BIAS_WORD = int(np.float64(_BIAS).view(np.int64))
+_BIASED_MOST = _BIAS / 3 - 1
+"""The largest |g| that stays within those steps."""
 _CHUNK = 1 << 16
-"""Elements quantised and added at once: 128 KiB of fp32 and 256 KiB of int64 stay in the L2 cache, so that
-memory sees each gradient read twice and each sum read and written once."""
+"""Elements quantised and added at once: they stay in the L2 cache, so that memory sees each gradient read
+twice and each sum read and written once."""
 _FIXED_CHUNK = 1 << 16
 """Of checksums and norms: their bits depend on it."""
 
@@ -51,6 +58,7 @@ class GradientSum:
         self._torn = False  # an addition did not come to its end
         self._chunk = torch.empty(min(_CHUNK, total), dtype=torch.float32, device=device)
         self._words = torch.empty(self._chunk.numel(), dtype=torch.int64, device=device)
+        self._on_host = device.type == "cpu"
         self._spare: Tensor | None = None
         self._members: set[int] = set()
 
@@ -77,25 +85,27 @@ class GradientSum:
         if len(gradients) != len(self._sizes):
             raise GradientRefused(f"{len(gradients)} gradients for {len(self._sizes)} parameters")
         flats = [None if gradient is None else gradient.reshape(-1).float() for gradient in gradients]
-        for index, flat in enumerate(flats):
-            if flat is not None and flat.numel():
-                self._check(microbatch, index, flat)
+        largest = [
+            self._checked(microbatch, index, flat) if flat is not None and flat.numel() else 0.0
+            for index, flat in enumerate(flats)
+        ]
         first = self._exact and not self._members  # overwrites what a step gone by has left
         targets = torch.split(self._sum if first else self.total, self._sizes)
         self._torn = True
-        for flat, target in zip(flats, targets, strict=True):
+        for flat, target, most in zip(flats, targets, largest, strict=True):
             if flat is not None:
-                self._accumulate(flat, target, first)
+                self._accumulate(flat, target, first, most)
             elif first:
                 target.zero_()
         self._members.add(microbatch)
         self._torn = False
 
-    def _check(self, microbatch: int, index: int, flat: Tensor) -> None:
+    def _checked(self, microbatch: int, index: int, flat: Tensor) -> float:
+        """The largest absolute value. Raises `GradientRefused`."""
         low, high = torch.stack(torch.aminmax(flat)).tolist()  # NaN comes through both
-        largest = max(-low, high)
+        largest: float = max(-low, high)
         if math.isfinite(low) and math.isfinite(high) and largest <= self._limit:
-            return
+            return largest
         if math.isfinite(largest) and self._exact:
             raise GradientRefused(
                 f"microbatch {microbatch}: the gradient of parameter {index} reaches {largest:.3g}, beyond "
@@ -108,10 +118,15 @@ class GradientSum:
             microbatch=microbatch,
         )
 
-    def _accumulate(self, flat: Tensor, target: Tensor, first: bool) -> None:
+    def _accumulate(self, flat: Tensor, target: Tensor, first: bool, largest: float) -> None:
         if not self._exact:
             target.add_(flat)
-            return
+        elif self._on_host and largest <= _BIASED_MOST:
+            self._accumulate_biased(flat, target, first)
+        else:
+            self._accumulate_scaled(flat, target, first)
+
+    def _accumulate_scaled(self, flat: Tensor, target: Tensor, first: bool) -> None:
         for begin in range(0, flat.numel(), _CHUNK):
             part, sums = flat[begin : begin + _CHUNK], target[begin : begin + _CHUNK]
             chunk, words = self._chunk[: part.numel()], self._words[: part.numel()]
@@ -120,6 +135,22 @@ class GradientSum:
                 sums.copy_(chunk)
             else:
                 sums.add_(words.copy_(chunk))
+
+    def _accumulate_biased(self, flat: Tensor, target: Tensor, first: bool) -> None:
+        """The same sums in half the time. By numpy: torch multiplies what it adds by `alpha`, and no vector
+        unit of today multiplies int64 fast."""
+        gradient, total, words = flat.detach().numpy(), target.numpy(), self._words.numpy()
+        for begin in range(0, gradient.size, _CHUNK):
+            part, sums = gradient[begin : begin + _CHUNK], total[begin : begin + _CHUNK]
+            own = words[: part.size]
+            wide = own.view(np.float64)
+            np.copyto(wide, part)
+            np.add(wide, _BIAS, out=wide)
+            if first:
+                np.subtract(own, _BIAS_WORD, out=sums)
+            else:
+                np.subtract(own, _BIAS_WORD, out=own)
+                np.add(sums, own, out=sums)
 
     @property
     def total(self) -> Tensor:

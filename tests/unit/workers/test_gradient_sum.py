@@ -72,6 +72,23 @@ def test_what_cannot_be_summed_is_refused_without_residue(value: float) -> None:
     assert torch.equal(total.copy_for_reduce(), summed([0, 1]))
 
 
+def test_what_is_summed_is_the_product_rounded_half_to_even() -> None:
+    """Every size of number, on both sides of where the sum changes its way of rounding; ties; the least."""
+    step = 2.0**-FRACTION_BITS
+    ties = [(number + 0.5) * step for number in range(-9, 9)]
+    edges = [126.9, 127.0, 127.0001, 128.0, 255.9, 256.0, 1e4, 1e-45, 2.0**-126, step, step / 2, step / 4]
+    drawn = (torch.randn(100_000, generator=torch.Generator().manual_seed(13)) * 3).tolist()
+    for most in (1e-15, 1e-9, 1.0, 127.0, 1e4):  # the largest decides which way it goes
+        values = [value for value in (*ties, *edges, *drawn) if abs(value) <= most] or [0.0]
+        gradient = torch.tensor([most, *values, *(-value for value in values)])
+        total = GradientSum([torch.zeros(gradient.shape)], exact=True, microbatches=2)
+        expected = [round(value * 2**FRACTION_BITS) for value in gradient.tolist()]
+        total.add(0, [gradient])
+        assert total.total.tolist() == expected
+        total.add(1, [gradient])
+        assert total.total.tolist() == [2 * value for value in expected]
+
+
 def test_the_largest_allowed_gradients_do_not_wrap() -> None:
     limit = 2.0**18 / COUNT
     total = GradientSum([torch.zeros(2)], exact=True, microbatches=COUNT)
