@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
@@ -36,17 +35,23 @@ class LoopThread:
                 raise  # the coroutine's own
             future.cancel()
             raise DeadlineExceeded(f"not finished within {timeout_s} s") from error
-        except (KeyboardInterrupt, CancelledError):
+        except BaseException:  # Ctrl-C, or whatever else a signal handler of the caller's raises
             future.cancel()
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """Step an asynchronous iterator; leaving the loop early closes it."""
 
+        stepping: asyncio.Task[Any] | None = None
+
         async def step() -> T:
+            nonlocal stepping
+            stepping = asyncio.current_task()
             return await anext(items)
 
         async def close() -> None:
+            if stepping is not None and not stepping.done():  # the caller was interrupted while it waited
+                await asyncio.wait({stepping})  # cancelled by `call`
             closing = getattr(items, "aclose", None)
             if closing is not None:
                 await closing()

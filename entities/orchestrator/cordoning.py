@@ -34,7 +34,8 @@ class Cordoning:
         self._mesh = mesh
         self._faults = faults
         self._bucket = bus.bucket(subjects.CORDON)
-        self._closing = asyncio.Lock()
+        self._turn = asyncio.Lock()
+        """Of changes: between looking at what is cordoned and writing, nobody else's comes in."""
 
     async def load(self) -> None:
         """What is cordoned, whoever led before; what was known here of an earlier term is forgotten."""
@@ -52,19 +53,19 @@ class Cordoning:
         if message.drain and message.slot is not None:
             raise BadInput(f"{message.node}/{message.slot}: whole nodes are drained, slots cordoned")
         self._check_slot(agent, message.slot)
-        await self.keep(
-            Cordon(
-                agent=agent,
-                cluster=cluster,
-                node=node,
-                slot=message.slot,
-                reason=message.reason or ("drained" if message.drain else "cordoned"),
-                by=message.user,
-                at=time.time(),
-                draining=message.drain,
-            )
+        wanted = Cordon(
+            agent=agent,
+            cluster=cluster,
+            node=node,
+            slot=message.slot,
+            reason=message.reason or ("drained" if message.drain else "cordoned"),
+            by=message.user,
+            at=time.time(),
+            draining=message.drain,
         )
-        return self._answer(agent)
+        async with self._turn:
+            await self._keep(wanted)
+            return self._answer(agent)
 
     async def uncordon(self, message: UncordonPlace, envelope: Envelope) -> Cordons:
         """Opens a slot, or a whole node with all its slots; a drain under way ends.
@@ -75,18 +76,25 @@ class Cordoning:
         """
         agent, _, _ = find_node(message.node, self._mesh.nodes.values(), self._mesh.cordons)
         self._check_slot(agent, message.slot)
-        held = [
-            cordon
-            for cordon in self._mesh.cordons.active(agent)
-            if message.slot is None or cordon.slot == message.slot
-        ]
-        if not held:
-            place = agent if message.slot is None else f"{agent}/{message.slot}"
-            whole = " by itself; the whole node is" if self._mesh.cordons.whole(agent) else ""
-            raise NotFound(f"{place} is not cordoned{whole}; `dmsc nodes` shows what is")
-        for cordon in held:
-            await self._lift(cordon, message.user)
-        return self._answer(agent)
+        async with self._turn:
+            held = [
+                cordon
+                for cordon in self._mesh.cordons.active(agent)
+                if message.slot is None or cordon.slot == message.slot
+            ]
+            if not held:
+                place = agent if message.slot is None else f"{agent}/{message.slot}"
+                whole = " by itself; the whole node is" if self._mesh.cordons.whole(agent) else ""
+                raise NotFound(f"{place} is not cordoned{whole}; `dmsc nodes` shows what is")
+            for cordon in held:
+                await self._lift(cordon, message.user)
+            return self._answer(agent)
+
+    async def tell_progress(self, cordon: Cordon, progress: str) -> None:
+        """How far a drain is; nothing if it was lifted, or another took its place, since it was looked at."""
+        async with self._turn:
+            if self._mesh.cordons.of(cordon.agent, cordon.slot) is cordon:
+                await self._keep(cordon.model_copy(update={"progress": progress}))
 
     def _check_slot(self, agent: str, slot: int | None) -> None:
         status = self._mesh.nodes.get(agent)
@@ -99,12 +107,12 @@ class Cordoning:
     async def _lift(self, cordon: Cordon, user: str) -> None:
         log.info("uncordoned", agent=cordon.agent, slot=cordon.slot, by=user)
         if cordon.ecc_errors:  # the driver counts on: only more of them are news
-            await self.keep(cordon.model_copy(update={"lifted": True, "by": user, "at": time.time()}))
+            await self._keep(cordon.model_copy(update={"lifted": True, "by": user, "at": time.time()}))
             return
         await self._bucket.delete(agent=cordon.agent, slot=_key(cordon))
         await self._mesh.uncordon(cordon)
 
-    async def keep(self, cordon: Cordon) -> None:
+    async def _keep(self, cordon: Cordon) -> None:
         """Writes a cordon; it holds from here on, whatever becomes of this process."""
         await self._bucket.put(cordon, agent=cordon.agent, slot=_key(cordon))
         await self._mesh.cordon(cordon)
@@ -124,7 +132,7 @@ class Cordoning:
 
     async def device(self, report: FaultReport) -> None:
         """An instance's device told of errors: none of its slots gets anything new."""
-        async with self._closing:  # the instances of one device tell of it at the same time
+        async with self._turn:  # the instances of one device tell of it at the same time
             await self._close_device(report)
 
     async def _close_device(self, report: FaultReport) -> None:
@@ -152,7 +160,7 @@ class Cordoning:
         )
         self._faults.located(fault, verdict)
         for slot in slots:
-            await self.keep(
+            await self._keep(
                 Cordon(
                     agent=status.sid,
                     cluster=status.cluster,

@@ -57,9 +57,8 @@ class Draining:
     async def _push(self, cordon: Cordon) -> None:
         try:
             progress = self._ask_next(cordon)
-            lifted = self._mesh.cordons.of(cordon.agent, cordon.slot) is not cordon
-            if progress != cordon.progress and not lifted:
-                await self._cordoning.keep(cordon.model_copy(update={"progress": progress}))
+            if progress != cordon.progress:
+                await self._cordoning.tell_progress(cordon, progress)
         except DmscError as error:
             log.warning("drain held up", agent=cordon.agent, reason=str(error))
         except Exception as error:  # one job's trouble must not end the orchestrator

@@ -1,0 +1,74 @@
+"""Changes to one place that come at the same time: the last word of an operator stands."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bus import subjects
+from entities.orchestrator.cordoning import Cordoning
+from entities.orchestrator.fault_queue import FaultQueue
+from entities.orchestrator.mesh_view import MeshView
+from schemas.cluster import Cordon, NodeStatus
+from schemas.door import CordonPlace, UncordonPlace
+from schemas.envelope import EntityKind, Envelope, Sender
+from schemas.errors import NotFound
+from tests.integration.entities.conftest import Dial
+
+AGENT = "a-n"
+ASKED = Envelope(
+    type="dmsc.cordon_place",
+    version=(1, 0),
+    id="1",
+    sender=Sender(kind=EntityKind.GATEWAY, name="gateway", incarnation="i"),
+    sent_at=0.0,
+    body={},
+)
+
+
+async def cordoning(dial: Dial) -> tuple[Cordoning, MeshView]:
+    bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
+    mesh = MeshView()
+    await mesh.node(
+        NodeStatus(sid=AGENT, cluster="a", node="n", incarnation="i", slots=(), address="", warm=True)
+    )
+    return Cordoning(bus, mesh, FaultQueue(bus)), mesh
+
+
+def drain(reason: str = "drained") -> CordonPlace:
+    return CordonPlace(node=AGENT, reason=reason, user="me", drain=True)
+
+
+async def test_a_drain_that_is_lifted_while_it_tells_its_progress_stays_lifted(dial: Dial) -> None:
+    serving, mesh = await cordoning(dial)
+    (cordon,) = (await serving.cordon(drain(), ASKED)).cordons
+    lifted, _ = await asyncio.gather(
+        serving.uncordon(UncordonPlace(node=AGENT, user="me"), ASKED), serving.tell_progress(cordon, "empty")
+    )
+    assert lifted.cordons == ()
+    assert mesh.cordons.active() == ()
+    after, _ = await cordoning(dial)
+    await after.load()
+    with pytest.raises(NotFound):  # nor does the next orchestrator find it
+        await after.uncordon(UncordonPlace(node=AGENT, user="me"), ASKED)
+
+
+async def test_a_drain_that_is_lifted_right_after_its_progress_was_told_is_lifted(dial: Dial) -> None:
+    serving, mesh = await cordoning(dial)
+    (cordon,) = (await serving.cordon(drain(), ASKED)).cordons
+    await asyncio.gather(
+        serving.tell_progress(cordon, "empty"), serving.uncordon(UncordonPlace(node=AGENT, user="me"), ASKED)
+    )
+    assert mesh.cordons.active() == ()
+
+
+async def test_progress_of_a_drain_that_was_asked_for_anew_does_not_take_its_reason_back(dial: Dial) -> None:
+    serving, mesh = await cordoning(dial)
+    (cordon,) = (await serving.cordon(drain("fans"), ASKED)).cordons
+    await asyncio.gather(serving.cordon(drain("new fans"), ASKED), serving.tell_progress(cordon, "empty"))
+    (held,) = mesh.cordons.active()
+    assert (held.reason, held.progress) == ("new fans", "")
+    kept = await (await dial("reader")).bucket(subjects.CORDON).entries()
+    assert [one.message for one in kept] == [held]
+    assert isinstance(held, Cordon)
