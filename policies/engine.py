@@ -183,6 +183,14 @@ class Engine:
         ]
         return None if self.suspended or not waits else min(waits)
 
+    def is_urgent(self, event: Event | Result, now: float) -> bool:
+        """Whether a decision may come of it at once: its job was not asked about for `every_s`, or waits for
+        an inference."""
+        if isinstance(event, Result):
+            return True
+        job = getattr(event.message, "job", None)
+        return job is not None and now - self._decided.get(job, float("-inf")) >= self._every_s
+
     def decide(self, now: float) -> Output:
         """Ask the policy for each job that is due and saw something new since it was last asked."""
         output = Output()

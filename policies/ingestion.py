@@ -32,6 +32,8 @@ log = get_logger("module")
 
 OVERLAP_S = 5.0
 """For so long after a rebuild what comes live is compared with what was read: it may be the same."""
+MANY = 256
+"""Events that make a round worth its while, however young they are."""
 KNOWN_JOBS = 4_096
 """Jobs whose correlation is remembered."""
 
@@ -44,11 +46,25 @@ class Ingestion:
         policy: whose events these are.
         rows: what it takes in.
         queue: events that may wait; beyond it the oldest are dropped and counted (`dropped`).
+        gather_s: seconds that an event may wait for others.
+        is_urgent: whether one need not wait: a decision may come of it now.
     """
 
-    def __init__(self, bus: Bus, policy: Policy, rows: tuple[Subject, ...], queue: int) -> None:
-        self.news = asyncio.Event()
+    def __init__(
+        self,
+        bus: Bus,
+        policy: Policy,
+        rows: tuple[Subject, ...],
+        queue: int,
+        gather_s: float,
+        is_urgent: Callable[[Event | Result, float], bool],
+    ) -> None:
         self.dropped = 0
+        self._news = asyncio.Event()
+        self._gather_s = gather_s
+        self._is_urgent = is_urgent
+        self._urgent = False
+        self._oldest = 0.0  # time.monotonic() of the first that waits
         self._bus = bus
         self._policy = policy
         self._rows = rows
@@ -70,8 +86,29 @@ class Ingestion:
             self._correlations.clear()
         self._correlations[job] = envelope.correlation
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def hurry(self) -> None:
+        """Have a round begin, whatever waits."""
+        self._urgent = True
+        self._news.set()
+
+    async def until_worth_a_round(self, due: Callable[[], float | None]) -> None:
+        """Returns once something urgent waits, something has waited long enough, or much waits; or when a
+        decision is due.
+
+        Args:
+            due: seconds until one is, by what has been taken in so far; None: nothing asks for one.
+        """
+        while True:
+            self._news.clear()
+            waits = [] if (left := due()) is None else [left]
+            if self._waiting:
+                waits.append(self._oldest + self._gather_s - time.monotonic())
+            if self._urgent or len(self._waiting) >= MANY or min(waits, default=1.0) <= 0:
+                await asyncio.sleep(0)
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(waits, default=None)):
+                    await self._news.wait()
 
     async def subscribe(self) -> list[Subscription]:
         return [await self._bus.subscribe(row, self._received(row)) for row in self._rows]
@@ -84,13 +121,20 @@ class Ingestion:
             if self.dropped == 1:
                 log.warning("the policy is slower than the telemetry, the oldest is dropped",
                             module=self._policy.name, queue=self._queue)  # fmt: skip
+        if not self._waiting:
+            self._oldest = time.monotonic()
+            self._news.set()
         self._waiting.append(event)
-        self.news.set()
+        if not self._urgent and self._is_urgent(event, time.time()):
+            self.hurry()
+        elif len(self._waiting) == MANY:
+            self._news.set()
 
     def drained(self) -> list[Event | Result]:
         """All that wait, each once."""
         events = list(self._waiting)
         self._waiting.clear()
+        self._urgent = False
         if self._rebuilt and time.monotonic() > self._rebuilt_until:
             self._rebuilt = set()
         return [event for event in events if event.id not in self._rebuilt] if self._rebuilt else events

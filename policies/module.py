@@ -61,6 +61,10 @@ class ModuleConfig:
     """Least seconds from one round of the policy's code to the next. To hand a round to its thread takes as
     long as a dozen samples: longer makes fewer and larger ones of them, and suggests later."""
 
+    gather_s: float = 0.25
+    """Seconds that events wait for others where nothing can be decided yet (`every_s`): a quarter of the
+    rounds, and of what they cost. What may lead to a decision at once doesn't wait."""
+
     patience_s: float = 10.0
     """Seconds that one round of the policy's code may take until the module is suspended."""
 
@@ -121,7 +125,9 @@ class FunctionalModule:
         self._scores: list[PolicyScore] = []
         self._stores = StoreReader(bus, self._store_answered)
         rows = tuple(dict.fromkeys((*self.engine.rows(), *NEEDS)))
-        self._inbox = Ingestion(bus, policy, rows, self.config.queue)
+        self._inbox = Ingestion(
+            bus, policy, rows, self.config.queue, self.config.gather_s, self.engine.is_urgent
+        )
         self._turn = asyncio.Lock()
         self._thread: PolicyThread | None = None
         self._presence: Presence | None = None
@@ -224,7 +230,7 @@ class FunctionalModule:
 
     def _inference_failed(self, reason: str) -> None:
         self.engine.suspended = reason
-        self._inbox.news.set()  # the round that follows suspends the module
+        self._inbox.hurry()  # the round that follows suspends the module
 
     async def _rebuild(self, thread: PolicyThread) -> None:
         """State from the streams' last minutes; without them it starts empty."""
@@ -244,10 +250,9 @@ class FunctionalModule:
         while True:
             if self.engine.suspended and self.state is not ModuleState.SUSPENDED:
                 self._suspend(self.engine.suspended)
-            await self._something_to_do()
+            await self._inbox.until_worth_a_round(lambda: self.engine.due(time.time()))
             await asyncio.sleep(self.config.round_s - (time.monotonic() - begun))
             begun = time.monotonic()
-            self._inbox.news.clear()
             events = self._inbox.drained()
             now = time.time()
             async with self._turn:
@@ -297,15 +302,6 @@ class FunctionalModule:
             correlate(self._inbox.correlation(score.job))
             with contextlib.suppress(DmscError):
                 await self._bus.publish(subjects.POLICY_SCORE, score, module=self._policy.name)
-
-    async def _something_to_do(self) -> None:
-        due = self.engine.due(time.time())
-        if self._inbox or due == 0:
-            await asyncio.sleep(0)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(due):
-                await self._inbox.news.wait()
 
     def _log(self, output: Output) -> None:
         for problem in output.problems:

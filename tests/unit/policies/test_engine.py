@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bus import subjects
-from policies.engine import Engine, EngineConfig, Event
+from policies.engine import Engine, EngineConfig, Event, Result
+from policies.inference import Inferred
 from policies.kit import EVENTS, Policy
 from schemas.errors import BadInput
+from schemas.observation import Observation
 from schemas.step import Member
 from schemas.store import StoreRows
 from tests.unit.policies.builders import sample
@@ -42,6 +44,19 @@ def test_a_policy_is_asked_when_something_new_was_seen_and_it_is_time():
     assert engine.due(0.6) == pytest.approx(0.4)
     assert engine.decide(0.6).suggestions == []
     assert len(engine.decide(1.0).suggestions) == 1
+
+
+def test_what_may_lead_to_a_decision_at_once_is_urgent():
+    engine = Engine(Eager(), EngineConfig())
+    assert engine.is_urgent(event(0.0), 0.0), "nobody was asked about its job yet"
+    engine.take([event(0.0)])
+    engine.decide(0.0)
+    assert not engine.is_urgent(event(0.5), 0.5)
+    assert engine.is_urgent(event(1.0), 1.0)
+    of_none = Event(row=subjects.OBSERVATION, message=Observation(source="s", what="w"), id="o", at=1.0)
+    assert not engine.is_urgent(of_none, 1.0)
+    inferred = Inferred(job="j", key="k", value=1, took_s=0.1)
+    assert engine.is_urgent(Result(inferred=inferred, id="r", at=0.5), 0.5)
 
 
 def test_the_same_events_give_the_same_suggestions():
