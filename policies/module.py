@@ -183,6 +183,7 @@ class FunctionalModule:
                     raise Unavailable(f"module {self._policy.name} is not running")
                 events = self._inbox.drained()  # what came before the question
                 output = await self._thread.run(lambda: self._asked(question, events))
+                self._inbox.hurry()  # what was just taken in may ask for a decision
         except TimeoutError:
             text = f"module {self._policy.name} computes for more than {self.config.patience_s:g} s"
             raise Unavailable(text) from None
@@ -203,6 +204,7 @@ class FunctionalModule:
             Event(row=subjects.OBSERVATION, message=one, id=f"input {index}", at=now)
             for index, one in enumerate(question.inputs)
         ]
+        self._scoreboard.take(events)
         output = Output(problems=self.engine.take([*events, *inputs]))
         view = self.engine.observations.jobs.get(question.job)
         if view is not None:

@@ -75,6 +75,7 @@ class PolicyDesk:
         self._state = ArbitrationState()
         self._records = StandingRecords(bus)
         self._revising = asyncio.Lock()
+        self._keeping = asyncio.Lock()
 
     async def load(self) -> None:
         """What modules were ordered to be, and how they had fared, whoever led before."""
@@ -188,17 +189,24 @@ class PolicyDesk:
             if time.monotonic() - kept_at >= KEEP_EVERY_S:
                 await self.keep()
                 kept_at = time.monotonic()
-            for (module, version), standing in list(self._state.modules.items()):
-                for op, jobs in module_standing.due_orders(standing):
+            for module, version in list(self._state.modules):
+                for op, jobs in self._due_orders(module, version):
+                    if (op, jobs) not in self._due_orders(module, version):  # ordered otherwise meanwhile
+                        continue
                     try:
                         await self.order(module, version, op, jobs, "as ordered before it crashed")
                     except DmscError as error:
                         log.warning("order not repeated", module=module, op=op, reason=error.text)
 
+    def _due_orders(self, module: str, version: str) -> list[tuple[ModuleOp, tuple[str, ...]]]:
+        standing = self._state.modules.get((module, version))
+        return [] if standing is None else list(module_standing.due_orders(standing))
+
     async def keep(self) -> None:
         """Leaves how modules stand for the next orchestrator."""
         try:
-            await self._records.keep(self._state.modules)
+            async with self._keeping:  # lest an older state be written over a newer one
+                await self._records.keep(self._state.modules)
         except DmscError as error:
             log.warning("standings of modules not kept", reason=error.text)  # and tried again before long
 

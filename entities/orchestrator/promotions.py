@@ -63,7 +63,8 @@ class Promotions:
         self._bucket = bus.bucket(subjects.MODULE_RECORD)
         self._records: dict[str, ModuleRecord] = {}
         self._trials: dict[str, Trial] = {}
-        self._switching = asyncio.Lock()
+        self._turn = asyncio.Lock()
+        """Of changes to what is promoted: nobody else's comes between a look, the bucket and our memory."""
 
     async def load(self) -> None:
         """What was promoted, whoever led before, and how it has scored since."""
@@ -83,13 +84,14 @@ class Promotions:
         Raises:
             NotFound, Conflict: that version can't lead.
         """
-        async with self._switching:
+        async with self._turn:
             record = promote(
                 self._records.get(message.module), self._versions(message.module), message.module,
                 message.version, by=message.user, reason=message.reason or f"promoted by {message.user}",
                 now=time.time(),
             )  # fmt: skip
-            return await self._switch(record, rollback=False)
+            switched = await self._write(record, rollback=False)
+        return await self._carry_out(record, rollback=False) if switched else _switch(record, rollback=False)
 
     async def roll_back(self, message: RollBackModule, envelope: Envelope) -> PolicySwitch:
         """
@@ -108,45 +110,52 @@ class Promotions:
 
     async def forget(self, module: str) -> None:
         """Somebody ordered one of its versions by hand: what was promoted counts no more."""
-        if self._records.pop(module, None) is not None:
-            self._trials.pop(module, None)
-            self._desk.promoted(module, None)
-            await self._bucket.delete(module=module)
+        async with self._turn:
+            if module in self._records:
+                await self._bucket.delete(module=module)  # first: one that fails is repeated
+                del self._records[module]
+                self._trials.pop(module, None)
+                self._desk.promoted(module, None)
 
     async def run(self) -> None:
         """Compares and corrects, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             await self._confirmed()
-            for module, trial in list(self._trials.items()):
-                why = verdict(trial, self._records[module], self._config)
+            for module in list(self._trials):
+                trial, record = self._trials.get(module), self._records.get(module)
+                if trial is None or record is None:  # forgotten meanwhile
+                    continue
+                why = verdict(trial, record, self._config)
                 if why:
-                    record = self._records[module]
                     await self._contained(
                         self._roll_back(module, MYSELF, f"{record.active} gives way: {why}"), module
                     )
             for module, version, state in disagreeing(self._records, self._desk.standings()):
-                await self._contained(self._order(module, version, state), module)
+                if (module, version, state) in disagreeing(self._records, self._desk.standings()):  # still
+                    await self._contained(self._order(module, version, state), module)
 
     # --- how ------------------------------------------------------------------------------------------
     async def _roll_back(self, module: str, by: str, reason: str) -> PolicySwitch:
-        async with self._switching:
+        async with self._turn:
             record = roll_back(
                 self._records.get(module), self._versions(module), module, by=by, reason=reason,
                 now=time.time(),
             )  # fmt: skip
-            return await self._switch(record, rollback=True)
+            switched = await self._write(record, rollback=True)
+        return await self._carry_out(record, rollback=True) if switched else _switch(record, rollback=True)
 
-    async def _switch(self, record: ModuleRecord, *, rollback: bool) -> PolicySwitch:
-        """The record is the switch: whoever leads after us finds it. Then it is told, and the modules are."""
-        switch = PolicySwitch(
-            module=record.module, version=record.active, previous=record.previous, rollback=rollback,
-            by=record.by, reason=record.reason,
-        )  # fmt: skip
+    async def _write(self, record: ModuleRecord, *, rollback: bool) -> bool:
+        """The record is the switch: whoever leads after us finds it. False: it stands so already."""
         if self._records.get(record.module) == record:
-            return switch
+            return False
         await self._bucket.put(record, module=record.module)
         self._keep(record, retracted=record.previous if rollback else None)
+        return True
+
+    async def _carry_out(self, record: ModuleRecord, *, rollback: bool) -> PolicySwitch:
+        """Tells of the switch, and orders the modules; not in turn, as one that hangs takes its time."""
+        switch = _switch(record, rollback=rollback)
         text = f"{record.module} {record.active} is active instead of {record.previous or 'none'}: "
         log.info("module switched", module=record.module, version=record.active, previous=record.previous,
                  rollback=rollback, reason=record.reason)  # fmt: skip
@@ -156,7 +165,7 @@ class Promotions:
         for run in list(self._runs.values()):
             await self._contained(run.journal.tell("policy", text=text + record.reason), record.module)
         for version, state in ((record.active, ModuleState.ACTIVE), (record.previous, ModuleState.SHADOW)):
-            if version:
+            if version and self._records.get(record.module) == record:  # else somebody has decided otherwise
                 await self._contained(self._order(record.module, version, state), record.module)
         return switch
 
@@ -171,7 +180,9 @@ class Promotions:
         if self._desk.standings().get((module, version)) in (None, state):
             return
         op = ModuleOp.ACTIVATE if state is ModuleState.ACTIVE else ModuleOp.SHADOW
-        await self._desk.order(module, version, op, reason=self._records[module].reason)
+        record = self._records.get(module)
+        if record is not None:
+            await self._desk.order(module, version, op, reason=record.reason)
 
     async def _contained(self, work: Awaitable[object], module: str) -> None:
         """A module that does not answer is ordered again later; it must not end the orchestrator."""
@@ -182,3 +193,10 @@ class Promotions:
 
     def _versions(self, module: str) -> dict[str, ModuleState]:
         return {version: state for (name, version), state in self._desk.standings().items() if name == module}
+
+
+def _switch(record: ModuleRecord, *, rollback: bool) -> PolicySwitch:
+    return PolicySwitch(
+        module=record.module, version=record.active, previous=record.previous, rollback=rollback,
+        by=record.by, reason=record.reason,
+    )  # fmt: skip

@@ -421,7 +421,7 @@ class Leader:
 
     async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
         if message.kind == "device":
-            self._spawn(self._cordoning.device(message))
+            await self._cordoning.device(message)  # who reports it repeats what was not answered
             return Ack(note="taken up")
         run = self._runs.get(message.job) if message.job else None
         if run is not None:
