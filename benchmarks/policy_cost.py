@@ -235,6 +235,7 @@ async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyDesk
     run = SimpleNamespace(
         communication=communication,
         instances=SimpleNamespace(graph=True, lost=set(), stages=lambda: stages),
+        training=SimpleNamespace(revise_standbys=lambda: None),
         journal=Journal(bus),
         step=0,
     )

@@ -116,10 +116,13 @@ class EmbeddedCluster:
                 try:
                     await server.start()
                     break
-                except DmscError as error:
-                    say(f"{error.text}; trying again")
+                except (DmscError, OSError) as error:  # also a full disk, or no more processes
+                    say(f"{error}; trying again")
                     await asyncio.sleep(RESTART_S)
-            self.restarted()
+            try:
+                self.restarted()
+            except OSError as error:
+                say(f"who runs is not written down: {error}")
 
 
 def _held(folder: Path) -> int | None:

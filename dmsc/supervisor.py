@@ -170,8 +170,17 @@ class Supervisor:
             self._say(f"{child.name} died ({why}); starting it again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
             self.restarts += 1
-            await self._start(child)
-            self.restarted()
+            while True:
+                try:
+                    await self._start(child)
+                    break
+                except OSError as error:  # no space for its log, no more processes: it may pass
+                    self._say(f"{child.name} can't be started: {error}; trying again")
+                    await asyncio.sleep(pause_before_restart(_hopeless_starts))
+            try:
+                self.restarted()
+            except OSError as error:
+                self._say(f"who runs is not written down: {error}")
 
 
 def _signal(process: Child, number: signal.Signals) -> None:

@@ -302,7 +302,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 7)):
+class JobRecord(Message, wire="job.record", version=(1, 8)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -332,6 +332,10 @@ class JobRecord(Message, wire="job.record", version=(1, 7)):
     moves: tuple[StageMove, ...] = Field((), description="instances that changed their stage, the last 16")
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")
+    ends_as: JobState | None = Field(
+        None, description="how it ends, once that is certain: then it is cleaned up"
+    )
+    ends_because: str = ""
 
 
 class JobEvent(Message, wire="job.event", version=(1, 4)):

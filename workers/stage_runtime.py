@@ -78,6 +78,7 @@ class StageRuntime(StageFlow):
         self.group: ReductionGroup | None = None
         self.generation = -1
         self._prepared: Prepared | None = None
+        self._applying = asyncio.Lock()
         self._forming: asyncio.Task[ReductionGroup] | None = None
         self.copied = CopySource(
             lambda to, direction, step, tensors: self.send_aside(to, direction, self.stage, step, tensors),
@@ -245,11 +246,14 @@ class StageRuntime(StageFlow):
         if order.generation != prepared.generation or order.checksum != prepared.vote.checksum:
             raise Conflict(f"commit of step {order.step} names another gradient than the one prepared here")
         await self.state.sent()  # a newcomer is being sent the weights of before
-        if self._prepared is not prepared:
-            raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
-        self._prepared = None
-        await self.compute.submit(Priority.ORDER, lambda: self.trained.apply(order, prepared.gradients))
-        self._run(self.machine.applied(order.step + 1))  # before anything can be awaited: hops look at it
+        async with self._applying:
+            if order.step + 1 == self.version:  # decided by a leader, and by the next one that adopted us
+                return StepApplied(member=self.member, version=self.version)
+            if self._prepared is not prepared:
+                raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
+            await self.compute.submit(Priority.ORDER, lambda: self.trained.apply(order, prepared.gradients))
+            self._prepared = None  # not before: until then we can follow this decision
+            self._run(self.machine.applied(order.step + 1))  # before anything can be awaited: hops look at it
         await self.state.move_to(self.version)
         self.copied.applied(order.step, prepared.gradients if order.action == "apply" else ())
         return StepApplied(member=self.member, version=self.version)

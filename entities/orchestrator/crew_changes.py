@@ -48,6 +48,7 @@ class CrewChanges:
         self._tasks = tasks
         self._hand_over = HandOver(instances, replacement)
         self._leaving: set[str] = set()  # units that the job shall do without
+        self._going: set[str] = set()  # those that are being ended
 
     def scale(self, stage: int, replicas: int) -> str:
         """Gives a stage more or fewer working replicas; returns what will happen, in words.
@@ -57,23 +58,29 @@ class CrewChanges:
 
         Raises:
             BadInput: no such stage, or fewer than one replica.
-            Conflict: there is no room.
+            Conflict: there is no room, or one is just leaving.
         """
         graph = self._instances.graph
         assert graph is not None
+        stays = {unit.sid for unit in graph.units if unit.stage == stage}
+        if going := sorted(stays & self._going):
+            raise Conflict(f"{', '.join(going)} of stage {stage} is just leaving: ask again in a moment")
         added = added_replicas(graph, stage, replicas)
         removed = removed_replicas(graph, stage, replicas)
         if added:
             why = self._replacement.no_room(list(added))
             if why:
                 raise Conflict(f"stage {stage} can't have {replicas} replicas now: {why}")
+            self._leaving -= stays
             self._instances.graph = with_units(graph, added)
             for unit in added:
                 self._recruits.bring(unit.sid)
             return f"{', '.join(unit.sid for unit in added)} will join"
-        for unit in removed:
-            self._leaving.add(unit.sid)
-        return f"{', '.join(unit.sid for unit in removed)} will leave" if removed else "nothing to do"
+        kept = sorted(self._leaving & stays - {unit.sid for unit in removed})
+        self._leaving = self._leaving - stays | {unit.sid for unit in removed}
+        if removed:
+            return f"{', '.join(unit.sid for unit in removed)} will leave"
+        return f"{', '.join(kept)} will stay" if kept else "nothing to do"
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node once the open step is decided; what stands in the way, or ''.
@@ -91,11 +98,13 @@ class CrewChanges:
 
     def decided(self) -> None:
         """A step is: whoever is to leave may, for nothing of the next one is theirs yet."""
-        leaving, self._leaving = self._leaving, set()
-        for sid in sorted(leaving):
+        working = {member for members in self._progress.stages for member in members}
+        for sid in sorted(self._leaving):
             member = self._instances.members.get(sid)
-            if member is None or not self._progress.running:
-                continue
+            if member not in working or not self._progress.running:
+                continue  # it is still on its way in: it leaves once it is there
+            self._leaving.discard(sid)
+            self._going.add(sid)
             self.part_with(member)
             self._tasks.spawn(self._forget(member))
         if not self._progress.at_end:
@@ -142,9 +151,12 @@ class CrewChanges:
         self._standbys.revise()
 
     async def _forget(self, member: Member) -> None:
-        await self._replacement.end(member)
-        assert self._instances.graph is not None
-        self._instances.graph = without_units(self._instances.graph, {member.sid})
-        if self._instances.members.get(member.sid) == member:
-            del self._instances.members[member.sid]
+        try:
+            await self._replacement.end(member)
+            assert self._instances.graph is not None
+            self._instances.graph = without_units(self._instances.graph, {member.sid})
+            if self._instances.members.get(member.sid) == member:
+                del self._instances.members[member.sid]
+        finally:
+            self._going.discard(member.sid)
         self._telling.changed(f"{member.sid} has left")

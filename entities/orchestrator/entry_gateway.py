@@ -12,6 +12,7 @@ from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.planning import first_policy
 from schemas.errors import Unavailable
 from schemas.job import JobSpec
+from schemas.signals import CommunicationPolicy
 from schemas.task_graph import TaskGraph
 
 log = get_logger("orchestrator")
@@ -82,11 +83,21 @@ class EntryGateway:
         if graph is None:
             assert present is not None
             self._communication.revise(f"gateway {present.entry_gateway} does not answer", entry_gateway=sid)
-            return
+        else:
+            self._communication.issue(self._first(sid, graph))
+
+    def _first(self, sid: str, graph: TaskGraph) -> CommunicationPolicy:
+        present = self._communication.policy
         revision = int(time.time() * 1e3)  # above any revision of an earlier start of this job
         if present is not None:
             revision = max(revision, present.revision + 1)
-        self._communication.issue(first_policy(self._job, self._spec, graph, sid, revision))
+        return first_policy(self._job, self._spec, graph, sid, revision)
+
+    def end(self, graph: TaskGraph) -> None:
+        """Has all forget a job that was deployed like this by an orchestrator before, and goes on no more."""
+        sid = next(iter(sorted(self._mesh.gateways())), "")
+        over = {"ended": True, "reason": "the job has ended"}
+        self._communication.issue(self._first(sid, graph).model_copy(update=over))
 
     async def leave(self, failed: str) -> None:
         """The present one does not begin a step: another one shall, if there is one."""

@@ -18,6 +18,7 @@ class GuardedTasks:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     @property
@@ -25,7 +26,10 @@ class GuardedTasks:
         return self._failure.done()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Once `close` was called it is cancelled before it begins."""
         task = asyncio.create_task(work)
+        if self._closed:
+            task.cancel()
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -52,6 +56,7 @@ class GuardedTasks:
 
     async def close(self) -> None:
         """Cancels all that run, and what they begin meanwhile; returns once none does. Twice is fine."""
+        self._closed = True
         while self._tasks:
             for task in self._tasks:
                 task.cancel()

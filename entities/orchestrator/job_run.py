@@ -45,6 +45,8 @@ ANALYSTS = 3
 SAMPLE_DEADLINE_S = 90.0
 TERMINATION_DEADLINE_S = 5.0
 AGENTS_BACK_S = 12.0
+CLEAN_UP_S = 3.0
+"""A whole mesh may be stopping: then nobody is left who would answer."""
 """How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
 DEPLOY_TRIES = 4
 """Plans of one deployment that a node's death may break; the last one fails the job."""
@@ -88,8 +90,13 @@ class JobRun:
         self._termination = asyncio.Event()
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
-        self.over = False
+        self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """How it ends is certain; what is left is to clean up."""
+        return self._over.is_set()
 
     @property
     def step(self) -> int:
@@ -123,7 +130,7 @@ class JobRun:
         key = (report.sid, report.incarnation, report.kind)
         if member is None or member.incarnation != report.incarnation or member in self.instances.lost:
             return
-        if self.over:
+        if self._over.is_set():
             return
         if report.kind == "instance" and key in self._reported:
             return
@@ -135,6 +142,8 @@ class JobRun:
         self._reported.add(key)
         fault = self._faults.reported(report, step=self.step, attempt=self.training.attempt)
         verdict = await locate(self._bus, self._mesh, self.instances, self.job, member, report)
+        if self._over.is_set():  # its faults were closed with the job
+            return
         self._faults.located(fault, verdict)
         text = f"{verdict.verdict} ({verdict.reason}); {verdict.action}"
         if verdict.verdict == "structural":
@@ -184,21 +193,28 @@ class JobRun:
                     kind="instance", evidence=evidence,
                 )
             )  # fmt: skip
-        elif self.instances.is_present(member):
+        elif self.instances.is_present(member) and not self.over:
             self.training.lost(
                 member, f"took leave: {record.reason}", f"took leave ({record.reason}); replace"
             )
 
-    def cancel(self, reason: str) -> None:
-        """Ends the job; everything is cleaned up."""
+    async def cancel(self, reason: str) -> None:
+        """Ends the job; everything is cleaned up. Returns once that can't be lost any more."""
         if self._cancelled is None and not self.over:
             self._cancelled = reason
+            with contextlib.suppress(Unavailable):  # the bus is away; it ends all the same
+                await self.journal.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
             if self._task is not None:
                 self._task.cancel()
 
-    async def shut_down(self) -> None:
-        """The orchestrator stops: the record stays as it is, so that the next start resumes the job."""
+    async def shut_down(self, *, deposed: bool) -> None:
+        """The orchestrator stops: the record stays as it is, so that the next start resumes the job.
+
+        One that is over is given a moment to clean up, unless that is another orchestrator's by now.
+        """
         if self._task is not None and not self._task.done():
+            if self.over and not deposed:
+                await asyncio.wait({self._task}, timeout=CLEAN_UP_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -214,41 +230,49 @@ class JobRun:
             await self.communication.close()
 
     async def _to_the_end(self) -> None:
-        state, reason = JobState.FAILED, ""
+        record = self.journal.record
+        try:
+            if record.ends_as is not None:  # under an orchestrator before: what is left of it goes
+                state, reason = record.ends_as, record.ends_because
+                await self._agents_back()
+            else:
+                state, reason = await self._outcome()
+            self._over.set()
+            with contextlib.suppress(Unavailable):
+                # also makes sure that it is ours: what follows carries no epoch
+                await self.journal.note(now=True, ends_as=state, ends_because=reason)
+        except Fenced as error:
+            log.error("another orchestrator has this job", job=self.job, reason=str(error))
+            await self.checkpoints.abandon()
+            return
+        self._faults.ended(state is JobState.DONE, reason)
+        await self._clean_up()  # left off, it is the next leader's: the record says how the job ends
+        await self.journal.move(state, reason)
+
+    async def _outcome(self) -> tuple[JobState, str]:
+        """Works; returns how that ended, and why.
+
+        Raises:
+            Fenced: another orchestrator has the job.
+        """
         try:
             if self._cancelled is not None:
                 raise asyncio.CancelledError
             manifest = await self._work()
-            state = JobState.DONE
-            reason = f"weights {manifest.sha256[:12]}"
+            return JobState.DONE, f"weights {manifest.sha256[:12]}"
         except asyncio.CancelledError:
             if self._cancelled is None:
                 await self.checkpoints.abandon()
                 raise
             asyncio.current_task().uncancel()  # type: ignore[union-attr]  # we are inside a task
-            state, reason = JobState.CANCELLED, self._cancelled
-        except Fenced as error:
-            log.error("another orchestrator has this job", job=self.job, reason=str(error))
-            await self.checkpoints.abandon()
-            return
+            return JobState.CANCELLED, self._cancelled
+        except Fenced:
+            raise
         except DmscError as error:
-            reason = error.text
+            return JobState.FAILED, error.text
         except Exception as error:
             log.error("job failed on an internal error", job=self.job, exc_info=error)
-            reason = f"internal error: {type(error).__name__}: {error}"
-        self.over = True
-        with contextlib.suppress(Unavailable):
-            try:
-                await self.journal.confirm()  # what follows carries no epoch
-            except Fenced as error:
-                log.error("another orchestrator has this job", job=self.job, reason=str(error))
-                await self.checkpoints.abandon()
-                return
-        self._faults.ended(state is JobState.DONE, reason)
-        try:
-            await self._clean_up()
-        finally:
-            await self.journal.move(state, reason)
+            return JobState.FAILED, f"internal error: {type(error).__name__}: {error}"
 
     async def _work(self) -> WeightsManifest:
         async with self.training:
@@ -293,6 +317,12 @@ class JobRun:
 
         What is left of its instances ends before new ones start, for they hold their slots.
         """
+        await self._agents_back()
+        await self._release()
+        await self._forget()
+
+    async def _agents_back(self) -> None:
+        """The agents of its instances' nodes register with a new orchestrator within seconds."""
         graph = self.journal.record.graph
         places = {(one.cluster, one.node) for one in graph.placements} if graph else set()
 
@@ -300,8 +330,6 @@ class JobRun:
             return all(self._mesh.agent_of(cluster, node) is not None for cluster, node in places)
 
         await self._mesh.until(back, AGENTS_BACK_S)
-        await self._release()
-        await self._forget()
 
     async def _analyse(self) -> ModelTopology:
         """A node agent of the job's clusters analyses the model (§5.3)."""
@@ -451,13 +479,19 @@ class JobRun:
         for name, step in steps:
             try:
                 await step()
-            except DmscError as error:
-                log.warning("clean-up incomplete", job=self.job, part=name, reason=str(error))
+            except Exception as error:  # whatever it is, the rest is cleaned up
+                known = isinstance(error, DmscError)
+                log.warning("clean-up incomplete", job=self.job, part=name, reason=str(error),
+                            exc_info=None if known else error)  # fmt: skip
 
     async def _end_communication(self) -> None:
-        if self.communication.policy is None:
+        graph = self.journal.record.graph
+        if self.communication.policy is not None:
+            self.communication.revise("the job has ended", ended=True)
+        elif graph is not None and self.journal.record.ends_as is not None:
+            self.entry.end(graph)
+        else:
             return
-        self.communication.revise("the job has ended", ended=True)
         expected = {*self._mesh.gateways(), *self._mesh.routers()}
         try:
             async with asyncio.timeout(TERMINATION_DEADLINE_S):

@@ -255,6 +255,7 @@ class PolicyDesk:
                     if run is None:
                         continue
                     run.communication.revise(one.reason, weights=(one.stage, one.weights))
+                    run.training.revise_standbys()  # the weights of before know nothing of who died since
                     try:
                         await run.journal.tell("policy", text=one.reason)
                     except DmscError as error:
@@ -293,7 +294,9 @@ def _carry_out(run: JobRun, suggestion: PolicySuggestion, outcome: Outcome) -> t
             return replace(outcome, adopted=False, reason=error.text), None
     elif outcome.stage is not None and outcome.weights is not None:
         reason = f"{suggestion.module}: {suggestion.reason}"
-        return outcome, run.communication.revise(reason, weights=(outcome.stage, outcome.weights))
+        revision = run.communication.revise(reason, weights=(outcome.stage, outcome.weights))
+        run.training.revise_standbys()
+        return outcome, revision
     return outcome, None
 
 

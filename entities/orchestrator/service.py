@@ -149,7 +149,7 @@ class Leader:
         if deposed:
             for run in self._runs.values():
                 run.instances.members.clear()  # the next leader's: not ours to stop
-        await asyncio.gather(*(run.shut_down() for run in list(self._runs.values())))
+        await asyncio.gather(*(run.shut_down(deposed=deposed) for run in list(self._runs.values())))
         for subscription in served:
             await subscription.stop(drain=not deposed)
         if not deposed:
@@ -253,9 +253,13 @@ class Leader:
         promise = self._remember(known)
         try:
             record = await self._queue(message, command)
-        except BaseException:  # it did not become a job: a repetition may
+        except BaseException as error:  # it did not become a job: a repetition may
             self._submitted.pop(known, None)
-            promise.cancel()
+            if isinstance(error, DmscError):
+                promise.set_exception(error)
+                promise.exception()  # seen, even if nobody repeated it meanwhile
+            else:
+                promise.cancel()
             raise
         promise.set_result(record)
         return record
@@ -290,7 +294,8 @@ class Leader:
         """
         journal = Journal(self._bus, record.model_copy(update={"epoch": record.epoch + 1}), revision)
         run = JobRun(self._bus, self.mesh, journal, gateway, self._occupied, self.faults)
-        await journal.move(JobState.QUEUED, reason)
+        # one that was ending only has to be cleaned up: it does not wait for anything
+        await journal.move(JobState.QUEUED if record.ends_as is None else record.state, reason)
         self._runs[record.job] = run
         self._spawn(self._drive(run))
         return journal.record
@@ -379,7 +384,7 @@ class Leader:
             raise Conflict(f"job {message.job} has already ended: {record.state}")
         if run.over:
             raise Conflict(f"job {message.job} is ending: {run.journal.record.state}")
-        run.cancel(message.reason or f"cancelled by {message.user}")
+        await run.cancel(message.reason or f"cancelled by {message.user}")
         return run.journal.record
 
     async def _query(self, message: JobQuery, envelope: Envelope) -> JobList:

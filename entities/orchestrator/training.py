@@ -119,9 +119,11 @@ class Training:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._progress.running:
-            await self._progress.close()
-        await self._tasks.close()
+        try:
+            if self._progress.running:
+                await self._progress.close()
+        finally:
+            await self._tasks.close()
 
     # --- where it is, and what its owner hands in -----------------------------------------------------
     @property
@@ -144,6 +146,10 @@ class Training:
     def lost(self, member: Member, why: str, told: str = "") -> None:
         """See `Troubles.lost`."""
         self._troubles.lost(member, why, told)
+
+    def revise_standbys(self) -> None:
+        """See `Standbys.revise`."""
+        self._standbys.revise()
 
     def drain(self, sid: str) -> str:
         """See `CrewChanges.drain`."""

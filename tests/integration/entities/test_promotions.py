@@ -47,6 +47,8 @@ class Version:
         self.orders: list[ModuleOp] = []
         self.without: tuple[str, ...] = ()
         self.news = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def start(self) -> None:
         await self.bus.serve(subjects.MODULE_ORDER, self._obey, sid=self.bus.sender.name)
@@ -66,6 +68,7 @@ class Version:
         self.state = ENTERED.get(order.op, self.state)
         self.without = order.jobs if order.op is ModuleOp.DISABLE else self.without
         self.news.set()
+        await self.answers.wait()
         return self.lifecycle()
 
     async def scores(self, value: float, number: int) -> None:
@@ -167,6 +170,25 @@ async def test_an_order_by_hand_ends_what_the_promotion_began(dial: Dial, start:
     assert one.state is two.state is ModuleState.ACTIVE
     with pytest.raises(Conflict, match="nothing of m was promoted"):
         await ask(dial, subjects.ROLL_BACK_MODULE, RollBackModule(module="m", user="ada"))
+
+
+async def test_an_order_by_hand_also_ends_a_promotion_that_is_under_way(dial: Dial, start: Start) -> None:
+    """The promoted version has not answered its order yet: nothing of the promotion is left afterwards."""
+    running = await orchestrator(dial, start)
+    one, two = await versions(dial)
+    two.answers.clear()
+    promoting = asyncio.create_task(ask(dial, subjects.PROMOTE_MODULE, PROMOTE))
+    await two.until(lambda: two.orders == [ModuleOp.ACTIVATE])
+    order = DirectModule(module="m", version="1", op=ModuleOp.ACTIVATE, user="ada")
+    await ask(dial, subjects.DIRECT_MODULE, order)
+    two.answers.set()
+    assert (await promoting).version == "2"
+    assert one.orders == [ModuleOp.ACTIVATE], "what the promotion still had to order counts no more"
+    kept = await (await dial("reader")).bucket(subjects.MODULE_RECORD).entries()
+    assert list(kept) == []
+    with pytest.raises(Conflict, match="nothing of m was promoted"):
+        await ask(dial, subjects.ROLL_BACK_MODULE, RollBackModule(module="m", user="ada"))
+    assert not running.done()
 
 
 async def test_orders_and_counts_outlive_the_orchestrator(dial: Dial, start: Start) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -23,6 +24,7 @@ from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.leadership import Leadership
+from schemas.registry import InstanceState
 from schemas.step import StepDecision
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
@@ -260,6 +262,34 @@ async def test_a_submission_that_two_leaders_hear_is_one_job(witness: Witness) -
     await check(witness, job)
     await witness.ready(len(ORCHESTRATORS))  # the one that was frozen has found out
     assert len(await records_named(witness, "once")) == 1
+
+
+async def test_a_job_that_was_cancelled_ends_also_if_the_leader_dies_over_it(witness: Witness) -> None:
+    """What was answered holds: the next leader cleans up, and brings nothing back."""
+    job = await witness.submit(spec("cancelled"))
+    await struck(witness, job, subjects.STEP_PREPARE)
+    before = await leader(witness)
+    witness.mesh.kill("router-a", signal.SIGSTOP)  # the clean-up waits for its report, so that it is struck
+    try:
+        await witness.ask("job.cancel", job=job)
+        witness.mesh.kill(await name_of_leader(witness))
+        assert (await witness.record(job)).state is JobState.RUNNING, "the fault came too late"
+    finally:
+        witness.mesh.kill("router-a", signal.SIGCONT)
+    await until_next_term(witness, before)
+    async with asyncio.timeout(PATIENCE_S):
+        record = await witness.ended(job)
+    assert (record.state, record.reason) == (JobState.CANCELLED, "asked for at the NATS door")
+    assert record.recoveries == 0
+    pids = [pid for ran in witness.processes[job].values() for pid in ran]
+    assert len(pids) == UNITS
+    async with asyncio.timeout(PATIENCE_S):
+        while any(psutil.pid_exists(pid) for pid in pids):  # noqa: ASYNC110  # processes tell nobody
+            await asyncio.sleep(0.02)
+    left = await witness.bus.bucket(subjects.REGISTRY_RECORD).entries()
+    over = (InstanceState.FAULTED, InstanceState.GONE)
+    assert [one.key for one in left if one.message.job == job and one.message.state not in over] == []
+    await check(witness, await witness.submit(spec("next")))  # its slots are free
 
 
 # --- everybody else --------------------------------------------------------------------------------------

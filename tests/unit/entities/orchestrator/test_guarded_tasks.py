@@ -58,6 +58,20 @@ async def test_work_that_is_done_counts_before_a_failure_and_its_own_errors_end_
     assert not tasks.failed
 
 
+async def test_what_is_spawned_after_closing_does_not_begin() -> None:
+    tasks, begun = GuardedTasks(), []
+
+    async def work() -> None:
+        begun.append(True)
+
+    await tasks.close()
+    late = tasks.spawn(work())
+    await asyncio.wait({late})
+    assert late.cancelled()
+    assert not begun
+    assert not tasks.failed
+
+
 async def test_closing_ends_what_ending_tasks_begin() -> None:
     tasks = GuardedTasks()
 
