@@ -270,6 +270,21 @@ def test_a_killed_child_is_started_again(mesh_folder: Path) -> None:
     wait_for(lambda: dmsc("status", cwd=mesh_folder).returncode == 0)
 
 
+def test_a_child_that_can_not_be_started_again_just_now_is_started_later(mesh_folder: Path) -> None:
+    """Its log can't be opened: as where the disk is full, or there are too many files or processes."""
+    logs = mesh_folder / ".dmsc" / "logs"
+    own, up = logs / "agent-b.log", logs / "up.log"
+    own.rename(logs / "agent-b.kept")
+    own.mkdir()
+    pid = read(mesh_folder).children["agent-b"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: "agent-b can't be started: [Errno 21]" in up.read_text(), up.read_text)
+    own.rmdir()
+    (logs / "agent-b.kept").rename(own)
+    wait_for(lambda: read(mesh_folder).children.get("agent-b", pid) != pid)
+    wait_for(lambda: dmsc("status", cwd=mesh_folder).returncode == 0)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="children are forked from a zygote on Linux only")
 def test_children_are_the_supervisors_own_and_need_no_zygote_to_come_back(mesh_folder: Path) -> None:
     mesh = read(mesh_folder)
