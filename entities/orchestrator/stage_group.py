@@ -27,7 +27,8 @@ class StageGroup:
     lost_told: bool = False
     _failures: int = 0
     _failed_at: float | None = None
-    _blamed: Counter[Member] = field(default_factory=Counter)
+    _silent: set[tuple[Member, Member]] = field(default_factory=set)
+    """Failed edges with these members: who found whom silent. How often tells nothing of the edge."""
 
     @property
     def broken(self) -> bool:
@@ -37,7 +38,7 @@ class StageGroup:
     def regroup(self, members: tuple[Member, ...]) -> None:
         """A new generation, with these members."""
         if members != self.members:
-            self._failures, self._blamed = 0, Counter()
+            self._failures, self._silent = 0, set()
         self.members = members
         self.generation += 1
         self.formed = self.preparing = False
@@ -47,22 +48,24 @@ class StageGroup:
         """What its members are told to build; `answered`: the step's last round that all have answered."""
         return FormGroup(self.stage, step, attempt, answered, self.generation, self.members, in_order(dead))
 
-    def failed(self, blamed: Iterable[Member], now: float) -> Condemn | None:
+    def failed(self, edges: Iterable[tuple[Member, Member]], now: float) -> Condemn | None:
         """Its present generation could not be built, or its reduction broke; who can't stay, if anybody.
 
+        Of two that find each other silent it is the last by name, in every stage: where a cut between two
+        nodes is behind it, both keep what the other side would have to bring it otherwise.
+
         Args:
-            blamed: members that the errors of others name.
+            edges: (witness, whom it found silent), as their errors tell.
             now: seconds.
         """
         self.formed = self.preparing = False
-        self._blamed.update(member for member in blamed if member in self.members)
+        self._silent.update((witness, peer) for witness, peer in edges if peer in self.members)
         if self.broken:
             return None  # another member tells of the same failure
         self._failures += 1
         if self._failures >= BUILDS and len(self.members) > 1:
-            worst = max(
-                self.members, key=lambda member: (self._blamed[member], member.sid, member.incarnation)
-            )
+            blamed = Counter(peer for _, peer in self._silent)
+            worst = max(self.members, key=lambda member: (blamed[member], member.sid, member.incarnation))
             return Condemn(worst, f"stage {self.stage}: {self._failures} groups failed with the same members")
         self._failed_at = now
         return None

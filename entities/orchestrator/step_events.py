@@ -61,11 +61,11 @@ class GroupFormed:
 
 @dataclass(frozen=True, slots=True)
 class GroupFailed:
-    """A group could not be built, or its reduction broke. `blamed`: the members named by its errors."""
+    """A group could not be built, or its reduction broke. `edges`: who found whom silent, by its errors."""
 
     stage: int
     generation: int
-    blamed: tuple[Member, ...] = ()
+    edges: tuple[tuple[Member, Member], ...] = ()
 
 
 @dataclass(slots=True)  # one for each microbatch and stage: freezing takes longer than all else of it

@@ -124,8 +124,8 @@ class StepMachine:
                 return self._assigned(number)
             case ev.GroupFormed(stage, generation):
                 return self._formed(stage, generation)
-            case ev.GroupFailed(stage, generation, blamed):
-                return self._failed(stage, generation, blamed, now)
+            case ev.GroupFailed(stage, generation, edges):
+                return self._failed(stage, generation, edges, now)
             case ev.Recorded(decision):
                 return self._recorded(decision)
             case ev.Committed(step, silent):
@@ -370,12 +370,14 @@ class StepMachine:
         group.formed = True
         return self._prepare_ready()
 
-    def _failed(self, stage: int, generation: int, blamed: tuple[Member, ...], now: float) -> list[ev.Effect]:
+    def _failed(
+        self, stage: int, generation: int, edges: tuple[tuple[Member, Member], ...], now: float
+    ) -> list[ev.Effect]:
         group = self._groups[stage]
         if generation != group.generation or self.phase is Phase.DECIDING:
             return []
         self.ledger.votes.pop(stage, None)
-        condemned = group.failed(blamed, now)
+        condemned = group.failed(edges, now)
         return [] if condemned is None else [condemned]
 
     def _tick(self, now: float) -> list[ev.Effect]:

@@ -178,8 +178,8 @@ class StepOrders:
             fenced=effect.fenced,
         )
 
-        async def one(member: Member) -> tuple[Member, ...] | None:
-            """None: it has its group; else whom it found silent."""
+        async def one(member: Member) -> tuple[tuple[Member, Member], ...] | None:
+            """None: it has its group; else what it found silent."""
             try:
                 await self._instances.order(GROUP_FORM, order, [member], deadline_s=GROUP_DEADLINE_S)
             except DmscError as error:
@@ -194,19 +194,21 @@ class StepOrders:
         if lost:
             self._observer.losing(lost, f"no answer to group form of stage {effect.stage}")
             return
-        if all(blamed is None for blamed in answers):
+        if all(edges is None for edges in answers):
             self._post(ev.GroupFormed(effect.stage, effect.generation))
         else:
-            named = tuple(peer for blamed in answers for peer in blamed or ())
-            self._post(ev.GroupFailed(effect.stage, effect.generation, named))
+            found = tuple(edge for edges in answers for edge in edges or ())
+            self._post(ev.GroupFailed(effect.stage, effect.generation, found))
 
-    def _silent(self, witness: Member, members: Iterable[Member], error: DmscError) -> tuple[Member, ...]:
-        """Whom this error names as silent: that is told, before what follows from it is decided."""
+    def _silent(
+        self, witness: Member, members: Iterable[Member], error: DmscError
+    ) -> tuple[tuple[Member, Member], ...]:
+        """Edges to whom this error names as silent: that is told, before what follows from it is decided."""
         named = str(error.fields.get("unreached", "")).split()
         silent = tuple(peer for peer in members if peer.incarnation in named)
         for peer in silent:
             self._observer.silence(witness, peer)
-        return silent
+        return tuple((witness, peer) for peer in silent)
 
     async def prepare(self, effect: ev.Prepare, member: Member) -> None:
         order = StepPrepare(

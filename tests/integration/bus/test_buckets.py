@@ -142,6 +142,7 @@ async def test_after_expiry_get_is_none_create_works_and_the_watcher_knows(conne
     assert await bucket.get(leader=True, sid="lease") is None
     assert "lease" not in await bucket.keys()
     again = await bucket.create(service_record("lease", incarnation="i2"), ttl_s=5, sid="lease")
+    await changes.until(lambda items: items[-1].revision == again)  # a bucket keeps the newest value alone
     renewed = await bucket.update(
         service_record("lease", incarnation="i2"), revision=again, ttl_s=5, sid="lease"
     )

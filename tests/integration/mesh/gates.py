@@ -57,6 +57,7 @@ class Gates:
         self._holds: list[Hold] = []
         self._begun = asyncio.Event()
         self._begun.set()
+        self._last = 0
         self._work = {
             layer_seed(seed, step, microbatch, layer): (step, microbatch)
             for step in range(steps)
@@ -64,9 +65,10 @@ class Gates:
             for layer in range(LAYERS)
         }
 
-    def close(self) -> None:
-        """No pass of a step behind the first goes on until `begin`: whoever wants to hold one is in time."""
-        self._begun.clear()
+    def close(self, after: int = 0) -> None:
+        """No pass of a step behind this one goes on until `begin`: whoever wants to hold one is in time."""
+        waiting, self._begun, self._last = self._begun, asyncio.Event(), after
+        waiting.set()  # they look again
 
     def begin(self) -> None:
         self._begun.set()
@@ -88,7 +90,7 @@ class Gates:
             while line := await reader.readline():
                 pid, direction, seed = line.decode().split()
                 step, microbatch = self._work.get(int(seed), (-1, -1))  # not a step's: the analysis
-                if step > 0:  # the analysis draws as step 0 does
+                while step > self._last and not self._begun.is_set():  # the analysis draws as step 0 does
                     await self._begun.wait()
                 for hold in self._holds:
                     if int(pid) in hold.pids and (hold.direction, hold.step) == (direction, step):

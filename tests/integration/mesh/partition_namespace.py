@@ -4,7 +4,8 @@
 
 This process's own namespace has the server, the control plane and a bridge; each node agent, with its
 instances, has one with a cable to that bridge. Isolated ports of a bridge reach the bridge, and not each
-other: so the cut takes tensors alone. Prints one JSON object of what became of the job.
+other: so the cut takes tensors alone. Behind the first step nothing is computed before the cut is there, and
+behind the next one nothing before the job is on one side. Prints one JSON object of what became of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bus import subjects
+from bus.buckets import Change
 from bus.embedded import EmbeddedServer
 from dmsc import zygote
 from dmsc.parent_death import end_with_parent
@@ -27,10 +30,12 @@ from entities.fork_server_process import INCUBATOR
 from schemas.job import JobRecord, JobSpec
 from tests import warm_processes
 from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.gates import Gates, gates_at
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
+from tests.patience import PATIENCE_S
 
 BRIDGE, NET = "10.99.0.1", "10.99.0.{}/24"
-STEPS, CUT_AT = 6, 2
+STEPS, MICROBATCHES, SEED = 4, 4, 11
 NO_INCUBATOR = {INCUBATOR: "none"}
 """Its abstract socket is in one namespace: a node in another does not reach it."""
 
@@ -75,29 +80,63 @@ def cut() -> None:
         run("bridge", "link", "set", "dev", f"port-{name}", "isolated", "on")
 
 
-def spec() -> JobSpec:
-    return tiny_job(
+def gate(folder: Path) -> Path:
+    """Where passes ask whether they may go on; a path is found from every network namespace."""
+    return folder / "gate"
+
+
+def spec(folder: Path) -> JobSpec:
+    wanted = tiny_job(
         "cut",
-        training={"steps": STEPS, "seed": 11, "validation_microbatches": 0},
+        training={
+            "steps": STEPS,
+            "microbatches": MICROBATCHES,
+            "seed": SEED,
+            "validation_microbatches": 0,
+        },
         parallel={"stages": 2, "replicas": 2, "clusters": list(CLUSTERS)},
     )
+    args = {"gate": str(gate(folder))}
+    model = wanted.model.model_copy(update={"factory": "gated:gated", "args": args})
+    return wanted.model_copy(update={"model": model})
 
 
-async def trained(client: Witness) -> tuple[JobRecord, list[str], list[int]]:
-    job = await client.submit(spec())
+async def on_one_side(client: Witness, job: str) -> None:
+    """Returns once all the job's instances are placed in the same cluster."""
+    moved = asyncio.Event()
+
+    async def look(change: Change) -> None:
+        graph = change.message.graph if isinstance(change.message, JobRecord) else None
+        if graph is not None and len({place.cluster for place in graph.placements}) == 1:
+            moved.set()
+
+    watch = await client.bus.bucket(subjects.JOB_RECORD).watch(look, job=job)
+    async with asyncio.timeout(PATIENCE_S):
+        await moved.wait()
+    await watch.stop()
+
+
+async def trained(client: Witness, wanted: JobSpec, gates: Gates) -> tuple[JobRecord, list[str], list[int]]:
+    gates.close()
+    job = await client.submit(wanted)
     texts: list[str] = []
     steps: list[int] = []
     cut_at_s = 0.0
     async for event in client.events(job):
         if event.text:
             texts.append(f"{event.kind}: {event.text}")
-        if event.result is not None:
-            if steps and steps[-1] == CUT_AT:
-                print(f"step {event.result.step} {event.at - cut_at_s:.1f} s after the cut", file=sys.stderr)
-            steps.append(event.result.step)
-            if event.result.step == CUT_AT:
-                cut()
-                cut_at_s = time.time()
+        if event.result is None:
+            continue
+        steps.append(event.result.step)
+        if len(steps) == 1:
+            cut()
+            cut_at_s = time.time()
+            gates.close(after=1)
+        elif len(steps) == 2:
+            await on_one_side(client, job)
+            gates.begin()
+        if len(steps) > 1:
+            print(f"step {event.result.step} {event.at - cut_at_s:.1f} s after the cut", file=sys.stderr)
     return await client.record(job), texts, steps
 
 
@@ -107,9 +146,12 @@ async def main(folder: Path) -> None:
             mesh = OwnMesh(folder, [server], slots=6, nodes=nodes)
             try:
                 mesh.start_all("smo-1")
-                async with mesh.client() as client:
+                async with (
+                    mesh.client() as client,
+                    gates_at(gate(folder), seed=SEED, steps=STEPS, microbatches=MICROBATCHES) as gates,
+                ):
                     await client.ready()
-                    record, texts, steps = await trained(client)
+                    record, texts, steps = await trained(client, spec(folder), gates)
             finally:
                 mesh.stop_all()
     told = {

@@ -53,7 +53,7 @@ def test_two_nodes_are_cut_off_from_each_other(mesh: Mesh, tmp_path: Path) -> No
     told = json.loads(out)
     texts = told["texts"]
     assert told["state"] == "done", (told["reason"], texts)
-    assert told["weights"] == undisturbed(mesh.client, partition_namespace.spec())
+    assert told["weights"] == undisturbed(mesh.client, partition_namespace.spec(tmp_path))
     assert told["steps"] == list(range(partition_namespace.STEPS)), texts
     cuts = [text for text in texts if "do not reach each other" in text]
     assert len(cuts) == 1, texts
