@@ -27,16 +27,35 @@ class LoopThread:
         """Run to the end and return the result. Ctrl-C and the deadline cancel the coroutine."""
         from schemas.errors import DeadlineExceeded
 
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        task: asyncio.Task[Any] | None = None
+        given_up = False
+
+        async def run() -> T:
+            nonlocal task
+            task = asyncio.current_task()
+            if given_up:
+                work.close()
+                raise asyncio.CancelledError
+            return await work
+
+        def give_up() -> None:
+            nonlocal given_up
+            given_up = True
+            if task is not None:
+                task.cancel()
+
+        # Cancelled by way of the task, not of the future: Ctrl-C may come when the loop has the work
+        # already and this thread not yet the future.
         try:
-            return future.result(timeout_s)
-        except FutureTimeout as error:
-            if future.done():
-                raise  # the coroutine's own
-            future.cancel()
-            raise DeadlineExceeded(f"not finished within {timeout_s} s") from error
+            future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+            try:
+                return future.result(timeout_s)
+            except FutureTimeout as error:
+                if future.done():
+                    raise  # the coroutine's own
+                raise DeadlineExceeded(f"not finished within {timeout_s} s") from error
         except BaseException:  # Ctrl-C, or whatever else a signal handler of the caller's raises
-            future.cancel()
+            self._loop.call_soon_threadsafe(give_up)
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:

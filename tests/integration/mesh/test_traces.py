@@ -6,7 +6,8 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -43,9 +44,19 @@ class Receiver:
                 self.spans += [span for scope in resource.scope_spans for span in scope.spans]
             self.changed.notify_all()
 
-    def until(self, name: str) -> None:
+    def until(self, name: str, ended: Callable[[], bool]) -> bool:
+        """Whether the span came before who sends it `ended`."""
+
+        def found() -> bool:
+            return any(span.name == name for span in self.spans)
+
         with self.changed:
-            assert self.changed.wait_for(lambda: any(span.name == name for span in self.spans), PATIENCE_S)
+            assert self.changed.wait_for(lambda: found() or ended(), PATIENCE_S)
+            return found()
+
+    def wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
 
 @pytest.fixture
@@ -85,19 +96,21 @@ async def test_a_jobs_spans_arrive_as_one_tree_below_its_callers(
         sys.executable, "-m", "dmsc", "run", "tracer", "--metrics-port", "off", "--parent", str(os.getpid()),
         env=environment, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    assert tracer.stderr is not None
+    said = asyncio.create_task(heard(tracer, ready := asyncio.Event()))
+    said.add_done_callback(lambda _: collector.wake())
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while "tracer ready" not in (await tracer.stderr.readline()).decode():
-                assert tracer.returncode is None
+            await ready.wait()
         job = await submitted(mesh)
         record = await asyncio.to_thread(mesh.client.wait, job)
         assert record.state is JobState.DONE
         assert record.correlation == TRACE
-        await asyncio.to_thread(collector.until, "job")
+        assert await asyncio.to_thread(collector.until, "job", said.done), await said
     finally:
-        tracer.terminate()
-        await tracer.communicate()
+        with suppress(ProcessLookupError):
+            tracer.terminate()
+        await said
+        await tracer.wait()
     spans = [span for span in collector.spans if span.trace_id.hex() == TRACE]
     by_id = {span.span_id: span for span in spans}
     assert len(by_id) == len(spans)
@@ -117,6 +130,18 @@ async def test_a_jobs_spans_arrive_as_one_tree_below_its_callers(
     (first,) = [span for span in spans if span.name == "step 0"]
     assert below[first.span_id] == ["begin", "claims", "prepare", "decide", "commit"]
     assert {one["service.name"] for one in collector.resources} == {"dmsc-test"}
+
+
+async def heard(tracer: asyncio.subprocess.Process, ready: asyncio.Event) -> str:
+    """What it says until it ends."""
+    assert tracer.stderr is not None
+    lines: list[str] = []
+    async for line in tracer.stderr:
+        lines.append(line.decode())
+        if "tracer ready" in lines[-1]:
+            ready.set()
+    ready.set()
+    return "".join(lines)
 
 
 async def submitted(mesh: Mesh) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,28 @@ def test_a_caller_that_is_interrupted_while_it_waits_closes_the_iterator(
     finally:
         striking.join()
         signal.signal(signal.SIGUSR1, before)
+    assert waiting.ended == ["closed"]
+
+
+def test_a_caller_that_is_interrupted_as_it_hands_work_over_closes_the_iterator(
+    runner: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Waiting()
+    got: list[int] = []
+    schedule = asyncio.run_coroutine_threadsafe
+
+    def interrupted(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+        future = schedule(work, loop)
+        if got and not waiting.waits.is_set():
+            waiting.waits.wait()
+            raise Interrupted
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    with pytest.raises(Interrupted):
+        for item in runner.iterate(waiting.items()):
+            got.append(item)
+    assert got == [0]
     assert waiting.ended == ["closed"]
 
 
