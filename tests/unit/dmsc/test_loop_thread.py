@@ -84,8 +84,7 @@ def test_a_caller_that_is_interrupted_as_it_hands_work_over_closes_the_iterator(
 
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
     with pytest.raises(Interrupted):
-        for item in runner.iterate(waiting.items()):
-            got.append(item)
+        got.extend(runner.iterate(waiting.items()))
     assert got == [0]
     assert waiting.ended == ["closed"]
 
