@@ -73,11 +73,14 @@ def test_a_caller_that_is_interrupted_as_it_hands_work_over_closes_the_iterator(
 ) -> None:
     waiting = Waiting()
     got: list[int] = []
+    struck = False
     schedule = asyncio.run_coroutine_threadsafe
 
     def interrupted(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+        nonlocal struck
         future = schedule(work, loop)
-        if got and not waiting.waits.is_set():
+        if got and not struck:
+            struck = True
             waiting.waits.wait()
             raise Interrupted
         return future
