@@ -19,8 +19,8 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from dmsc.tracing.spans import JobTrace, Span
-from schemas.errors import BadInput, DmscError
-from schemas.job import ENDED, JobEvent
+from schemas.errors import BadInput, DmscError, Unavailable
+from schemas.job import ENDED, JobEvent, JobRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -31,6 +31,7 @@ log = get_logger("tracer")
 JOBS_KEPT = 1_024
 """Traces that are open at a time; beyond it the oldest is given up."""
 FLUSH_MS = 5_000
+RETRY_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +73,23 @@ class Tracer:
     async def _trace(self, job: str) -> JobTrace | None:
         """None: nothing is known of the job any more."""
         if job not in self._traces:
-            found = None
-            try:
-                entry = await self._bus.bucket(subjects.JOB_RECORD).get(job=job)
-                found = None if entry is None else JobTrace(entry.message, self._config.every_steps)
-            except DmscError as error:
-                log.warning("job not traced", job=job, reason=error.text)
+            record = await self._record(job)
             while len(self._traces) >= JOBS_KEPT:
                 del self._traces[next(iter(self._traces))]
-            self._traces[job] = found
+            self._traces[job] = None if record is None else JobTrace(record, self._config.every_steps)
         return self._traces[job]
+
+    async def _record(self, job: str) -> JobRecord | None:
+        while True:
+            try:
+                entry = await self._bus.bucket(subjects.JOB_RECORD).get(job=job)
+                return None if entry is None else entry.message
+            except Unavailable:  # its events wait meanwhile: a job is not left out for a server's restart
+                await asyncio.sleep(RETRY_S)
+                await self._bus.link.wait_online()
+            except DmscError as error:
+                log.warning("job not traced", job=job, reason=error.text)
+                return None
 
 
 class Exported:
