@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -161,7 +162,7 @@ class LazyHeap:
             heapify(self._heap)
 
 
-class _ByKey:
+class _ByKey(ABC):
     """The open candidate with the least key."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -183,8 +184,8 @@ class _ByKey:
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
         return self._open.top()
 
-    def key(self, candidate: Candidate) -> tuple[float, float]:
-        raise NotImplementedError
+    @abstractmethod
+    def key(self, candidate: Candidate) -> tuple[float, float]: ...
 
 
 class LeastOutstanding(_ByKey):

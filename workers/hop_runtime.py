@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,7 @@ log = get_logger("instance")
 
 
 @dataclass(kw_only=True)
-class HopRuntime:
+class HopRuntime(ABC):
     """An instance that sends microbatches on.
 
     `failed` is called once with a reason when this instance can't go on: it fences itself (DESIGN §5 rule 4).
@@ -65,9 +66,9 @@ class HopRuntime:
         """What this instance says of itself in passing, to whoever sends it microbatches."""
         return None
 
+    @abstractmethod
     def routes_changed(self) -> None:
         """A new route table may open a way for what waits."""
-        raise NotImplementedError
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:

@@ -86,7 +86,6 @@ class Tracer:
                 return None if entry is None else entry.message
             except Unavailable:  # its events wait meanwhile: a job is not left out for a server's restart
                 await asyncio.sleep(RETRY_S)
-                await self._bus.link.wait_online()
             except DmscError as error:
                 log.warning("job not traced", job=job, reason=error.text)
                 return None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
 
 from bus.connection import Bus
 from bus.correlation import correlate, current_cause
 from bus.logs import bind, get_logger
-from bus.subjects import ANALYSE, FORGET_TOPOLOGY, RELEASE_JOB, WRITE_SAMPLE
 from entities.orchestrator.adoption import Adoption
 from entities.orchestrator.checkpoints import Checkpoints
+from entities.orchestrator.clean_up import CleanUp
 from entities.orchestrator.communication import Communication
 from entities.orchestrator.entry_gateway import EntryGateway
 from entities.orchestrator.fault_location import locate
@@ -20,34 +19,25 @@ from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.instances import Instances, MemberLost, NodeLost, StartFailed
 from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.journal import Journal
-from entities.orchestrator.link_secret import forget_link_secret
 from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.model_work import ModelWork
 from entities.orchestrator.placement import NoRoom
 from entities.orchestrator.planning import plan
 from entities.orchestrator.replacement import OccupiedFn
 from entities.orchestrator.results import export_weights
 from entities.orchestrator.training import Training
-from schemas.cluster import Analyse, AnalysisFailed, ForgetTopology, SampleWritten, WriteSample
-from schemas.errors import BadModel, Conflict, DmscError, Fenced, Unavailable
+from schemas.errors import Conflict, DmscError, Fenced, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobState, WeightsManifest
-from schemas.registry import InstanceState, ReleaseJob, ServiceRecord
-from schemas.signals import TerminationReport
+from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
 from schemas.step import Member, MicrobatchClaim
 from schemas.task_graph import ModelTopology, TaskGraph
 
 log = get_logger("orchestrator")
 
-ANALYSIS_DEADLINE_S = 180.0
-ANALYSTS = 3
-"""Node agents asked to analyse, one after the other, before the job fails."""
-SAMPLE_DEADLINE_S = 90.0
-TERMINATION_DEADLINE_S = 5.0
-AGENTS_BACK_S = 12.0
 CLEAN_UP_S = 3.0
 """A whole mesh may be stopping: then nobody is left who would answer."""
-"""How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
 DEPLOY_TRIES = 4
 """Plans of one deployment that a node's death may break; the last one fails the job."""
 START_TRIES = 3
@@ -84,10 +74,10 @@ class JobRun:
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults, occupied,
             lambda: self.entry.sid, self.entry.leave,
         )  # fmt: skip
-        self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
-        self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._terminated: set[str] = set()
-        self._termination = asyncio.Event()
+        self.model_work = ModelWork(bus, mesh, journal)
+        self.clean_up = CleanUp(
+            bus, mesh, journal, self.instances, self.checkpoints, self.communication, self.entry
+        )
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._over = asyncio.Event()
@@ -104,24 +94,8 @@ class JobRun:
         return self.training.step
 
     # --- what the service hands in ------------------------------------------------------------------------
-    def topology(self, message: ModelTopology) -> None:
-        if not self._topology.done():
-            self._topology.set_result(message)
-
-    def analysis_failed(self, message: AnalysisFailed) -> None:
-        if not self._topology.done():
-            self._topology.set_exception(BadModel(message.text))
-
-    def sample_written(self, message: SampleWritten) -> None:
-        if not self._sample.done():
-            self._sample.set_result(message.text)
-
     def claimed(self, claim: MicrobatchClaim) -> None:
         self.training.claimed(claim)
-
-    def terminated(self, report: TerminationReport) -> None:
-        self._terminated.add(report.sid)
-        self._termination.set()
 
     async def fault(self, report: FaultReport) -> None:
         """MG or SR reported something about one of this job's instances: locate it, then act on it."""
@@ -234,7 +208,7 @@ class JobRun:
         try:
             if record.ends_as is not None:  # under an orchestrator before: what is left of it goes
                 state, reason = record.ends_as, record.ends_because
-                await self._agents_back()
+                await self.clean_up.agents_back()
             else:
                 state, reason = await self._outcome()
             self._over.set()
@@ -246,7 +220,7 @@ class JobRun:
             await self.checkpoints.abandon()
             return
         self._faults.ended(state is JobState.DONE, reason)
-        await self._clean_up()  # left off, it is the next leader's: the record says how the job ends
+        await self.clean_up.run()  # left off, it is the next leader's: the record says how the job ends
         await self.journal.move(state, reason)
 
     async def _outcome(self) -> tuple[JobState, str]:
@@ -278,9 +252,9 @@ class JobRun:
         async with self.training:
             if self.epoch == 1 or not await self._adopt():
                 if self.epoch > 1:
-                    await self._reclaim()
+                    await self.clean_up.reclaim()
                 await self.journal.move(JobState.ANALYSING, "layers, costs, data")
-                await self._deploy(await self._analyse())
+                await self._deploy(await self.model_work.analyse())
             await self._train()
             return await self._finish()
 
@@ -311,57 +285,6 @@ class JobRun:
         await self.journal.move(JobState.RUNNING, f"step {self.training.step} of {steps}")
         await self.training.run()
         await self.training.told()
-
-    async def _reclaim(self) -> None:
-        """An orchestrator before this one left the job open, and nothing of it lives that could go on.
-
-        What is left of its instances ends before new ones start, for they hold their slots.
-        """
-        await self._agents_back()
-        await self._release()
-        await self._forget()
-
-    async def _agents_back(self) -> None:
-        """The agents of its instances' nodes register with a new orchestrator within seconds."""
-        graph = self.journal.record.graph
-        places = {(one.cluster, one.node) for one in graph.placements} if graph else set()
-
-        def back() -> bool:
-            return all(self._mesh.agent_of(cluster, node) is not None for cluster, node in places)
-
-        await self._mesh.until(back, AGENTS_BACK_S)
-
-    async def _analyse(self) -> ModelTopology:
-        """A node agent of the job's clusters analyses the model (§5.3)."""
-        order = Analyse(job=self.job, spec=self.spec)
-        asked: list[str] = []
-        while len(asked) < ANALYSTS:
-            if not self._agents():
-                await self.journal.reason("no node has joined: waiting")
-                await self._mesh.next_change()
-                continue
-            agent = next((sid for sid in self._agents() if sid not in asked), None)
-            if agent is None:
-                break
-            asked.append(agent)
-            with contextlib.suppress(Unavailable, TimeoutError):
-                async with asyncio.timeout(ANALYSIS_DEADLINE_S):
-                    return await self._mesh.while_there(agent, self._analysed_by(agent, order))
-            log.warning("no topology, asking another node", job=self.job, agent=agent)
-            if agent not in self._mesh.nodes:
-                asked.remove(agent)  # it died: no word on the model
-        raise Unavailable(f"no topology from {', '.join(asked)}")
-
-    async def _analysed_by(self, agent: str, order: Analyse) -> ModelTopology:
-        await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent)
-        return await asyncio.shield(self._topology)
-
-    def _agents(self) -> list[str]:
-        wanted = self.spec.parallel.clusters
-        return sorted(
-            (sid for sid, node in self._mesh.nodes.items() if not wanted or node.cluster in wanted),
-            key=lambda sid: (self._mesh.cordons.whole(sid), not self._mesh.nodes[sid].warm, sid),
-        )
 
     async def _deploy(self, topology: ModelTopology) -> None:
         """Plans, starts all instances, and plans again without a node that turns out to be dead."""
@@ -445,71 +368,9 @@ class JobRun:
         await self.journal.note(now=True, weights=manifest)
         await self.journal.tell("weights", weights=manifest)
         if self.spec.sample is not None and self.spec.sample.tokens:
-            text = await self._write_sample(manifest)
+            text = await self.model_work.write_sample(manifest)
             if text:
                 await self.journal.note(now=True, sample=text)
                 await self.journal.tell("sample", sample=text)
         await self.checkpoints.finish()
         return manifest
-
-    async def _write_sample(self, manifest: WeightsManifest) -> str:
-        """A courtesy at the end: its failure is told, and fails nothing."""
-        agents = self._agents()
-        if not agents:
-            return ""
-        order = WriteSample(job=self.job, spec=self.spec, weights_url=manifest.url)
-        try:
-            await self._bus.command(WRITE_SAMPLE, order, deadline_s=10.0, agent=agents[0])
-            async with asyncio.timeout(SAMPLE_DEADLINE_S):
-                return await self._sample
-        except (DmscError, TimeoutError) as error:
-            log.warning("no sample", job=self.job, reason=str(error) or "timed out")
-            return ""
-
-    async def _clean_up(self) -> None:
-        """Draft §4.4(6): MG and SR report, SMO stops instances, SRD releases, MIC drops the topology."""
-        steps: Sequence[tuple[str, Callable[[], Awaitable[None]]]] = (
-            ("termination", self._end_communication),
-            ("instances", self.instances.stop),
-            ("checkpoints", self.checkpoints.close),
-            ("registry", self._release),
-            ("topology", self._forget),
-            ("link secret", lambda: forget_link_secret(self._bus, self.job)),
-        )
-        for name, step in steps:
-            try:
-                await step()
-            except Exception as error:  # whatever it is, the rest is cleaned up
-                known = isinstance(error, DmscError)
-                log.warning("clean-up incomplete", job=self.job, part=name, reason=str(error),
-                            exc_info=None if known else error)  # fmt: skip
-
-    async def _end_communication(self) -> None:
-        graph = self.journal.record.graph
-        if self.communication.policy is not None:
-            self.communication.revise("the job has ended", ended=True)
-        elif graph is not None and self.journal.record.ends_as is not None:
-            self.entry.end(graph)
-        else:
-            return
-        expected = {*self._mesh.gateways(), *self._mesh.routers()}
-        try:
-            async with asyncio.timeout(TERMINATION_DEADLINE_S):
-                while not expected <= self._terminated:
-                    self._termination.clear()
-                    await self._termination.wait()
-        except TimeoutError:
-            log.warning("no termination report", job=self.job, of=sorted(expected - self._terminated))
-
-    async def _release(self) -> None:
-        await self._bus.command(RELEASE_JOB, ReleaseJob(job=self.job), deadline_s=10.0)
-
-    async def _forget(self) -> None:
-        agents = set(self._mesh.nodes)
-        await asyncio.gather(
-            *(
-                self._bus.command(FORGET_TOPOLOGY, ForgetTopology(job=self.job), deadline_s=10.0, agent=agent)
-                for agent in sorted(agents)
-            ),
-            return_exceptions=True,
-        )

@@ -1,4 +1,4 @@
-"""What a finished job leaves: weights as safetensors shards with an index, and a sample of its writing."""
+"""What a finished job leaves: weights as safetensors shards with an index."""
 
 from __future__ import annotations
 

@@ -403,17 +403,17 @@ class Leader:
     # --- messages on their way to a job -----------------------------------------------------------------
     async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
-            run.topology(message)
+            run.model_work.topology(message)
         return Ack()
 
     async def _analysis_failed(self, message: AnalysisFailed, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
-            run.analysis_failed(message)
+            run.model_work.analysis_failed(message)
         return Ack()
 
     async def _sample_written(self, message: SampleWritten, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
-            run.sample_written(message)
+            run.model_work.sample_written(message)
         return Ack()
 
     async def _claim(self, message: MicrobatchClaim, envelope: Envelope) -> None:
@@ -422,7 +422,7 @@ class Leader:
 
     async def _termination(self, message: TerminationReport, envelope: Envelope) -> None:
         if run := self._runs.get(message.job):
-            run.terminated(message)
+            run.clean_up.terminated(message)
 
     async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
         if message.kind == "device":

@@ -44,7 +44,8 @@ class Crew:
         one: Any = self
         telling: Any = SimpleNamespace(changed=lambda text: None, recovery=lambda text: None)
         standbys: Any = SimpleNamespace(revise=lambda: None)
-        return CrewChanges(one, one, one, standbys, one, Stage(self), telling, one)  # type: ignore[arg-type]
+        stage: Any = Stage(self)
+        return CrewChanges(one, one, one, standbys, one, stage, telling, one)
 
     def no_room(self, units: list[TaskUnit]) -> str:
         return ""
