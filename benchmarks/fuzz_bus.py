@@ -2,10 +2,11 @@
 
     python -m benchmarks.fuzz_bus [--messages 100000] [--seed 1] [--json]
 
-A whole mesh (`dmsc up`'s processes) runs a small job, which a tap watches; its messages, real ones, are what
-`fuzz_messages.py` makes its own of: replays, duplicates, bits turned over, other types and extremes in every
-place, pieces cut off, noise, deep and huge things. They go to every subject, with the names of all that is
-there and of the job that has ended. Every 500 the mesh is given time to answer.
+A whole mesh (`dmsc up`'s processes, all built-in policies among them) runs a small job, which a tap watches;
+its messages, real ones, are what `fuzz_messages.py` makes its own of: replays, duplicates, bits turned over,
+other types and extremes in every place, pieces cut off, noise, deep and huge things. They go to every
+subject, with the names of all that is there and of the job that has ended. Every 500 the mesh is given time
+to answer.
 
 Told at the end: messages sent by kind; of those that its schema refuses, that each request was answered with
 a refusal and that each row somebody listens to was buried at least as often (dead letters); that every
@@ -45,6 +46,7 @@ from dmsc.async_client import AsyncClient
 from dmsc.composition import node_name
 from dmsc.layout import MeshOptions
 from dmsc.mesh import running_mesh
+from dmsc.policy_loading import BUILT_IN
 from dmsc.settings import find_bus
 from dmsc.state_folder import StateFolder
 from schemas.envelope import EntityKind
@@ -218,8 +220,9 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="dmsc-bench-", ignore_cleanup_errors=True) as name:
         state = Path(name) / "state"
         options = MeshOptions(
-            state=state, clusters=("a", "b"), nats_port=0, http_port=0, slots=3, node=node_name()
-        )
+            state=state, clusters=("a", "b"), nats_port=0, http_port=0, slots=3, node=node_name(),
+            policies=tuple(BUILT_IN),
+        )  # fmt: skip
         async with running_mesh(options, lambda text: None) as running, AsyncClient(state=state) as client:
             address = find_bus(None, None, state)
             seeds: dict[Subject, list[bytes]] = {}

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.base import Message, Part, Token
+from schemas.base import Message, Part, Seconds, Time, Token
 from schemas.marks import SECRET, Secret
 from schemas.signals import Role
 
@@ -17,8 +17,8 @@ class IssuedToken(Part):
     """What is kept of a token: everything but the token. Times are seconds since the epoch."""
 
     id: Token
-    issued_at: float
-    expires_at: float
+    issued_at: Time
+    expires_at: Time
     by: str
 
 
@@ -27,7 +27,7 @@ class UserRecord(Message, wire="access.user"):
 
     name: Token
     role: Role
-    created_at: float
+    created_at: Time
     created_by: str
     tokens: tuple[IssuedToken, ...] = ()
 
@@ -42,7 +42,7 @@ class Revocation(Message, wire="access.revocation"):
     kind: Literal["token", "user"]
     id: Token
     user: str
-    at: float
+    at: Time
     by: str
     reason: str = ""
 
@@ -59,7 +59,7 @@ class UserCommand(Message, wire="access.user.command"):
     name: str = ""
     role: Role | None = None
     token_id: Token | None = None
-    expires_s: float | None = Field(None, gt=0)
+    expires_s: Seconds | None = Field(None, gt=0)
     reason: str = Field("", max_length=200)
 
 
@@ -69,7 +69,7 @@ class UserInfo(Part):
     name: str
     role: Role
     source: Literal["mesh", "file"]
-    created_at: float | None = None
+    created_at: Time | None = None
     created_by: str = ""
     tokens: tuple[IssuedToken, ...] = ()
     revoked: bool = False
@@ -124,4 +124,4 @@ class WhoAmI(Message, wire="access.whoami"):
 
     user: str
     role: Role
-    expires_at: float | None = None
+    expires_at: Time | None = None

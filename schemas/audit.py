@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Message, Part
+from schemas.base import Message, Part, Time
 from schemas.signals import Role
 
 AuditKind = Literal["refused", "act", "users", "access-file", "eviction", "connection", "folded"]
@@ -35,7 +35,7 @@ class AuditRecord(Message, wire="audit.record"):
 
     id: str = Field(description="unique: tells a record that was stored from one that was not")
     number: int = Field(1, ge=1)
-    at: float
+    at: Time
     authorizer: str
     kind: AuditKind
     user: str = ""

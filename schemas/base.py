@@ -10,11 +10,19 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,120}$"
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 """One subject token: a SID, a job id, a cluster name. Never contains a dot."""
+
+Time = Annotated[float, Field(ge=0, lt=1 << 34, allow_inf_nan=False)]
+"""Seconds since the epoch, up to the year 2514: calendars know them, 64 bits hold them in nanoseconds."""
+Seconds = Annotated[float, Field(ge=0, lt=1 << 33, allow_inf_nan=False)]
+"""A duration; a present time and one of these make a time."""
+
+CallerSpan = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16})?$")]
+"""W3C span of whoever asked over HTTP, the parent of the job's own; empty where there was none."""
 
 _token = re.compile(TOKEN_PATTERN)
 

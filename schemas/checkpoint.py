@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from schemas.base import Message, Part, Token
+from schemas.base import Message, Part, Time, Token
 from schemas.errors import DamagedCheckpoint
 from schemas.job import JobSpec
 from schemas.marks import Url
@@ -63,7 +63,7 @@ class CheckpointManifest(Part):
     job: Token
     version: int = Field(ge=0)
     epoch: int
-    written_at: float
+    written_at: Time
     spec_sha256: dict[str, str]
     torch_version: str
     stages: tuple[StageCheckpoint, ...]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Message, Part, Token
+from schemas.base import Message, Part, Time, Token
 from schemas.job import JobSpec
 from schemas.marks import Secret, Url
 from schemas.task_graph import TaskUnit
@@ -140,7 +140,7 @@ class Cordon(Message, wire="cluster.cordon"):
     slot: int | None = None
     reason: str
     by: str = Field(description="who asked for it: a user, or the SID of a service")
-    at: float = Field(description="seconds since the epoch")
+    at: Time
     draining: bool = False
     progress: str = Field("", description="of a drain: what is left there, and what it waits for")
     lifted: bool = False

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from schemas.alert import Alert
-from schemas.base import Message, Part, Token
+from schemas.base import CallerSpan, Message, Part, Token
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
@@ -40,9 +40,7 @@ class SubmitJob(Message, wire="job.submit", version=(1, 1)):
     spec: JobSpec
     user: str
     gateway: Token
-    caller_span: str = Field(
-        "", description="W3C span of whoever asked over HTTP: the parent of the job's own"
-    )
+    caller_span: CallerSpan = ""
 
 
 class ScaleJob(Message, wire="job.scale"):

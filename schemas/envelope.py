@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import StringConstraints
 
-from schemas.base import Part, Token
+from schemas.base import Part, Time, Token
 
 
 class EntityKind(StrEnum):
@@ -49,5 +49,5 @@ class Envelope(Part):
     causation: str | None = None
     correlation: Annotated[str, StringConstraints(max_length=64)] | None = None
     sender: Sender
-    sent_at: float
+    sent_at: Time
     body: dict[str, Any]

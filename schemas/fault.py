@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Message, Part, Token
+from schemas.base import Message, Part, Time, Token
 from schemas.registry import Culprit
 from schemas.step import Member
 
@@ -141,5 +141,5 @@ class FaultRecord(Message, wire="fault.record", version=(1, 1)):
     action: str = Field("", description="what was done")
     attempts: int = 1
     limit: int = Field(description="retries allowed")
-    opened_at: float
-    changed_at: float
+    opened_at: Time
+    changed_at: Time

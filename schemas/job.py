@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from schemas.alert import Alert
-from schemas.base import Message, Part, Token
+from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
@@ -222,23 +222,23 @@ class StepPhases(Part):
     `prepare_s`: until all votes were in. `decide_s`: until the decision was recorded.
     """
 
-    begin_s: float
-    claims_s: float
-    prepare_s: float
-    decide_s: float
+    begin_s: Seconds
+    claims_s: Seconds
+    prepare_s: Seconds
+    decide_s: Seconds
 
 
 class StepResult(Part):
     """One committed step. `loss` is the mean over the step's microbatches, before the update."""
 
-    step: int
+    step: int = Field(ge=0, lt=1 << 63)
     loss: float
     gradient_norm: float
     learning_rate: float
     tokens: int
-    step_s: float
+    step_s: Seconds
     tokens_per_s: float
-    attempt: int = 0
+    attempt: int = Field(0, ge=0, lt=1 << 63)
     shares: dict[str, int] = Field({}, description="microbatches per SID in this step")
     phases: StepPhases | None = None
 
@@ -298,7 +298,7 @@ class NodeCut(Part):
 
     kept: tuple[Token, Token]
     given_up: tuple[Token, Token]
-    at: float = Field(description="seconds since the epoch")
+    at: Time
     reason: str
 
 
@@ -312,10 +312,10 @@ class JobRecord(Message, wire="job.record", version=(1, 8)):
     user: str = ""
     command: str = Field("", description="id of the command that submitted it: repeated, it is the same job")
     correlation: str = Field("", description="of the request that submitted it; all that follows carries it")
-    caller_span: str = Field("", description="W3C span of whoever asked over HTTP")
+    caller_span: CallerSpan = ""
     reason: str = ""
-    submitted_at: float
-    changed_at: float
+    submitted_at: Time
+    changed_at: Time
     history: tuple[str, ...] = Field((), description="`state: reason`, oldest first, last 50")
     graph: TaskGraph | None = None
     step: int = 0
@@ -357,13 +357,13 @@ class JobEvent(Message, wire="job.event", version=(1, 4)):
         "rebalancing",
         "alert",
     ]
-    at: float
+    at: Time
     text: str = ""
     state: JobState | None = None
     total_steps: int | None = None
     result: StepResult | None = None
     instances: tuple[InstanceView, ...] | None = None
-    plan_s: float | None = None
+    plan_s: Seconds | None = None
     skipped_step: int | None = None
     move: StageMove | None = None
     alert: Alert | None = None

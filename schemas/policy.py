@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Message, Part, Token
+from schemas.base import Message, Part, Time, Token
 from schemas.marks import EnvelopeId
 from schemas.stage_move import MoveForecast
 
@@ -180,7 +180,7 @@ class PolicyScore(Message, wire="policy.score"):
     job: Token
     suggestion: EnvelopeId = Field("", description="envelope id of the suggestion")
     action: str
-    at: float = Field(description="when it was suggested, seconds since the epoch")
+    at: Time = Field(description="when it was suggested")
     step: int
     shadow: bool = Field(description="whether the module was in shadow when this was said")
     confidence: float = Field(ge=0, le=1)
@@ -237,8 +237,8 @@ class ModuleStanding(Message, wire="policy.module-standing"):
     adopted: int = 0
     strikes: int = 0
     crashes: int = 0
-    crashed_at: tuple[float, ...] = ()
-    suspended_until: float | None = None
+    crashed_at: tuple[Time, ...] = ()
+    suspended_until: Time | None = None
     suspended_for: str = ""
 
 
@@ -252,7 +252,7 @@ class ModuleRecord(Message, wire="policy.module"):
     module: Token
     active: str
     previous: str = ""
-    since: float = Field(description="seconds since the epoch")
+    since: Time
     by: str
     reason: str
     trial: bool = False

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from schemas.base import Message, Part, Token
+from schemas.base import Message, Part, Time, Token
 from schemas.marks import Secret
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.routing import DEFAULT_ALGORITHM, Algorithm
@@ -78,8 +78,8 @@ class AccessDecision(Message, wire="signal.access.decision", version=(1, 1)):
     valid_s: float = 0.0
     rule: str = ""
     token_id: str = ""
-    issued_at: float = 0.0
-    expires_at: float | None = None
+    issued_at: Time = 0.0
+    expires_at: Time | None = None
 
 
 # Type 4: Compute-Aware Routing Notification (SR → MG, SR) -----------------------------------------------

@@ -177,8 +177,10 @@ class JobTrace:
             trace=self.trace,
             id=id or self._id(f"{parent} {name}"),
             parent=parent,
-            start=min(start, end),
-            end=end,
+            start=max(
+                0.0, min(start, end)
+            ),  # a clock that was set back may say that it took longer than all time
+            end=max(0.0, end),
             attributes={**self._about(), **attributes},
         )
 

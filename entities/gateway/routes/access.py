@@ -16,7 +16,7 @@ from entities.gateway.context import Door
 from entities.gateway.requests import Reason, Token, UserName
 from schemas.access import AccessExplanation, UserAnswer, WhoAmI
 from schemas.audit import AuditPage
-from schemas.base import Message, Part, is_token
+from schemas.base import Message, Part, Seconds, is_token
 from schemas.base import Token as Name
 from schemas.errors import NotFound
 from schemas.signals import Role
@@ -29,7 +29,7 @@ class NewUser(Part):
 
     name: Name
     role: Role
-    expires_s: float | None = Field(None, gt=0, description="how long the first token lasts; default: 8 h")
+    expires_s: Seconds | None = Field(None, gt=0, description="how long the first token lasts; default: 8 h")
 
 
 def access(door: Door) -> APIRouter:
@@ -57,7 +57,7 @@ def access(door: Door) -> APIRouter:
     async def another_token(
         name: UserName,
         token: Token,
-        expires_s: Annotated[float | None, Query(gt=0, description="how long it lasts; default: 8 h")] = None,
+        expires_s: Annotated[Seconds | None, Query(gt=0, description="default: 8 h")] = None,
     ) -> Response:
         """Another token of a user: it is shown this once."""
         return _json(await desk.command(token, "token", name, expires_s=expires_s), 201)

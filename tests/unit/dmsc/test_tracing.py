@@ -7,8 +7,13 @@ import sys
 
 import pytest
 
+from benchmarks.fuzz_messages import Fuzzer
+from bus import codec
 from bus.correlation import trace_id
+from bus.subjects import JOB_EVENT
 from dmsc.tracing.spans import JobTrace, Span
+from schemas.envelope import EntityKind, Sender
+from schemas.errors import BadMessage
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepPhases, StepResult
 
 SPEC = JobSpec.model_validate(
@@ -108,6 +113,45 @@ def test_what_is_told_twice_has_the_same_ids_and_a_failure_says_why() -> None:
     assert traced(RUN) == traced(RUN)
     failed = traced([*RUN[:5], state(JobState.FAILED, 120.0, text="no room")])[-1]
     assert (failed.name, failed.error) == ("job", "no room")
+
+
+SEED = 11
+FUZZED = 4_000
+
+
+def test_an_event_that_the_schema_takes_has_spans_that_can_be_sent() -> None:
+    """Times before the epoch, of the year 10**300, or not numbers at all; steps that no 64 bits hold."""
+    pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not installed")
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+    from dmsc.tracing.tracer import Exported
+
+    class Encoding(SpanProcessor):
+        sent = 0
+
+        def on_end(self, span: ReadableSpan) -> None:
+            self.sent += len(encode_spans([span]).SerializeToString())
+
+    sender = codec.sender_map(Sender(name="orchestrator", kind=EntityKind.ORCHESTRATOR, incarnation="i"))
+    events = [codec.encode(event, sender, f"e{number}") for number, event in enumerate(RUN)]
+    fuzzer, processor = Fuzzer(SEED, {JOB_EVENT: events}), Encoding()
+    export, trace, refused = Exported(processor), JobTrace(RECORD, every=1), 0
+    for number in range(FUZZED):
+        for fuzzed in fuzzer.next(JOB_EVENT):
+            try:
+                event, _ = codec.decode(fuzzed.data, JobEvent)
+            except BadMessage:
+                refused += 1
+                continue
+            assert isinstance(event, JobEvent)
+            for span in trace.add(event):
+                try:
+                    export(span)
+                except (ValueError, OverflowError) as error:
+                    pytest.fail(f"seed {SEED}, message {number}: {event} {error}")
+    assert processor.sent
+    assert refused
 
 
 def test_nothing_of_opentelemetry_is_imported_unless_a_tracer_is_asked_for() -> None:
