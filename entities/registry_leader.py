@@ -208,7 +208,8 @@ class RegistryLeader:
         bucket = self._bus.bucket(subjects.REGISTRY_RECORD)
         loaded = []
         for entry in await bucket.entries():
-            if isinstance(entry.message, ServiceRecord):
+            # Under another's key it is not ours: its revision would make the true record's next write fail.
+            if isinstance(entry.message, ServiceRecord) and entry.message.sid == entry.key:
                 loaded.append(entry.message)
                 self._writer.knows(entry.message.sid, entry.revision)
         me = ServiceRecord(

@@ -16,8 +16,10 @@ TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,120}$"
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 """One subject token: a SID, a job id, a cluster name. Never contains a dot."""
 
-Time = Annotated[float, Field(ge=0, lt=1 << 34, allow_inf_nan=False)]
-"""Seconds since the epoch, up to the year 2514: calendars know them, 64 bits hold them in nanoseconds."""
+LAST_TIME = 1 << 34
+"""The year 2514: calendars know the times before it, 64 bits hold them in nanoseconds."""
+Time = Annotated[float, Field(ge=0, lt=LAST_TIME, allow_inf_nan=False)]
+"""Seconds since the epoch."""
 Seconds = Annotated[float, Field(ge=0, lt=1 << 33, allow_inf_nan=False)]
 """A duration; a present time and one of these make a time."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
-from schemas.base import Part, Time, Token
+from schemas.base import LAST_TIME, Part, Token
 
 
 class EntityKind(StrEnum):
@@ -33,6 +33,10 @@ class Sender(Part):
     incarnation: Token
 
 
+def _by_a_sound_clock(at: float) -> float:
+    return at if 0.0 <= at < LAST_TIME else 0.0  # a NaN is neither
+
+
 class Envelope(Part):
     """What stands around a body on the wire.
 
@@ -40,7 +44,7 @@ class Envelope(Part):
     or follows from; `correlation` names the request that it all began with (a gateway's, a client's) and
     goes with everything that follows from it, on the wire only where there is one: `bus.correlation` sets
     both. `sent_at` is seconds since the epoch by the sender's clock (for people, never for
-    decisions).
+    decisions): one that no calendar knows is read as 0, and keeps nobody out of the mesh.
     """
 
     type: str
@@ -49,5 +53,5 @@ class Envelope(Part):
     causation: str | None = None
     correlation: Annotated[str, StringConstraints(max_length=64)] | None = None
     sender: Sender
-    sent_at: Time
+    sent_at: Annotated[float, AfterValidator(_by_a_sound_clock)]
     body: dict[str, Any]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from bus.buckets import Change
+from bus.logs import get_logger
 from entities.orchestrator.cordons import CordonBook
 from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
@@ -18,6 +19,8 @@ from schemas.errors import Unavailable
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member
+
+log = get_logger("orchestrator")
 
 _Result = TypeVar("_Result")
 
@@ -96,6 +99,10 @@ class MeshView:
 
     async def record(self, change: Change) -> None:
         """The registry's bucket moved."""
+        if change.message is not None and change.message.sid != change.key:
+            # The key's removal would leave the record of the other one here for good.
+            log.warning("a record under another service's key", key=change.key, sid=change.message.sid)
+            return
         if change.message is not None:
             before = self.records.get(change.message.sid)
             if before is not None and before.job and before.incarnation != change.message.incarnation:

@@ -159,6 +159,21 @@ async def test_a_restart_loses_nothing(dial: Dial, start: Start) -> None:
     assert after.revision > before.revision, "so that nobody takes its news for old"
 
 
+async def test_a_record_under_anothers_key_misleads_no_restart(dial: Dial, start: Start) -> None:
+    client = await dial("client")
+    first = await start(ServiceRegistry(await dial("service-registry", EntityKind.SERVICE_REGISTRY)))
+    await register(client, instance("j-s0-r0"))
+    await end(first)
+    forged = instance("j-s0-r0", incarnation="forged", state=S.FAULTED)
+    await client.bucket(subjects.REGISTRY_RECORD).put(forged, sid="zz")
+    await start(ServiceRegistry(await dial("service-registry", EntityKind.SERVICE_REGISTRY)))
+    (record,) = (await resolve(client, prefix="train")).records
+    assert record.incarnation == "i1"
+    await move(client, "j-s0-r0", "i1", S.DRAINING)
+    (record,) = (await resolve(client, prefix="train")).records
+    assert record.state == S.DRAINING
+
+
 async def test_a_follower_survives_the_registrys_restart(dial: Dial, start: Start) -> None:
     first = await start(ServiceRegistry(await dial("service-registry", EntityKind.SERVICE_REGISTRY)))
     bus = await dial("router-east", EntityKind.ROUTER)
