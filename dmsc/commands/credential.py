@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dmsc.durations import parse_duration
 from dmsc.options import StateOption
 
 if TYPE_CHECKING:
     from bus.identity import Identity
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Whose(StrEnum):
@@ -68,7 +66,7 @@ def credential(
         raise BadInput(f"the mesh of {folder.path} has a plain token, and knows no identities")
     from bus.credentials import issue
 
-    text = issue(root, _identity(whose, cluster, node, name), lifetime_s=_seconds(expires))
+    text = issue(root, _identity(whose, cluster, node, name), lifetime_s=parse_duration(expires, "--expires"))
     if output is None:
         print(text)
         return
@@ -93,12 +91,3 @@ def _identity(whose: Whose, cluster: str | None, node: str | None, name: str | N
     if node is not None:
         return identities.agent(cluster, node)
     return Identity(name=f"join-{cluster}", kind=EntityKind.CLUSTER, cluster=cluster, node=ANY)
-
-
-def _seconds(text: str) -> float:
-    from schemas.errors import BadInput
-
-    found = re.fullmatch(r"(\d+)([smhd])", text)
-    if found is None:
-        raise BadInput(f"--expires {text}: write a number and s, m, h or d, as in 8h or 30d")
-    return float(int(found[1]) * _UNITS[found[2]])

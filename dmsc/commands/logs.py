@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dmsc.durations import parse_duration
 from dmsc.options import BusOption, BusTokenOption, JsonOption, StateOption
 from dmsc.running import run_async
 
@@ -85,12 +86,13 @@ def parse_since(text: str, now: float) -> float:
 
     from schemas.errors import BadInput
 
-    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if ago is not None:
-        return now - float(ago[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[ago[2]]
     try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+        return max(0.0, now - parse_duration(text, "--since"))
+    except BadInput:
+        pass
+    try:
+        return max(0.0, datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
         raise BadInput(f"--since {text}: write 30s, 5m, 2h, 1d, or a time as 2026-01-31T12:00") from None
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from dmsc.durations import parse_duration
 from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
 from dmsc.running import ask_gateway
 
@@ -29,7 +29,6 @@ ExpiresOption = Annotated[
 ReasonOption = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; on the audit stream.", show_default=False)
 ]
-_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 @app.command()
@@ -50,7 +49,7 @@ def add(
 
     Example: dmsc user add ruth --role researcher --expires 14d
     """
-    lasts_s = parse_expiry(expires)
+    lasts_s = parse_duration(expires, "--expires")
     answer = ask_gateway(gateway, token, state, lambda client: client.add_user(name, role, expires_s=lasts_s))
     _show_token(answer, json)
 
@@ -86,7 +85,7 @@ def token_(
 
     Example: DMSC_TOKEN=$(dmsc user token ruth --expires 30min)
     """
-    lasts_s = parse_expiry(expires)
+    lasts_s = parse_duration(expires, "--expires")
     answer = ask_gateway(gateway, token, state, lambda client: client.issue_token(name, expires_s=lasts_s))
     _show_token(answer, json)
 
@@ -149,16 +148,6 @@ def whoami(
     else:
         until = "" if me.expires_at is None else f", until {when(me.expires_at)}"
         print(f"{me.user}: {me.role}{until}")
-
-
-def parse_expiry(text: str) -> float:
-    """Seconds of `8h`, `30min`, `14d`, `90s`. Raises `BadInput`."""
-    from schemas.errors import BadInput
-
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|min|h|d)", text.strip())
-    if found is None or float(found.group(1)) <= 0:
-        raise BadInput(f"--expires {text}: write it as 8h, 30min, 14d or 90s")
-    return float(found.group(1)) * _UNITS[found.group(2)]
 
 
 def when(at: float) -> str:

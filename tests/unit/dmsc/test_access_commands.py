@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from dmsc.cli import app
-from dmsc.commands.user import parse_expiry
 from schemas.audit import AuditEntry, AuditRecord, chained
 from schemas.errors import BadInput
 
 RUN = CliRunner()
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("8h", 28_800), ("30min", 1_800), ("14d", 1_209_600), ("90s", 90), ("1.5 h", 5_400)]
-)
-def test_how_long_a_token_lasts(text: str, seconds: float) -> None:
-    assert parse_expiry(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "8", "h", "-1h", "0s", "8 hours", "1e3s"])
-def test_a_time_that_is_none_is_one_line(text: str) -> None:
-    with pytest.raises(BadInput, match="write it as 8h"):
-        parse_expiry(text)
 
 
 def test_the_default_rules_are_printed_checked_and_explained(tmp_path: Path) -> None:
