@@ -159,7 +159,8 @@ async def sweep(bus: Bus, names: dict[str, list[str]]) -> None:
         for subject in concrete(row, names) if row.bucket else ():
             known = subjects.lookup(subject)
             assert known is not None
-            await bus.bucket(row).delete(**known[1])
+            tokens: dict[str, Any] = known[1]
+            await bus.bucket(row).delete(**tokens)
 
 
 def refuses(row: Subject, data: bytes) -> bool:

@@ -161,9 +161,15 @@ class Bucket:
         """
         return await self._write(message, revision, ttl_s, tokens)
 
-    async def delete(self, **tokens: Any) -> None:
-        """Removes the key. The mark that watchers see goes away by itself."""
-        await jetstream.publish(self._bus.link, self.row(**tokens), b"", DELETION, timeout_s=ANSWER_S)
+    async def delete(self, *, revision: int | None = None, **tokens: Any) -> None:
+        """Removes the key, or with `revision` only if it still has that. The mark that watchers see goes
+        away by itself.
+
+        Raises:
+            Conflict: it moved on from `revision`.
+        """
+        headers = DELETION if revision is None else DELETION | {EXPECTED: str(revision)}
+        await jetstream.publish(self._bus.link, self.row(**tokens), b"", headers, timeout_s=ANSWER_S)
 
     async def write_many(self, writings: Sequence[Writing]) -> list[int | DmscError]:
         """Compare-and-sets of different keys. Each one's revision, or why it was not written: see `update`.

@@ -112,7 +112,7 @@ class KeptAnswers:
         try:
             answer = await act()
         except BaseException:
-            await self._release(token)
+            await self._release(token, revision)
             raise
         await self._keep(claim, answer, revision, token)
         return answer
@@ -143,10 +143,10 @@ class KeptAnswers:
         except DmscError:  # done is done: the claim expires, and a repetition acts again, which is idempotent
             return
 
-    async def _release(self, token: str) -> None:
+    async def _release(self, token: str, revision: int) -> None:
         try:
-            await self._bucket.delete(key=token)
-        except DmscError:  # it expires
+            await self._bucket.delete(revision=revision, key=token)
+        except DmscError:  # it expires, or is another gateway's by now
             return
 
 

@@ -34,7 +34,10 @@ async def test_put_get_update_create_delete(connect: Connect) -> None:
         entry = await bucket.get(leader=leader, sid="k1")
         assert (entry.key, entry.revision, entry.message.version) == ("k1", second, "2")
         assert entry.envelope.sender.name == "a"
-    await bucket.delete(sid="k1")
+    with pytest.raises(Conflict):
+        await bucket.delete(revision=first, sid="k1")
+    assert (await bucket.get(leader=True, sid="k1")).revision == second
+    await bucket.delete(revision=second, sid="k1")
     assert await bucket.get(sid="k1") is None
     assert await bucket.get(leader=True, sid="k1") is None
     third = await bucket.create(service_record("k1"), sid="k1")
