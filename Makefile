@@ -17,6 +17,8 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv/bin
 JOB ?= examples/stdlib-gpt.yaml
 ARGS ?=
+# How the tests are run; `scripts/run_tests.py` gives a test that failed one more chance, alone, and calls it FLAKY.
+PYTEST ?= -m pytest
 DATA ?= ../shared/data
 
 .PHONY: help
@@ -45,7 +47,7 @@ check: lint types layers ## the quick half of `test`
 
 .PHONY: pytest
 pytest: setup-dev ## the tests alone, two files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
-	@$(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(VENV)/python $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format, changes nothing
