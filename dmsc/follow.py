@@ -135,6 +135,8 @@ def summary(record: JobRecord, run: RunState, out: Path) -> list[str]:
         lines += ["sample", *(f"  │ {line}" for line in printable(text).splitlines())]
     if record.weights is not None:
         lines.append(f"sha256      {record.weights.sha256}")
+        if not record.exact:
+            lines.append(f"not exact   another run may give other bits: {record.inexact_because}")
         lines.append(f"weights     {out}/weights ({quantity(record.weights.bytes)}B, safetensors)")
     lines.append(f"curve       {out}/curve.jsonl, {out}/tensorboard")
     return lines

@@ -36,7 +36,7 @@ class NodeStatus(Message, wire="cluster.node.status"):
     torch_version: str = ""
 
 
-class InstanceStart(Message, wire="cluster.instance.start", version=(1, 1)):
+class InstanceStart(Message, wire="cluster.instance.start", version=(1, 2)):
     """SMO → node agent: start this unit. Idempotent by (sid, incarnation).
 
     `code_digest` is what the analysis saw; the instance refuses with one line if its own differs.
@@ -52,6 +52,7 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 1)):
     stages: int
     layer_count: int
     code_digest: str
+    inexact: bool = Field(False, description="operations without a deterministic form are let run")
     joins: bool = Field(False, description="the job runs: active only once a reduction group admits it")
     link_secret: Secret = Field(
         "", description="by which members of the job know each other; empty: not asked"

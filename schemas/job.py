@@ -302,7 +302,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 8)):
+class JobRecord(Message, wire="job.record", version=(1, 9)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -326,6 +326,8 @@ class JobRecord(Message, wire="job.record", version=(1, 8)):
     recoveries: int = 0
     checkpoint_step: int | None = None
     weights: WeightsManifest | None = None
+    exact: bool = Field(True, description="whether the weights' bits do not depend on who did what")
+    inexact_because: str = ""
     sample: str | None = None
     microbatch_faults: tuple[MicrobatchFault, ...] = Field((), description="what a new orchestrator inherits")
     setbacks: tuple[StepSetbacks, ...] = ()

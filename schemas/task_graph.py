@@ -44,6 +44,7 @@ class ModelTopology(Message, wire="topology.model"):
     tied: tuple[tuple[int, ...], ...] = Field(
         (), description="groups of layers that share a parameter: no cut may separate them"
     )
+    inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
 
 
 class TopologyReleased(Message, wire="topology.released"):
@@ -122,6 +123,7 @@ class TaskGraph(Part):
     placements: tuple[Placement, ...] = ()
     reason: str = ""
     code_digest: str = Field("", description="of the user code, as analysed; instances check their own")
+    inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
     layer_count: int = 0
     parameters: int = Field(0, description="of the whole model; 0: not known")
 

@@ -10,12 +10,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bus.artifacts import SCHEME
+from schemas.errors import BadModel
 from schemas.job import JobSpec
-from schemas.task_graph import ModelTopology
-from workers.data import Dataset, batch, open_dataset
+from schemas.task_graph import LayerProfile, ModelTopology
+from workers.data import Batch, Dataset, batch, open_dataset
+from workers.determinism import compute_exactly, inexact_operation, tolerant
 from workers.layer_profile import Profiler
 from workers.model import build, check_trained, loss_function, tied_layers
 from workers.short_lived import answer, connect
@@ -59,7 +59,7 @@ def analyse(
         BadData: see `open_dataset`.
     """
     training = spec.training
-    torch.set_num_threads(training.compute_threads)
+    compute_exactly(training.compute_threads, training.seed)
     layers = build(spec.model, training.seed)
     for name, layer in layers:
         check_trained((f"{name}.{own}", weight) for own, weight in layer.named_parameters())
@@ -67,7 +67,7 @@ def analyse(
     sample = batch(
         dataset, "train", training.seed, 0, 0, training.microbatch_samples, spec.data.sample_tokens
     )
-    profiles = Profiler(spec, layers, loss, device).run(sample)
+    profiles, inexact = _profile(Profiler(spec, layers, loss, device), sample)
     factories = [spec.model.factory, *([spec.model.loss] if ":" in spec.model.loss else [])]
     unique = {id(weight): weight.numel() for _, layer in layers for weight in layer.parameters()}
     return ModelTopology(
@@ -81,4 +81,18 @@ def analyse(
         code_digest=code_digest(*factories),
         device=device,
         tied=tied_layers(layers),
+        inexact=f"{inexact} on {device}" if inexact else "",
     )
+
+
+def _profile(profiler: Profiler, sample: Batch) -> tuple[list[LayerProfile], str]:
+    """The layers, and what of them has no deterministic form, in words; empty where all of it has one."""
+    try:
+        return profiler.run(sample), ""
+    except BadModel as error:
+        operation = inexact_operation(error)
+        if operation is None:
+            raise
+        where = error.text.partition(")")[0] + ")" if error.text.startswith("layer ") else "the loss"
+    with tolerant():
+        return profiler.run(sample), f"{where} uses {operation}, which has no deterministic form"

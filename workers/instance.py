@@ -59,6 +59,7 @@ from workers.blame import culprit_of
 from workers.chronicle import Chronicle, Order
 from workers.compute import ComputeThread
 from workers.data_runtime import DataRuntime
+from workers.determinism import compute_exactly
 from workers.link_proof import secret_of
 from workers.link_shaping import Shaping
 from workers.link_table import LinkConfig
@@ -101,24 +102,14 @@ class InstancePayload(BaseModel):
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
     """Entry point of an instance's process; returns its exit code."""
     given = InstancePayload.model_validate(payload)
-    deterministic(given.start.spec.training.compute_threads, given.start.spec.training.seed)
+    training = given.start.spec.training
+    compute_exactly(training.compute_threads, training.seed, strict=not given.start.inexact)
     configure_logging()
     try:
         return asyncio.run(Instance(given).run())
     except DmscError as error:  # it never got there: its node agent reads the last line of its log
         print(f"{given.start.unit.sid} did not get to the registry: {error.text}", file=sys.stderr)
         return FAILED_EXIT
-
-
-def deterministic(compute_threads: int, seed: int) -> None:
-    """What DESIGN §5 asks for bits that do not depend on the machine's mood."""
-    torch.set_num_threads(compute_threads)
-    torch.manual_seed(seed)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    if torch.cuda.is_available():
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 class Instance:

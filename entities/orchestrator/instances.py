@@ -153,6 +153,7 @@ class Instances:
             stages=self._spec.parallel.stages,
             layer_count=self.graph.layer_count,
             code_digest=self.graph.code_digest,
+            inexact=bool(self.graph.inexact),
             joins=joins,
             link_secret=self._link_secret,
         )

@@ -22,7 +22,7 @@ from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.model_work import ModelWork
 from entities.orchestrator.placement import NoRoom
-from entities.orchestrator.planning import plan
+from entities.orchestrator.planning import plan, why_inexact
 from entities.orchestrator.replacement import OccupiedFn
 from entities.orchestrator.results import export_weights
 from entities.orchestrator.training import Training
@@ -325,7 +325,11 @@ class JobRun:
         self.instances.graph = graph
         if self.journal.record.state is JobState.QUEUED:
             await self.journal.move(JobState.ANALYSING, "room was found")
-        await self.journal.move(JobState.DEPLOYING, graph.reason, graph=graph, plan_s=planned_s)
+        because = why_inexact(self.spec, graph)
+        await self.journal.move(
+            JobState.DEPLOYING, graph.reason, graph=graph, plan_s=planned_s, exact=not because,
+            inexact_because=because,
+        )  # fmt: skip
         return graph
 
     async def _start(self, graph: TaskGraph) -> None:

@@ -112,9 +112,16 @@ def plan(
         placements=placed,
         reason=why,
         code_digest=topology.code_digest,
+        inexact=topology.inexact,
         layer_count=len(topology.layers),
         parameters=topology.parameters,
     )
+
+
+def why_inexact(spec: JobSpec, graph: TaskGraph) -> str:
+    """Why the weights' bits may depend on who did what; empty where they don't."""
+    sums = "" if spec.training.exact_accumulation else "training.exact_accumulation is off"
+    return "; ".join(filter(None, (sums, graph.inexact)))
 
 
 def first_policy(

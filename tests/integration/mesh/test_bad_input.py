@@ -168,6 +168,22 @@ def test_a_sound_job_among_them_is_trained(mesh: Mesh, hopeless: dict[str, str],
 
 
 # --- user code in mid-run -------------------------------------------------------------------------------
+def test_what_is_not_exact_is_trained_and_not_promised(mesh: Mesh, source: Path) -> None:
+    """An operation without a deterministic form: the job says which, and trains all the same."""
+    record = mesh.client.wait(mesh.client.submit(user_job("scattering", source)).job)
+    assert record.state is JobState.DONE, record.reason
+    assert not record.exact
+    assert "layer 1 (1: Scattering) uses put_" in record.inexact_because
+    rounded = mesh.client.wait(
+        mesh.client.submit(user_job("sound", source, training={"exact_accumulation": False})).job
+    )
+    assert not rounded.exact
+    assert rounded.inexact_because == "training.exact_accumulation is off"
+    exact = mesh.client.wait(mesh.client.submit(user_job("sound", source)).job)
+    assert exact.exact
+    assert exact.inexact_because == ""
+
+
 @pytest.mark.parametrize(
     ("reaction", "error"),
     [
