@@ -7,7 +7,7 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from bus.link import Link
 from bus.lots import LotServer, LotSubscription
 from bus.objects import ObjectStore
 from bus.packed import Sendable
+from bus.pulse import Pulse
 from bus.services import Handler, Server, Subscription
 from bus.streams import Recorded
 from bus.subject import Subject
@@ -76,6 +77,7 @@ class Bus:
         self._subscriptions: set[Subscription] = set()
         self._known_subjects: dict[tuple[Any, ...], str] = {}
         self._objects: ObjectStore | None = None
+        self.pulse = Pulse(link)
         self._provisioned: int | None = None
 
     @classmethod
@@ -210,6 +212,7 @@ class Bus:
         message: Message,
         *,
         deadline_s: float = 30.0,
+        while_heard: bool = False,
         cause: Envelope | str | None = None,
         may_repeat: Callable[[], bool] | None = None,
         **tokens: Any,
@@ -218,7 +221,9 @@ class Bus:
 
         The service runs the handler once per id (`serve` remembers), unless it was itself restarted in
         between; handlers of commands are idempotent for that reason. `may_repeat` is asked before each
-        repetition (a budget); without its leave the answer is waited for a while longer.
+        repetition (a budget); without its leave the answer is waited for a while longer. With `while_heard`
+        the deadline is in heard time (`pulse`): for whoever takes silence for death. It never passes while
+        the bus is away or stands still.
 
         Raises:
             DmscError: whatever the service raised.
@@ -227,16 +232,18 @@ class Bus:
         """
         subject = row(**tokens)
         data = codec.encode(message, self.sender_map, self.next_id(), self.cause_id(cause))
-        deadline = time.monotonic() + deadline_s
+        clock: Callable[[], float] = time.monotonic
+        deadline = clock() + deadline_s
         pause = REPEAT_FIRST_S
         first = True
-        with self.link.question(subject, patient=True) as (inbox, asked):
+        with ExitStack() as held:
+            inbox, asked = held.enter_context(self.link.question(subject, patient=True))
             while True:
                 if self.connected and (first or may_repeat is None or may_repeat()):
                     first = False
                     with suppress(BusUnreachable):  # lost this very moment: wait for its return
                         await self.link.send(subject, data, reply=inbox)
-                left = deadline - time.monotonic()
+                left = deadline - clock()
                 if left <= 0:
                     break
                 back = self.link.back
@@ -244,6 +251,10 @@ class Bus:
                 await asyncio.wait(events, timeout=min(pause, left), return_when=asyncio.FIRST_COMPLETED)
                 if asked.answer.done():
                     return _answer(asked.answer.result().data)
+                if while_heard and clock is time.monotonic:  # most are answered before that is worth it
+                    left = deadline - clock()
+                    clock = held.enter_context(self.pulse.held()).now
+                    deadline = clock() + left
                 if self.connected:
                     self.counters.repeats += 1
                     # After a reconnect the service may be a moment behind us: begin again with short pauses.

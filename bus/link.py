@@ -267,8 +267,8 @@ class Link:
         """Many publications in one piece; see `Outbox.write`."""
         return self._outbox.write(commands, count)
 
-    async def barrier(self, timeout_s: float = 10.0) -> None:
-        """Returns once the server has read everything that was sent before.
+    async def barrier(self, timeout_s: float | None = 10.0) -> None:
+        """Returns once the server has read everything that was sent before. None: however long that takes.
 
         It is a message to our own inbox: it queues behind what is pending, the server handles one
         connection's commands in order, and refusals of earlier ones arrive before it does.
@@ -281,7 +281,7 @@ class Link:
                 async with asyncio.timeout(timeout_s):
                     await asked.answer
             except TimeoutError:
-                raise DeadlineExceeded(f"the bus did not keep up within {timeout_s:g} s") from None
+                raise DeadlineExceeded(f"the bus did not keep up within {timeout_s or 0:g} s") from None
 
     # --- listening -------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ surely ours, so that one that was frozen tells nothing that another one knows be
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -79,6 +78,7 @@ class RegistryLeader:
         self._confirmed = confirmed
         self._incarnation = incarnation
         self._holder = connection_name(bus.sender)
+        self._now = bus.pulse.now
         self._crowded = False
         self.drain = True
         """Whether what was asked is still answered at the end: not once somebody else leads."""
@@ -91,6 +91,12 @@ class RegistryLeader:
 
     async def serve(self, began: Callable[[], None]) -> None:
         """Take over what the bucket holds, then serve until cancelled; `began` is called in between."""
+        with (
+            self._bus.pulse.held()
+        ):  # leases run in heard time: a server that stands still silences everybody
+            await self._serve(began)
+
+    async def _serve(self, began: Callable[[], None]) -> None:
         moved = await self._reload()
         forget = self._bus.on_reconnect(self._reconnected)
         subscriptions: list[Subscription] = []
@@ -130,7 +136,7 @@ class RegistryLeader:
     ) -> list[RegistrationLease | DmscError]:
         """Many in a storm: they are decided one by one, written and answered together."""
         await self._confirmed()
-        now = time.monotonic()
+        now = self._now()
         touched: set[str] = set()
         refused: dict[int, DmscError] = {}
         for number, (message, envelope) in enumerate(asked):
@@ -164,13 +170,13 @@ class RegistryLeader:
         )
 
     async def _heartbeat(self, message: Heartbeat, envelope: Envelope) -> None:
-        touched = self.core.heartbeat(message, time.monotonic(), connection_name(envelope.sender))
+        touched = self.core.heartbeat(message, self._now(), connection_name(envelope.sender))
         if touched:
             self._writer.soon(touched)
 
     async def _change(self, message: StateChange, envelope: Envelope) -> Ack:
         await self._confirmed()
-        touched = self.core.change(message, time.monotonic())
+        touched = self.core.change(message, self._now())
         await self._writer.write(touched)
         if touched and not self._crowded:
             log.info("state changed", sid=message.sid, state=message.state, reason=message.reason)
@@ -220,7 +226,7 @@ class RegistryLeader:
             state=InstanceState.ACTIVE,
             endpoint=Endpoint(cluster="mesh", node=self.config.node, metrics=self._bus.metrics_url),
         )
-        now = time.monotonic()
+        now = self._now()
         moved = self.core.load(loaded, now) | self.core.register(me, now)
         await self._confirmed()
         mine = self.core.packed(name)
@@ -242,7 +248,7 @@ class RegistryLeader:
             await asyncio.sleep(self.config.lease.tick_s)
             if not self._bus.connected:
                 continue  # we hear nobody: silence means nothing
-            now = time.monotonic()
+            now = self._now()
             mine = Heartbeat(
                 sid=self._bus.sender.name, incarnation=self._incarnation, state=InstanceState.ACTIVE
             )
@@ -260,10 +266,10 @@ class RegistryLeader:
             return None
 
     def _departed(self, holder: str, why: str) -> None:
-        if holder != self._holder and self.core.departed(holder, why, time.monotonic()):
+        if holder != self._holder and self.core.departed(holder, why, self._now()):
             log.info("connection closed", holder=holder, reason=why)
 
     async def _reconnected(self) -> None:
         """Nobody could be heard while we were cut off: everyone gets a lease again, and the full state."""
-        self.core.forgive(self.config.lease.expiry_s, time.monotonic())
+        self.core.forgive(self.config.lease.expiry_s, self._now())
         self.advertiser.full_soon()

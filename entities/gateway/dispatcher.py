@@ -174,6 +174,7 @@ class Dispatcher:
                 subjects.STEP_DISPATCH,
                 message,
                 deadline_s=self._config.deadline_s,
+                while_heard=True,
                 cause=envelope,
                 job=key.job,
                 sid=sid,

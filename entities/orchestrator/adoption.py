@@ -99,7 +99,12 @@ class Adoption:
         order = Adopt(job=self._record.job, epoch=self._epoch)
         try:
             answer = await self._bus.command(
-                ADOPT, order, deadline_s=ADOPT_DEADLINE_S, job=self._record.job, sid=member.sid
+                ADOPT,
+                order,
+                deadline_s=ADOPT_DEADLINE_S,
+                while_heard=True,
+                job=self._record.job,
+                sid=member.sid,
             )
         except DmscError as error:
             log.warning("not adopted", job=self._record.job, sid=member.sid, reason=str(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 
 from bus.connection import Bus
@@ -39,11 +38,12 @@ class ClaimRepair:
         self._post = post
         self._progress = asyncio.Event()
         self._look = asyncio.Event()
-        self._moved_at = time.monotonic()
+        self._now = bus.pulse.now
+        self._moved_at = self._now()
 
     def begun(self) -> None:
         """A step is handed out from now on."""
-        self._moved_at = time.monotonic()
+        self._moved_at = self._now()
 
     def heard(self) -> None:
         """A claim came in."""
@@ -54,19 +54,28 @@ class ClaimRepair:
         self._look.set()
         self._progress.set()
 
+    def now(self) -> float:
+        """Seconds in which the bus was heard."""
+        return self._now()
+
     @property
     def patience_s(self) -> float:
         """A first claim needs a whole way through the pipeline: ten times what was measured for that."""
         return max(STALL_S, 10 * self._instances.expected_ms / 1e3)
 
     async def run(self) -> None:
-        """Repairs lost claims; gives up on a step that no longer moves."""
+        """Repairs lost claims; gives up on a step that no longer moves while the bus is heard."""
+        with self._bus.pulse.held():
+            await self._run()
+
+    async def _run(self) -> None:
+        self._moved_at = self._now()
         while True:
             self._progress.clear()
             try:
                 async with asyncio.timeout(QUIET_S):
                     await self._progress.wait()
-                self._moved_at = time.monotonic()
+                self._moved_at = self._now()
                 if not self._look.is_set():
                     continue
             except TimeoutError:
@@ -74,16 +83,16 @@ class ClaimRepair:
             self._look.clear()
             machine = self._machine
             if machine.phase is not Phase.GATHERING or not machine.settled or not machine.ledger.missing():
-                self._moved_at = time.monotonic()  # its orders have their own deadlines
+                self._moved_at = self._now()  # its orders have their own deadlines
                 continue
             held = len(machine.ledger.claims)
             await self.ask(machine.step, [one for members in machine.stages for one in members])
             if len(machine.ledger.claims) > held:
-                self._moved_at = time.monotonic()
+                self._moved_at = self._now()
             times = sorted(claim.forward_ms + claim.backward_ms for claim in machine.ledger.claims.values())
             patience = max(self.patience_s, 0.02 * times[len(times) // 2] if times else 0.0)
-            if time.monotonic() - self._moved_at > patience:
-                self._moved_at = time.monotonic()
+            if self._now() - self._moved_at > patience:
+                self._moved_at = self._now()
                 missing = machine.ledger.missing()[:4]
                 self._post(
                     Stalled(f"step {machine.step}: no progress for {patience:.0f} s, missing {missing}")

@@ -48,7 +48,7 @@ class Communication:
 
     async def _carry(self, sid: str, policy: CommunicationPolicy) -> DmscError | None:
         try:
-            await self._bus.command(QOS_POLICY, policy, deadline_s=ACK_DEADLINE_S, sid=sid)
+            await self._bus.command(QOS_POLICY, policy, deadline_s=ACK_DEADLINE_S, while_heard=True, sid=sid)
         except DmscError as error:
             log.warning("policy not acknowledged", job=policy.job, sid=sid, reason=str(error))
             return error
@@ -63,7 +63,7 @@ class Communication:
         assert self.policy is not None
         why: object = f"no acknowledgement within {within_s:g} s"
         try:
-            async with asyncio.timeout(within_s):
+            async with self._bus.pulse.timeout(within_s):
                 while (courier := self._couriers.get(sid)) is not None:
                     await asyncio.wait({courier})
                     if self._couriers.get(sid) is not courier:

@@ -22,7 +22,9 @@ async def locate(
     """Asks the registry and the node agent, and says what it was and how far it reaches."""
     record = mesh.last_of(member)
     try:
-        found = await bus.command(RESOLVE, Resolve(sid=member.sid), deadline_s=ASK_DEADLINE_S)
+        found = await bus.command(
+            RESOLVE, Resolve(sid=member.sid), deadline_s=ASK_DEADLINE_S, while_heard=True
+        )
         assert isinstance(found, Resolved)
         present = next((one for one in found.records if one.incarnation == member.incarnation), None)
         state = present.state if present is not None else InstanceState.GONE
@@ -36,7 +38,7 @@ async def locate(
     if agent is not None:
         try:
             query = Judge(job=job, sid=member.sid, incarnation=member.incarnation)
-            answer = await bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, agent=agent)
+            answer = await bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent)
             assert isinstance(answer, Judgement)
             judgement = answer
         except (Unavailable, NotFound):

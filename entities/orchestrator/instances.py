@@ -162,7 +162,10 @@ class Instances:
             raise NodeLost(None, f"node {place.node} of cluster {place.cluster} is not there")
         try:
             await self._mesh.while_there(
-                agent, self._bus.command(START_INSTANCE, order, deadline_s=START_DEADLINE_S, agent=agent)
+                agent,
+                self._bus.command(
+                    START_INSTANCE, order, deadline_s=START_DEADLINE_S, while_heard=True, agent=agent
+                ),
             )
         except Unavailable as error:
             raise NodeLost(agent, f"node {place.node} of cluster {place.cluster}: {error.text}") from None
@@ -223,7 +226,9 @@ class Instances:
 
         async def one(member: Member) -> Message:
             asked = asyncio.create_task(
-                self._bus.command(row, message, deadline_s=deadline_s, job=self._job, sid=member.sid)
+                self._bus.command(
+                    row, message, deadline_s=deadline_s, while_heard=True, job=self._job, sid=member.sid
+                )
             )
             gone = asyncio.create_task(self._until_lost(member))
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from bus.buckets import Change
@@ -30,7 +31,10 @@ LEAVING = (InstanceState.DRAINING, InstanceState.FAULTED, InstanceState.GONE)
 class MeshView:
     """The present picture. All calls on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, timeout: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout
+    ) -> None:
+        """`timeout`: what `until` is patient by; the bus's own (`bus.pulse`) where others are judged."""
         self.nodes: dict[str, NodeStatus] = {}
         self.services: dict[str, NodeRegistration] = {}
         self.records: dict[str, ServiceRecord] = {}
@@ -38,6 +42,7 @@ class MeshView:
         self.quality: dict[tuple[str, str], QosReport] = {}
         self.on_leaving: Callable[[ServiceRecord], None] = lambda record: None
         """Told of each instance's record that says that it drains, has failed, or is gone."""
+        self._timeout = timeout
         self._departed: dict[str, ServiceRecord] = {}
         self._changed = asyncio.Condition()
 
@@ -194,7 +199,7 @@ class MeshView:
         """Waits until `condition` holds; False when `timeout_s` passed first."""
         async with self._changed:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with self._timeout(timeout_s):
                     await self._changed.wait_for(condition)
             except TimeoutError:
                 return False

@@ -87,7 +87,7 @@ class NodeCuts:
             return False
         query = Judge(job=self._progress.job, sid=someone.sid, incarnation=someone.incarnation)
         try:
-            await self._bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, agent=agent)
+            await self._bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent)
         except DmscError:
             return False
         return True

@@ -169,9 +169,10 @@ class PeerCopies:
     async def _ask(self, stage: int, member: Member) -> int:
         query = CopyStatus(job=self._job, epoch=self._epoch, stage=stage)
         try:
-            answer = await self._bus.request(
-                COPY_STATUS, query, timeout_s=STATUS_TIMEOUT_S, job=self._job, sid=member.sid
-            )
+            answer = await self._bus.command(
+                COPY_STATUS, query, deadline_s=STATUS_TIMEOUT_S, while_heard=True,
+                job=self._job, sid=member.sid,
+            )  # fmt: skip
         except DmscError:
             return -1
         return answer.version if isinstance(answer, CopyHeld) and answer.member == member else -1

@@ -175,7 +175,9 @@ class Replacement:
             return
         stop = InstanceStop(job=self._job, sid=lost.sid, incarnation=lost.incarnation, now=True)
         try:
-            await self._bus.command(STOP_INSTANCE, stop, deadline_s=STOP_DEADLINE_S, agent=agent)
+            await self._bus.command(
+                STOP_INSTANCE, stop, deadline_s=STOP_DEADLINE_S, while_heard=True, agent=agent
+            )
         except DmscError as error:
             log.warning("stop of a lost instance failed", sid=lost.sid, reason=str(error))
 

@@ -38,7 +38,7 @@ class Orchestrator:
 
     def __init__(self, bus: Bus, config: OrchestratorConfig | None = None) -> None:
         self.config = config or OrchestratorConfig()
-        self.mesh = MeshView()
+        self.mesh = MeshView(bus.pulse.timeout)
         self._bus = bus
         self._candidate = Candidate(bus, self.config.lease, node=self.config.node)
         self._leader: Leader | None = None

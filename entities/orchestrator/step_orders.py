@@ -119,7 +119,7 @@ class StepOrders:
         )
         gateway = self._gateway()
         await self._bus.command(
-            STEP_BEGIN, order, deadline_s=BEGIN_DEADLINE_S, job=self._job, gateway=gateway
+            STEP_BEGIN, order, deadline_s=BEGIN_DEADLINE_S, while_heard=True, job=self._job, gateway=gateway
         )
 
     async def fence(self, effect: ev.Fence) -> None:

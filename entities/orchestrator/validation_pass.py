@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 
 from entities.orchestrator.claim_repair import QUIET_S, ClaimRepair
 from entities.orchestrator.step_machine import StepMachine
@@ -48,16 +47,16 @@ class ValidationPass:
         machine = self._machine
         attempt, members = machine.attempt, machine.stages
         await self._orders.begin(self._version, attempt, evaluate=True)
-        moved_at = time.monotonic()
+        moved_at = self._repair.now()
         while len(self._losses) < self._count:
             self._progress.clear()
             try:
                 async with asyncio.timeout(QUIET_S):
                     await self._progress.wait()
-                moved_at = time.monotonic()
+                moved_at = self._repair.now()
             except TimeoutError:
                 await self._repair.ask(self._version, machine.stages[-1], evaluate=True)
-                if time.monotonic() - moved_at > self._repair.patience_s:
+                if self._repair.now() - moved_at > self._repair.patience_s:
                     raise PassBroken("no progress") from None
             if (machine.attempt, machine.stages) != (attempt, members):
                 raise PassBroken("somebody was lost, or joined")

@@ -16,8 +16,9 @@ import pytest
 from bus import dial, jetstream, subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer, find_binary
+from bus.pulse import GAP_S
 from schemas.envelope import EntityKind
-from schemas.errors import Ack, BusUnreachable, NotFound, Refused, Unavailable
+from schemas.errors import Ack, BusUnreachable, NoResponders, NotFound, Refused, Unavailable
 from tests.integration.bus.records import (
     Collector,
     followed,
@@ -56,6 +57,37 @@ async def test_requests_in_flight_fail_at_once_on_disconnect(own_server: Embedde
             await asker.request(subjects.STATE_CHANGE, state_change(), sid="a")
         with pytest.raises(BusUnreachable):
             await asker.bucket(subjects.REGISTRY_RECORD).get(sid="a")
+
+
+async def test_a_deadline_in_heard_time_does_not_pass_while_the_server_stands_still(
+    own_server: EmbeddedServer,
+) -> None:
+    async with Bus.connect(own_server.url, name="judge", kind=CLIENT) as judge:
+        asked = asyncio.create_task(
+            judge.command(
+                subjects.STATE_CHANGE, state_change(), deadline_s=GAP_S + 0.5, while_heard=True, sid="a"
+            )
+        )
+        waited = asyncio.create_task(waits(judge, GAP_S + 0.5))
+        await asyncio.sleep(0)
+        os.kill(own_server.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(3 * (GAP_S + 0.5))
+            assert judge.connected, "it was noticed by other means"
+            assert not asked.done()
+            assert not waited.done()
+            assert judge.pulse.silent_s > GAP_S
+        finally:
+            os.kill(own_server.pid, signal.SIGCONT)
+        with pytest.raises(NoResponders):
+            await asyncio.wait_for(asked, PATIENCE_S)
+        with pytest.raises(TimeoutError):
+            await waited
+
+
+async def waits(judge: Bus, delay_s: float) -> None:
+    async with judge.pulse.timeout(delay_s):
+        await asyncio.Event().wait()
 
 
 async def test_what_is_published_during_an_outage_arrives_afterwards(own_server: EmbeddedServer) -> None:
