@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from bus import nats_jwt
 from bus.identity import ANY, CREDENTIAL_PREFIX, ROOT_PREFIX, Identity, is_credential, is_root
 from bus.nats_jwt import SigningKeys, from_base64, to_base64
+from bus.sealing import KindKeys
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Refused
 
@@ -50,11 +51,15 @@ class Credential:
 
     chain: tuple[str, ...]
     keys: SigningKeys
+    kind_keys: KindKeys = field(default_factory=KindKeys)
+    """To seal and to open secrets with; empty in credentials that older versions made."""
 
     @property
     def text(self) -> str:
-        body = json.dumps({"chain": self.chain, "seed": self.keys.seed}, separators=(",", ":"))
-        return CREDENTIAL_PREFIX + to_base64(body.encode())
+        body: dict[str, Any] = {"chain": self.chain, "seed": self.keys.seed}
+        if self.kind_keys.publics:
+            body |= {"opens": self.kind_keys.seeds, "seals": self.kind_keys.publics}
+        return CREDENTIAL_PREFIX + to_base64(json.dumps(body, separators=(",", ":")).encode())
 
     @property
     def identity(self) -> Identity:
@@ -76,11 +81,12 @@ def _parsed(text: str) -> Credential:
         body = json.loads(from_base64(text.strip().removeprefix(CREDENTIAL_PREFIX)))
         chain = tuple(str(link) for link in body["chain"])
         keys = SigningKeys(body["seed"])
+        kind_keys = KindKeys(dict(body.get("opens", {})), dict(body.get("seals", {})))
         if not chain or nats_jwt.decode(chain[-1]).get("sub") != keys.public:
             raise BadInput("its key is another's")
     except (ValueError, KeyError, TypeError, BadInput, Refused):
         raise BadInput("the credential for the bus is damaged: copy all of it") from None
-    return Credential(chain, keys)
+    return Credential(chain, keys, kind_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,8 @@ def issue(
     root: str, identity: Identity, *, lifetime_s: float = ENTITY_LIFETIME_S, now: float | None = None
 ) -> str:
     """A credential that the root signs. Raises `BadInput` where `root` is none."""
-    return _signed((), _root_keys(root), identity, lifetime_s, now).text
+    kind_keys = KindKeys.of_root(root).narrowed(*_opens(identity))
+    return _signed((), _root_keys(root), identity, lifetime_s, now, kind_keys).text
 
 
 def delegate(
@@ -136,7 +143,8 @@ def delegate(
         return token
     own = Credential.parse(token)
     _may_hand_on(own.identity, identity)
-    return _signed(own.chain, own.keys, identity, lifetime_s, now).text
+    kind_keys = own.kind_keys.narrowed(*_opens(identity))
+    return _signed(own.chain, own.keys, identity, lifetime_s, now, kind_keys).text
 
 
 def present(token: str, name: str, kind: EntityKind) -> Presented:
@@ -148,7 +156,7 @@ def present(token: str, name: str, kind: EntityKind) -> Presented:
     if is_root(token):
         credential = _signed((), _root_keys(token), _as_anybody(name, kind), ROOT_CONNECTION_S, None)
     else:
-        credential = Credential.parse(_chosen(token, name))
+        credential = chosen(token, name)
     keys = credential.keys
 
     def sign(nonce: str) -> bytes:
@@ -157,18 +165,19 @@ def present(token: str, name: str, kind: EntityKind) -> Presented:
     return Presented(BETWEEN.join(credential.chain), sign)
 
 
-def _chosen(token: str, name: str) -> str:
+def chosen(token: str, name: str) -> Credential:
     """Of several credentials with blanks between (a process of several entities has one for each), `name`'s.
 
     Raises:
-        BadInput: there is none for `name`.
+        BadInput: there is none for `name`, or it is damaged.
     """
     texts = token.split()
     if len(texts) <= 1:
-        return token
+        return Credential.parse(token)
     for text in texts:
-        if Credential.parse(text).identity.name == name:
-            return text
+        credential = Credential.parse(text)
+        if credential.identity.name == name:
+            return credential
     raise BadInput(f"none of the credentials for the bus is for {name}")
 
 
@@ -262,8 +271,20 @@ def may_hand_on(giver: Identity, receiver: Identity) -> bool:
     return beside and giver.cluster == ANY and receiver.name == f"{receiver.kind}-{receiver.cluster}"
 
 
+def _opens(identity: Identity) -> tuple[EntityKind, ...]:
+    """Whose secrets a credential opens: its own kind's; of one that makes gateways', theirs."""
+    if identity.kind is EntityKind.CLUSTER and identity.cluster == ANY:
+        return (EntityKind.GATEWAY,)
+    return (identity.kind,)
+
+
 def _signed(
-    chain: Sequence[str], keys: SigningKeys, identity: Identity, lifetime_s: float, now: float | None
+    chain: Sequence[str],
+    keys: SigningKeys,
+    identity: Identity,
+    lifetime_s: float,
+    now: float | None,
+    kind_keys: KindKeys | None = None,
 ) -> Credential:
     at = time.time() if now is None else now
     own = SigningKeys.user()
@@ -278,7 +299,7 @@ def _signed(
         },
         keys,
     )
-    return Credential((*chain, link), own)
+    return Credential((*chain, link), own, kind_keys or KindKeys())
 
 
 def _root_keys(root: str) -> SigningKeys:

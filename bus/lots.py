@@ -77,7 +77,7 @@ class LotSubscription(Subscription):
         for raw in lot:
             try:
                 refuse_stored(raw)
-                question = codec.decode(raw.data, self.row.schema)
+                question = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
             except BadMessage as error:
                 await bury(self._bus, self.row, raw.subject, raw.data, error)
                 replies += self._replies({raw.reply}, self._encode(error.to_reply(), None))

@@ -222,7 +222,7 @@ class Subscription:
     async def _serve(self, server: Server, raw: Msg) -> None:
         try:
             refuse_stored(raw)
-            message, envelope = codec.decode(raw.data, self.row.schema)
+            message, envelope = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
         except BadMessage as error:
             handling.set(None)
             await bury(self._bus, self.row, raw.subject, raw.data, error)

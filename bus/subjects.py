@@ -110,7 +110,7 @@ EXPLAIN_ACCESS = _row(
     REQUEST, "which rule lets whom do what", reply=access.AccessExplanation, names=Names.SENDER,
 )  # fmt: skip
 USER_RECORD = _row(
-    "user record", "{name}", access.UserRecord, AAM, AAM, KV, "the users that have tokens which expire",
+    "user record", "{name}", access.StoredUser, AAM, AAM, KV, "the users that have tokens which expire",
     bucket="users",
 )  # fmt: skip
 REVOCATION = _row(

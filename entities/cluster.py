@@ -301,6 +301,7 @@ class ClusterAgent:
             slots=self._instances.ledger.slots,
             address=self._config.address,
             warm=fork_server is not None,
+            sealing_key=self._bus.keyring.public,
             torch_version=fork_server.torch_version if fork_server is not None else "",
         )
 

@@ -22,13 +22,27 @@ class IssuedToken(Part):
     by: str
 
 
-class UserRecord(Message, wire="access.user"):
-    """A user of the bucket `users`. The role that stands here counts, whenever a token was made."""
+class UserRecord(Part):
+    """A user of the mesh. The role that stands here counts, whenever a token was made."""
 
     name: Token
     role: Role
     created_at: Time
     created_by: str
+    tokens: tuple[IssuedToken, ...] = ()
+
+
+class StoredUser(Message, wire="access.user", version=(1, 1)):
+    """A user's record in the bucket `users`: sealed to the authorizers, whoever may read the bucket.
+
+    Versions before 1.1 wrote `role` and the rest in the clear; so does a mesh without a guard.
+    """
+
+    name: Token
+    sealed: str = Field("", description="the record as JSON")
+    role: Role | None = None
+    created_at: Time = 0.0
+    created_by: str = ""
     tokens: tuple[IssuedToken, ...] = ()
 
 
@@ -47,10 +61,11 @@ class Revocation(Message, wire="access.revocation"):
     reason: str = ""
 
 
-class UserCommand(Message, wire="access.user.command"):
+class UserCommand(Message, wire="access.user.command", version=(1, 1)):
     """MG → AAM: do something about users, for the bearer of `token`, if the rules allow it.
 
     `token_id` with `revoke`: that token alone; without: all of the user's. `expires_s`: of a new token.
+    `answer_key`: the answer is sealed to it.
     """
 
     token: Secret
@@ -61,6 +76,7 @@ class UserCommand(Message, wire="access.user.command"):
     token_id: Token | None = None
     expires_s: Seconds | None = Field(None, gt=0)
     reason: str = Field("", max_length=200)
+    answer_key: str = Field("", pattern=r"^([0-9a-f]{64})?$")
 
 
 class UserInfo(Part):
@@ -73,6 +89,17 @@ class UserInfo(Part):
     created_by: str = ""
     tokens: tuple[IssuedToken, ...] = ()
     revoked: bool = False
+
+
+class SealedAnswer(Message, wire="access.user.sealed"):
+    """A `UserAnswer` as JSON, sealed to the key that the command named: inboxes have listeners, too."""
+
+    sealed: str
+
+
+def answer_about(key: str) -> bytes:
+    """Where a sealed answer stands."""
+    return f"user answer to {key}".encode()
 
 
 class UserAnswer(Message, wire="access.user.answer"):

@@ -22,7 +22,7 @@ class Slot(Part):
     busy_with: Token | None = None
 
 
-class NodeStatus(Message, wire="cluster.node.status"):
+class NodeStatus(Message, wire="cluster.node.status", version=(1, 1)):
     """A node agent's own account of itself; also its registration's payload at the orchestrator."""
 
     sid: Token
@@ -34,6 +34,7 @@ class NodeStatus(Message, wire="cluster.node.status"):
     warm: bool = Field(description="the fork server has torch loaded")
     version: str = ""
     torch_version: str = ""
+    sealing_key: str = Field("", description="what is secret in orders to this agent is sealed to this key")
 
 
 class InstanceStart(Message, wire="cluster.instance.start", version=(1, 2)):

@@ -34,6 +34,17 @@ class DoorRequest(Message, wire="door.request", version=(1, 1)):
     observations: tuple[Observation, ...] = Field((), max_length=1000)
 
 
+DOOR_KEY = "door.key"
+"""The action that needs no token: with which key are tokens for this door to be sealed?"""
+
+
+class DoorKey(Message, wire="door.key"):
+    """A gateway's answer: the public half of the gateways' pair (`bus.sealing`), hexadecimal; empty on a bus
+    without a guard, where nothing is sealed."""
+
+    key: str
+
+
 class SubmitJob(Message, wire="job.submit", version=(1, 1)):
     """MG → SMO, after Type 3: queue this job."""
 

@@ -30,7 +30,15 @@ from entities.authorizer.refusals import Refusals
 from entities.authorizer.user_desk import ThrowOut, TokenConfig, UserDesk, nobody_to_throw_out
 from entities.authorizer.user_directory import UserDirectory
 from entities.authorizer.user_file import RulesFile
-from schemas.access import AccessExplanation, ExplainAccess, UserAnswer, UserCommand
+from entities.authorizer.user_records import UserRecords
+from schemas.access import (
+    AccessExplanation,
+    ExplainAccess,
+    SealedAnswer,
+    UserAnswer,
+    UserCommand,
+    answer_about,
+)
 from schemas.base import is_token
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
@@ -91,6 +99,7 @@ class Authorizer:
         """Serve until cancelled."""
         subscriptions: list[Subscription] = []
         await self.directory.start(self._bus)
+        await UserRecords(self._bus).seal_old()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.audit.run())
             try:
@@ -172,7 +181,7 @@ class Authorizer:
             await self.audit.act("act", asked=asked, **what)
 
     # --- commands ----------------------------------------------------------------------------------------
-    async def _user_command(self, message: UserCommand, envelope: Envelope) -> UserAnswer:
+    async def _user_command(self, message: UserCommand, envelope: Envelope) -> UserAnswer | SealedAnswer:
         found = await self.directory.recognise(message.token)
         action = f"user.{message.op}"
         ruling = await self._rule(found, action, message.name)
@@ -180,7 +189,13 @@ class Authorizer:
             await self._record_ruling(ruling, found, action, message.name, message.gateway)
             raise Refused(ruling.decision.reason, user=ruling.decision.user)
         log.info("user command", op=message.op, user=message.name, by=found.name)
-        return await self._desk.carry_out(message, found)
+        answer = await self._desk.carry_out(message, found)
+        if not message.answer_key:
+            return answer
+        about = answer_about(message.answer_key)
+        return SealedAnswer(
+            sealed=self._bus.keyring.seal(answer.model_dump_json(), message.answer_key, about)
+        )
 
     async def _explain(self, message: ExplainAccess, envelope: Envelope) -> AccessExplanation:
         found = await self.directory.recognise(message.token)

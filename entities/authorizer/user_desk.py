@@ -17,6 +17,7 @@ from bus.connection import Bus
 from entities.authorizer.access_rules import User
 from entities.authorizer.audit_trail import AuditTrail
 from entities.authorizer.user_directory import UserDirectory
+from entities.authorizer.user_records import KnownUser, UserRecords
 from entities.authorizer.user_tokens import Claims, issue
 from schemas.access import IssuedToken, Revocation, UserAnswer, UserCommand, UserInfo, UserRecord
 from schemas.base import is_token
@@ -55,7 +56,7 @@ class UserDesk:
         throw_out: ThrowOut = nobody_to_throw_out,
         config: TokenConfig | None = None,
     ) -> None:
-        self._records = bus.bucket(subjects.USER_RECORD)
+        self._records = UserRecords(bus)
         self._revocations = bus.bucket(subjects.REVOCATION)
         self._directory = directory
         self._audit = audit
@@ -86,9 +87,7 @@ class UserDesk:
             )
             for user in users.listed
         ]
-        for entry in await self._records.entries():
-            if isinstance(entry.message, UserRecord):
-                found.append(self._info(entry.message))
+        found += [self._info(record) for record in await self._records.all()]
         return tuple(sorted(found, key=lambda user: user.name))
 
     def _info(self, record: UserRecord) -> UserInfo:
@@ -125,7 +124,7 @@ class UserDesk:
             tokens=(_issued(claims, actor),),
         )
         try:
-            await self._records.create(record, name=command.name)
+            await self._records.create(record)
         except Conflict:
             raise Conflict(
                 f"there is a user {command.name} already; for another token: dmsc user token {command.name}"
@@ -138,12 +137,12 @@ class UserDesk:
         claims = self._claims(command, actor)
         await self._note(actor, command)
         for _ in range(ATTEMPTS):
-            entry = await self._record(command.name)
-            present = tuple(token for token in entry.message.tokens if token.expires_at > time.time())
+            known = await self._record(command.name)
+            present = tuple(token for token in known.record.tokens if token.expires_at > time.time())
             tokens = (*present, _issued(claims, actor))[-REMEMBERED_TOKENS:]
-            record = entry.message.model_copy(update={"tokens": tokens})
+            record = known.record.model_copy(update={"tokens": tokens})
             try:
-                await self._records.update(record, revision=entry.revision, name=command.name)
+                await self._records.update(record, known.revision)
             except Conflict:
                 continue
             return self._answer(record, claims, actor)
@@ -178,7 +177,7 @@ class UserDesk:
         await self._note(actor, command)
         # their tokens stay revoked, also should there be a user of this name again
         await self._write(self._revocation("user", command.name, command, actor), self._config.most_s)
-        await self._records.delete(name=command.name)
+        await self._records.delete(command.name)
         self._directory.forget(command.name)
         await self._evict(command, actor)
         return UserAnswer(note=f"{command.name} is no user any more")
@@ -214,11 +213,11 @@ class UserDesk:
         token = issue(self._directory.key, claims)
         return UserAnswer(users=(self._info(record),), token=token, issued=_issued(claims, actor))
 
-    async def _record(self, name: str) -> Any:
-        entry = await self._records.get(leader=True, name=name) if is_token(name) else None
-        if entry is None:
+    async def _record(self, name: str) -> KnownUser:
+        known = await self._records.get(name) if is_token(name) else None
+        if known is None:
             raise NotFound(f"there is no user {name!r}; `dmsc user list` shows who is")
-        return entry
+        return known
 
     def _refuse_listed(self, name: str) -> None:
         if any(user.name == name for user in self._directory.users.listed):

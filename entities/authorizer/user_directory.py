@@ -12,11 +12,12 @@ from pathlib import Path
 from nacl.signing import SigningKey
 
 from bus import subjects
-from bus.buckets import Bucket, Change, Watch
+from bus.buckets import Change, Watch
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.authorizer.access_rules import Stranger, User, Users, recognise
 from entities.authorizer.user_file import UserFile
+from entities.authorizer.user_records import UserRecords
 from entities.authorizer.user_tokens import load_key
 from schemas.access import Revocation, UserRecord
 from schemas.base import is_token
@@ -35,7 +36,7 @@ class UserDirectory:
         self.file = UserFile(tokens_file)
         self.key: SigningKey | None = None if key_file is None else load_key(key_file)
         self.revoked: Callable[[Revocation], None] = lambda revocation: None
-        self._records: Bucket | None = None
+        self._records: UserRecords | None = None
         self._known: dict[str, UserRecord] = {}
         self._revoked: dict[str, Revocation] = {}
         self._watches: list[Watch] = []
@@ -44,7 +45,7 @@ class UserDirectory:
     async def start(self, bus: Bus) -> None:
         """Returns once records and revocations are followed; the first come within milliseconds. Until then
         there are the users of the file."""
-        self._records = bus.bucket(subjects.USER_RECORD)
+        self._records = UserRecords(bus)
         self._watches = [await bus.bucket(subjects.REVOCATION).watch(self._revocation_changed)]
         self._watches.append(await self._records.watch(self._record_changed))
 
@@ -64,12 +65,12 @@ class UserDirectory:
         found = recognise(self.users, token, time.time())
         if self._records and isinstance(found, Stranger) and found.missing and is_token(found.name):
             try:
-                entry = await self._records.get(leader=True, name=found.name)
+                known = await self._records.get(found.name)
             except DmscError as error:
                 log.warning("user record not readable", user=found.name, code=error.code, error=error.text)
                 raise
-            if entry is not None and isinstance(entry.message, UserRecord):
-                self.learn(entry.message)
+            if known is not None:
+                self.learn(known.record)
                 return recognise(self.users, token, time.time())
         return found
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway.guard import Guard
-from schemas.access import AccessExplanation, ExplainAccess, UserAnswer, UserCommand, UserOp, WhoAmI
+from schemas.access import (
+    AccessExplanation,
+    ExplainAccess,
+    SealedAnswer,
+    UserAnswer,
+    UserCommand,
+    UserOp,
+    WhoAmI,
+    answer_about,
+)
 from schemas.audit import AuditEntry, AuditPage, AuditRecord
 from schemas.signals import Role
 
@@ -35,11 +44,14 @@ class AccessDesk:
         """Not repeated: whether it was done is unknown where nobody answered in time; list the users then."""
         message = UserCommand(
             token=token, gateway=self._gateway, op=op, name=name, role=role, token_id=token_id,
-            expires_s=expires_s, reason=reason,
+            expires_s=expires_s, reason=reason, answer_key=self._bus.keyring.public,
         )  # fmt: skip
         answer = await self._bus.request(
             subjects.USER_COMMAND, message, timeout_s=TIMEOUT_S, gateway=self._gateway
         )
+        if isinstance(answer, SealedAnswer):
+            plain = self._bus.keyring.open(answer.sealed, answer_about(message.answer_key))
+            return UserAnswer.model_validate_json(plain)
         assert isinstance(answer, UserAnswer)
         return answer
 

@@ -16,10 +16,12 @@ from entities.gateway.job_view import JobView
 from entities.gateway.module_desk import ModuleDesk
 from schemas.base import Message
 from schemas.door import (
+    DOOR_KEY,
     CancelJob,
     ChangeStage,
     CordonPlace,
     Cordons,
+    DoorKey,
     DoorRequest,
     FaultList,
     JobList,
@@ -31,7 +33,7 @@ from schemas.door import (
     SubmitJob,
     UncordonPlace,
 )
-from schemas.envelope import Envelope
+from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput, BadJob, DmscError, NotFound
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
@@ -187,6 +189,8 @@ class Desk:
                      outcome=outcome, ms=round(1e3 * (time.monotonic() - begun), 1))  # fmt: skip
 
     async def _act(self, request: DoorRequest, envelope: Envelope) -> Message:
+        if request.action == DOOR_KEY:
+            return DoorKey(key=self._bus.keyring.of_kind(EntityKind.GATEWAY))
         token = request.token
         actions: dict[str, Callable[[], Awaitable[Message]]] = {
             "job.submit": lambda: self.submit(token, _spec(request), envelope),

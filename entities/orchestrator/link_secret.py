@@ -1,35 +1,57 @@
 """The secret by which a job's instances know each other on tensor links: one per job, kept for takeovers.
 
-It is in a bucket that only orchestrators read, goes to instances with the orders that start them, and is gone
-with the job.
+It is in a bucket, sealed to the orchestrators, goes to instances with the orders that start them, sealed to
+their agent, and is gone with the job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 
 from bus.connection import Bus
+from bus.sealing import is_sealed
 from bus.subjects import LINK_SECRET
 from schemas.cluster import LinkSecret
+from schemas.envelope import EntityKind
 from schemas.errors import Conflict
 
 ATTEMPTS = 3
 
 
 async def link_secret(bus: Bus, job: str) -> str:
-    """The job's secret, made now if there is none: 64 hexadecimal digits."""
+    """The job's secret, made now if there is none: 64 hexadecimal digits.
+
+    Raises:
+        Unsealable: it was sealed with the keys of a root that is not this mesh's any more.
+    """
     bucket = bus.bucket(LINK_SECRET)
     for _ in range(ATTEMPTS):
         entry = await bucket.get(leader=True, job=job)
         if entry is not None and isinstance(entry.message, LinkSecret):
-            return entry.message.secret
-        fresh = LinkSecret(job=job, secret=secrets.token_hex(32))
+            kept: str = entry.message.secret
+            if is_sealed(kept):
+                return bus.keyring.open(kept, _about(job))
+            if bus.keyring.of_kind(EntityKind.ORCHESTRATOR):  # an older version's, in the clear
+                with contextlib.suppress(Conflict):
+                    await bucket.update(_sealed(bus, job, kept), revision=entry.revision, job=job)
+            return kept
+        fresh = secrets.token_hex(32)
         try:
-            await bucket.create(fresh, job=job)
+            await bucket.create(_sealed(bus, job, fresh), job=job)
         except Conflict:  # another order of the same job was first
             continue
-        return fresh.secret
+        return fresh
     raise Conflict(f"the link secret of {job} can't be read nor made")
+
+
+def _sealed(bus: Bus, job: str, secret: str) -> LinkSecret:
+    key = bus.keyring.of_kind(EntityKind.ORCHESTRATOR)
+    return LinkSecret(job=job, secret=bus.keyring.seal(secret, key, _about(job)) if key else secret)
+
+
+def _about(job: str) -> bytes:
+    return f"link secret of {job}".encode()
 
 
 async def forget_link_secret(bus: Bus, job: str) -> None:
