@@ -146,6 +146,10 @@ bench-shadow: setup ## what modules in shadow cost training
 bench-observation: setup ## what telemetry, metrics, scrapes, logs and a dashboard cost training
 	@$(VENV)/python benchmarks/observation_cost.py $(ARGS)
 
+.PHONY: gpu
+gpu: setup ## whatever needs a card, in under eight minutes; without one, a line that says so
+	@$(VENV)/python benchmarks/gpu.py $(ARGS)
+
 .PHONY: fuzz
 fuzz: setup ## a hundred thousand messages that nobody should send, over every subject of a mesh
 	@$(VENV)/python -m benchmarks.fuzz_bus $(ARGS)
