@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = get_logger("bus.embedded")
 
 BINARY_VARIABLE = "DMSC_NATS_SERVER"
+LOOPBACK = "127.0.0.1"
 READY_S = 15.0
 LOCK_PATIENCE_S = 1.0
 """A server that was just killed holds its store until the last of its threads is gone."""
@@ -86,7 +87,9 @@ class EmbeddedServer:
             survives a power cut, at the price of the disk's sync time per write.
         max_store_bytes, max_memory_bytes: Limits of JetStream; streams reserve from the first.
         max_payload_bytes: Largest message.
-        monitor: Also serve NATS's monitoring pages on a free port (`monitor_url`).
+        monitor: The port of loopback at which NATS's monitoring pages are served (`monitor_url`); 0: any free
+            one. They show names, addresses and inboxes of all connections to whoever asks, without a token:
+            nobody serves them who has not asked for it.
         tls: Clients connect encrypted (`tls://`), as the other servers of a cluster do; None: neither does.
         peers: Its place in a cluster; None for a server alone. `bus.embedded_cluster` makes them.
     """
@@ -105,7 +108,7 @@ class EmbeddedServer:
         max_store_bytes: int = 64 << 30,
         max_memory_bytes: int = 1 << 30,
         max_payload_bytes: int = MAX_MESSAGE_BYTES,
-        monitor: bool = True,
+        monitor: int | None = None,
         tls: Tls | None = None,
         peers: Peers | None = None,
     ) -> None:
@@ -307,9 +310,9 @@ class EmbeddedServer:
             ]
         if self._tls is not None:
             lines += self._tls_lines(mutual=False)
-        if self._monitor:
+        if self._monitor is not None:
             protocol = "http" if self._tls is None else "https"
-            lines.append(f"{protocol}: {quoted(f'{self.host}:-1')}")
+            lines.append(f"{protocol}: {quoted(f'{LOOPBACK}:{self._monitor or -1}')}")
         if self._guard is None:
             lines += access_clause(self._token)
         else:

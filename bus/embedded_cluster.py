@@ -42,6 +42,7 @@ class EmbeddedCluster:
         size: How many servers: 1, 3 or 5.
         port: Of the first server; the others take free ones. -1 takes a free one.
         host: Interface to listen on; the servers speak to each other on loopback.
+        monitor: As for `EmbeddedServer`, of the first server; none of the others has such pages.
         options: As for `EmbeddedServer`.
 
     Raises:
@@ -49,7 +50,14 @@ class EmbeddedCluster:
     """
 
     def __init__(
-        self, folder: Path, *, size: int = 1, port: int = -1, host: str = "127.0.0.1", **options: Any
+        self,
+        folder: Path,
+        *,
+        size: int = 1,
+        port: int = -1,
+        host: str = "127.0.0.1",
+        monitor: int | None = None,
+        **options: Any,
     ) -> None:
         if size not in SIZES:
             raise BadInput(f"{size} servers: a bus has {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}")
@@ -62,7 +70,7 @@ class EmbeddedCluster:
             )
         self.restarted: Callable[[], None] = lambda: None
         if size == 1:
-            self.servers = [EmbeddedServer(folder, port=port, host=host, **options)]
+            self.servers = [EmbeddedServer(folder, port=port, host=host, monitor=monitor, **options)]
             return
         places = [f"127.0.0.1:{each}" for each in _free_ports(size)]
         credentials = f"route:{secrets.token_hex(16)}"
@@ -71,6 +79,7 @@ class EmbeddedCluster:
                 folder / f"server-{number}",
                 port=port if number == 1 else -1,
                 host=host,
+                monitor=monitor if number == 1 else None,
                 peers=Peers(
                     cluster="dmsc",
                     name=f"dmsc-server-{number}",

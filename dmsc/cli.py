@@ -38,6 +38,7 @@ from dmsc.commands import (
     up,
     user,
 )
+from dmsc.open_files import raise_open_files
 
 EPILOG = (
     "Exit codes: 0 done, 1 the job failed or an error, 2 bad input or usage, 3 unreachable, 4 refused,"
@@ -122,6 +123,7 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of the `dmsc` script."""
+    raise_open_files()
     try:
         app()
     except (Exception, CancelledError) as error:

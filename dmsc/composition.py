@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -46,6 +47,7 @@ class RunOptions:
     clusters: tuple[str, ...] = ()
     bind: str = "127.0.0.1"  # where the gateways' HTTP doors listen
     tls: tuple[Path, Path] | None = None  # certificate and key of the HTTP doors; None: plain HTTP
+    proxies: tuple[str, ...] = ()  # whose word on a client's address the HTTP doors believe
     http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
     tokens_file: Path | None = None
     authorizer: str = "authorizer"  # the authorizer's SID; several have one each
@@ -106,6 +108,18 @@ def _clusters(name: str, options: RunOptions) -> tuple[str, ...]:
     if not options.clusters:
         raise BadInput(f"{name} serves a cluster: say which with --cluster NAME (or DMSC_CLUSTER)")
     return check_clusters(options.clusters)
+
+
+def check_proxies(proxies: Sequence[str]) -> tuple[str, ...]:
+    """Proxies as given. Raises `BadInput` for what is neither an address nor a network."""
+    for proxy in proxies:
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError:
+            raise BadInput(
+                f"--proxy {proxy!r}: an address or a network, as 10.0.0.7 or 10.0.0.0/24"
+            ) from None
+    return tuple(proxies)
 
 
 def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
@@ -202,6 +216,7 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
         http_port=port,
         advertised_host=advertised,
         tls=options.tls,
+        proxies=options.proxies,
     )
     return Part(
         sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1

@@ -18,6 +18,7 @@ from bus.accounts import Account, Limits, account_of, least_store_bytes
 from bus.embedded_cluster import copies
 from dmsc import layout, ports
 from dmsc.layout import ChildSpec, MeshOptions
+from dmsc.log_rotation import rotating
 from dmsc.mesh import HTTP_PORT, RunningMesh, Say, certify, local, outer, own_servers, say_if, tended
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
@@ -99,9 +100,12 @@ async def running_host(
             copies=number,
             max_store_bytes=len(tenants) * number * limits.store_bytes,
             max_memory_bytes=len(tenants) * number * limits.memory_bytes,
-            monitor=False,  # it would show every account to whoever asks
         )
-        async with server as bus, _guarded(folder, tenants, [local(url) for url in bus.urls]):
+        async with (
+            rotating(folder.logs),
+            server as bus,
+            _guarded(folder, tenants, [local(url) for url in bus.urls]),
+        ):
             urls = [outer(local(url), options.mesh) for url in bus.urls]
             for each in tenants.values():
                 each.write_host_servers(urls)

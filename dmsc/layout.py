@@ -32,9 +32,11 @@ class MeshOptions:
     bind: str = "127.0.0.1"
     metrics_port: int | None = 0  # the first process's, the others follow; 0: any; None: none at all
     metrics_bind: str = "127.0.0.1"
+    monitor_port: int | None = None  # of NATS's own pages, on loopback; None: none; 0: any
     address: str = "127.0.0.1"  # what other machines reach this one by
     node: str = "node"
     policies: tuple[str, ...] = ()  # built-in names or files
+    proxies: tuple[str, ...] = ()  # whose word on a client's address the HTTP doors believe
     tls: bool = False  # the bus and the HTTP doors speak TLS
     access_file: Path | None = None  # who may do what; None: the default rules
 
@@ -141,7 +143,8 @@ def _control_plane(
     options: MeshOptions, http_ports: Sequence[int], files: tuple[str, ...]
 ) -> list[ChildSpec]:
     def doors(cluster: str, port: int) -> tuple[str, ...]:
-        return ("--cluster", cluster, "--http-port", str(port), "--bind", options.bind)
+        proxies = tuple(part for proxy in options.proxies for part in ("--proxy", proxy))
+        return ("--cluster", cluster, "--http-port", str(port), "--bind", options.bind, *proxies)
 
     pairs = list(zip(options.clusters, http_ports, strict=True))
     several = {"service-registry": options.registries, "orchestrator": options.orchestrators}

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bus.embedded import LOOPBACK
 from bus.embedded_cluster import EmbeddedCluster, copies
 from dmsc import layout, ports
 from dmsc.async_client import AsyncClient
@@ -21,6 +22,7 @@ from dmsc.composition import own_address
 from dmsc.identities import credentials
 from dmsc.incubation import incubating
 from dmsc.layout import ChildSpec, MeshOptions
+from dmsc.log_rotation import rotating
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
 from dmsc.tenancy import HostsBus, hosts_bus, not_one_mesh
@@ -78,6 +80,7 @@ async def running_mesh(
             certify(options, folder)
         started_at = time.time()
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(rotating(folder.logs))
             bus = await stack.enter_async_context(_bus(options, folder, say))
             inner = [local(url) for url in bus.urls]
             incubator = stack.enter_context(incubating(folder.logs / "incubator.log"))
@@ -194,6 +197,8 @@ async def own_servers(
         port = 0
     elif port:
         ports.choose(options.bind, port, NATS_PORT, 1, "--nats-port")  # one clear line if it is taken
+    if options.monitor_port:
+        ports.choose(LOOPBACK, options.monitor_port, 0, 1, "--monitor-port")
     port = NATS_PORT if port is None else port or -1  # -1: the server takes a free one itself
     bus = EmbeddedCluster(
         folder.store,
@@ -201,9 +206,12 @@ async def own_servers(
         port=port,
         host=options.bind,
         tls=folder.tls if options.tls else None,
+        monitor=options.monitor_port,
         **how,
     )
     async with bus:
+        if url := bus.servers[0].monitor_url:
+            say(f"NATS's monitoring pages, for whoever is on this machine: {url}")
         keeper = asyncio.create_task(bus.keep(say))
         try:
             yield bus

@@ -193,6 +193,17 @@ HTTP_REFUSED = _metric(
     "http_refused_total", "counter", "refused before they were looked at, by reason", _MG, "gateway", "reason"
 )
 HTTP_OPEN = _metric("http_requests_open", "gauge", "being answered, event streams left out", _MG, "gateway")
+HTTP_CONNECTIONS = _metric(
+    "http_connections_open", "gauge", "of HTTP clients, with event streams", _MG, "gateway"
+)
+HTTP_CUT = _metric(
+    "http_connections_cut_total",
+    "counter",
+    "too late (head, body, answer), too long (length), or in the way of a newcomer (room)",
+    _MG,
+    "gateway",
+    "reason",
+)
 EVENT_STREAMS = _metric("event_streams_open", "gauge", "event streams of HTTP clients", _MG, "gateway")
 EVENT_FEEDS = _metric("event_feeds_open", "gauge", "consumers that feed them", _MG, "gateway")
 STREAMS_LAGGED = _metric(

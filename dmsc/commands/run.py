@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,15 @@ def run(
             "--tls-key", metavar="FILE", envvar="DMSC_TLS_KEY", help="HTTPS: the certificate's key."
         ),
     ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            envvar="DMSC_PROXY",
+            help="A proxy (or network) whose X-Forwarded-For a gateway believes; repeatable.",
+        ),
+    ] = None,
     tokens: Annotated[
         Path | None,
         typer.Option(
@@ -163,7 +173,7 @@ def run(
     Example: DMSC_BUS=nats://nats:4222 dmsc run gateway router --cluster a --http-port 8080
     """
     from dmsc import identities
-    from dmsc.composition import RunOptions, compose
+    from dmsc.composition import RunOptions, check_proxies, compose
     from dmsc.settings import find_bus
 
     address = find_bus(bus, bus_token, state)
@@ -177,6 +187,7 @@ def run(
         bind=bind,
         http_ports=tuple(http_port or ()),
         tls=_pair(tls_cert, tls_key),
+        proxies=check_proxies(proxy or ()),
         tokens_file=tokens,
         keys_file=keys,
         authorizer=name,
@@ -312,6 +323,7 @@ def join(
     run_parts(
         [agent_part(options)],
         bus,
+        logs=options.logs if parent is None else None,  # a mesh's own are looked after by `dmsc up`
         parent=parent,
         level=log_level,
         patience_s=wait,
@@ -328,13 +340,17 @@ def run_parts(
     patience_s: float,
     replicas: int | None = None,
     metrics: MetricsOptions | None = None,
+    logs: Path | None = None,
 ) -> None:
     """Run these services in this process until a signal; `parent`: and not longer than that process.
+
+    `logs`: a folder of log files that are kept bounded meanwhile.
 
     `replicas`: of streams and buckets, which are then made or adjusted first. None: others do that, who
     know how many there are to be. `metrics`: where they are told; None: not at a port of their own.
     """
     from bus.logs import configure_logging
+    from dmsc.log_rotation import rotating
     from dmsc.parent_death import end_with_parent
     from dmsc.serving import serve
     from schemas.errors import BadInput
@@ -347,24 +363,35 @@ def run_parts(
     # What thousands of instances send is made of small objects without cycles: looking for some each time
     # that 700 more are there takes a sixth of a busy registry's time.
     gc.set_threshold(20_000, 20, 50)
-    run_async(
-        serve(
-            parts, address.servers, address.token, patience_s=patience_s, replicas=replicas, metrics=metrics
-        )
-    )
+
+    async def serve_all() -> None:
+        async with contextlib.nullcontext() if logs is None else rotating(logs):
+            await serve(
+                *(parts, address.servers, address.token),
+                patience_s=patience_s, replicas=replicas, metrics=metrics,
+            )  # fmt: skip
+
+    run_async(serve_all())
 
 
 def metrics_options(port: str, bind: str) -> MetricsOptions | None:
     """What `--metrics-port` and `--metrics-bind` say; None: off."""
     from dmsc.composition import own_address
     from dmsc.metrics.listener import MetricsOptions
+
+    number = port_or_off(port, "--metrics-port")
+    return None if number is None else MetricsOptions(port=number, bind=bind, host=own_address(bind))
+
+
+def port_or_off(port: str, option: str) -> int | None:
+    """What an option says that takes a port, 0 or `off`; None: off. Raises `BadInput`."""
     from schemas.errors import BadInput
 
     if port == "off":
         return None
-    if not (port.isdigit() and int(port) < 65536):
-        raise BadInput(f"--metrics-port {port}: a port, 0 for any free one, or off")
-    return MetricsOptions(port=int(port), bind=bind, host=own_address(bind))
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise BadInput(f"{option} {port}: a port, 0 for any free one, or off")
+    return int(port)
 
 
 def _pair(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:

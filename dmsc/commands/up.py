@@ -60,6 +60,21 @@ def up(
         str,
         typer.Option(metavar="ADDRESS", envvar="DMSC_METRICS_BIND", help="Where /metrics listens; no token."),
     ] = "127.0.0.1",
+    monitor_port: Annotated[
+        str,
+        typer.Option(
+            metavar="PORT|off",
+            help="Where NATS serves its own pages, on loopback alone; they show all connections; 0: any.",
+        ),
+    ] = "off",
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            help="A proxy (or network) whose X-Forwarded-For the gateways believe; repeatable.",
+        ),
+    ] = None,
     servers: Annotated[
         int, typer.Option(min=1, help="The bus's servers: 3 or 5 bear the loss of one or two.")
     ] = 1,
@@ -112,6 +127,8 @@ def up(
         bind,
         metrics_port,
         metrics_bind,
+        monitor_port,
+        proxy,
         servers,
         orchestrators,
         registries,
@@ -167,6 +184,8 @@ def _options(
     bind: str,
     metrics_port: str,
     metrics_bind: str,
+    monitor_port: str,
+    proxy: list[str] | None,
     servers: int,
     orchestrators: int,
     registries: int,
@@ -175,8 +194,8 @@ def _options(
     tls: bool,
     access_file: Path | None,
 ) -> MeshOptions:
-    from dmsc.commands.run import metrics_options
-    from dmsc.composition import check_clusters, node_name, own_address
+    from dmsc.commands.run import metrics_options, port_or_off
+    from dmsc.composition import check_clusters, check_proxies, node_name, own_address
     from dmsc.layout import MeshOptions
     from dmsc.state_folder import default_state
 
@@ -198,6 +217,8 @@ def _options(
         bind=bind,
         metrics_port=None if metrics is None else metrics.port,
         metrics_bind=metrics_bind,
+        monitor_port=port_or_off(monitor_port, "--monitor-port"),
+        proxies=check_proxies(proxy or ()),
         address=own_address(bind),
         node=node_name(),
         policies=tuple(policy or ()),
@@ -273,7 +294,8 @@ def _detached(options: MeshOptions, json: bool) -> None:
     log = folder.logs / "up.log"
     arguments = [argument for argument in sys.argv[1:] if argument not in ("-d", "--detach")]
     environment = {**os.environ, "DMSC_STATE": str(folder.path)}
-    with log.open("wb") as out:
+    log.unlink(missing_ok=True)
+    with log.open("ab") as out:  # to be cut where it ends: `log_rotation`
         process = subprocess.Popen(
             [sys.executable, "-m", "dmsc", *arguments],
             stdin=subprocess.DEVNULL,

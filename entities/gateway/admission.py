@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bus.correlation import correlated
 from bus.logs import get_logger
+from entities.gateway.api_page import PATH as DOCS
 from entities.gateway.dashboard.assets import PATH as PAGE
 from entities.gateway.door_config import DoorConfig
 from entities.gateway.early_refusal import BUSY, PROBES
@@ -28,19 +29,33 @@ from entities.gateway.guard import Guard
 from entities.gateway.kept_reads import KeptRead, KeptReads
 from entities.gateway.load import Load
 from entities.gateway.metrics_door import DoorMetrics
-from entities.gateway.problems import MEDIA_TYPE, problem
+from entities.gateway.problems import MEDIA_TYPE, problem, status_of
 from entities.gateway.rate_limit import Buckets, Grant
 from entities.gateway.request_origin import HEADERS, asked
-from schemas.errors import Overloaded, RateLimited
+from schemas.errors import BadInput, DmscError, Overloaded, RateLimited, Refused
 
 log = get_logger("door")
 
 QUIET = PROBES | {"/metrics"}
 """Asked for all day long by machines: their lines are for debugging."""
+ONCE = frozenset(
+    (
+        *(b"authorization", b"content-length", b"content-type", b"host"),
+        *(b"idempotency-key", b"last-event-id", b"range"),
+    )
+)
+"""Headers that mean something here, and may stand in a request once."""
+NO_TOKEN = "no token; send the header Authorization: Bearer TOKEN"
+PAGES = (PAGE, DOCS)
+DATA = [
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+    (b"x-content-type-options", b"nosniff"),
+]
+"""With all that is no page of ours: whatever a job or a data set holds, a browser runs nothing of it."""
 _BEARER = re.compile(rb"^bearer +(\S+) *$", re.IGNORECASE)
 
 Refusal = tuple[HTTPStatus, str, str, int]
-"""Status, code, what to say, and when to come back in seconds (0: `Grant.headers` says it)."""
+"""Status, code, what to say, and when to come back in seconds (0: `Grant.headers` says it, or never)."""
 
 
 @dataclass(slots=True)
@@ -71,6 +86,7 @@ class Admission:
         self._reads = reads
         self._known = Buckets(config.rate)
         self._unknown = Buckets(config.unknown_rate)
+        self._most_stalled = config.stalled_each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,6 +96,8 @@ class Admission:
         given, span = asked(headers)
         with correlated(given, span=span) as correlation:
             told = _Told(send, [(name, correlation.encode()) for name in HEADERS])
+            if not scope["path"].startswith(PAGES):  # these have a policy of their own
+                told.extra += DATA
             begun = time.monotonic()
             try:
                 await self._admit(scope, headers, receive, told)
@@ -99,7 +117,7 @@ class Admission:
             buckets = self._known if user is not None or is_page else self._unknown
             grant = buckets.take(facts.identity, time.monotonic())
             told.extra += grant.headers()
-            refusal = self._refusal(grant)
+            refusal = self._refusal(grant) or _given_twice(scope)
             if refusal is not None:
                 await _refuse(told, *refusal)
                 return
@@ -112,9 +130,52 @@ class Admission:
         told.load = self._load
         self._load.enter()
         try:
+            if has_body(headers) and not is_probe:
+                if user is None and (refusal := await self._stranger(token)) is not None:
+                    await _refuse(told, *refusal)
+                    return
+                receive = self._stalling(receive, self._guard.user_of(token) or facts.identity)
             await self._app(scope, receive, told)
         finally:
             told.leave()
+
+    async def _stranger(self, token: str) -> Refusal | None:
+        """Why the body of somebody who was never let in is not read; None where it is to be."""
+        if not token:
+            return HTTPStatus.UNAUTHORIZED, Refused.code, NO_TOKEN, 0
+        try:
+            await self._guard.check(token, "self.read", "self")
+        except Refused as error:
+            if not error.fields.get("user"):
+                return HTTPStatus.UNAUTHORIZED, error.code, error.text, 0
+        except DmscError as error:
+            return status_of(error), error.code, error.text, 1
+        return None
+
+    def _stalling(self, receive: Receive, identity: str) -> Receive:
+        """`receive` that keeps account of whose bodies we wait for."""
+        stalled = self._load.stalled
+        is_whole = False
+
+        async def receiving() -> Message:
+            nonlocal is_whole
+            if is_whole:
+                return await receive()
+            if stalled[identity] >= self._most_stalled:
+                raise RateLimited(
+                    f"{self._most_stalled} requests of yours have begun a body, and the rest does not come"
+                )
+            stalled[identity] += 1
+            try:
+                message = await receive()
+            finally:
+                stalled[identity] -= 1
+                if not stalled[identity]:
+                    del stalled[identity]
+            is_whole = not message.get("more_body", False)
+            return message
+
+        return receiving
 
     def _note(self, scope: Scope, told: _Told, begun: float) -> None:
         self._metrics.answered[told.status] += 1
@@ -177,6 +238,21 @@ class _Told:
             self.load = None
 
 
+def has_body(headers: dict[bytes, bytes]) -> bool:
+    """Whether a body follows the head. `headers`: lower-case names."""
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"
+
+
+def _given_twice(scope: Scope) -> Refusal | None:
+    """A request of which a proxy before us, or a part of ourselves, may read another one of the two."""
+    names = [name for name, _ in scope["headers"] if name in ONCE]
+    for name in names:
+        if names.count(name) > 1:
+            said = f"the header {name.decode()} stands there {names.count(name)} times; send it once"
+            return HTTPStatus.BAD_REQUEST, BadInput.code, said, 0
+    return None
+
+
 async def _repeat(send: Send, kept: KeptRead) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": kept.headers})
     await send({"type": "http.response.body", "body": kept.body})
@@ -193,8 +269,11 @@ async def _refuse(send: Send, status: HTTPStatus, code: str, detail: str, retry_
 def _refusal_parts(
     status: HTTPStatus, code: str, detail: str, retry_after_s: int
 ) -> tuple[bytes, tuple[tuple[bytes, bytes], ...]]:
-    body = json.dumps(problem(status, detail, code, retryable=True)).encode()
+    retryable = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    body = json.dumps(problem(status, detail, code, retryable=retryable)).encode()
     headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(body))]
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
     if retry_after_s:
         headers.append((b"retry-after", b"%d" % retry_after_s))
     return body, tuple(headers)

@@ -9,10 +9,14 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
 from entities.gateway.admission import Admission
 from entities.gateway.api_document import complete
+from entities.gateway.api_page import HEADERS as PAGE_HEADERS
+from entities.gateway.api_page import PATH as API_PAGE
+from entities.gateway.api_page import page
 from entities.gateway.context import Door
 from entities.gateway.dashboard.routes import dashboard
 from entities.gateway.error_answers import explain_errors
@@ -63,7 +67,7 @@ def build_app(door: Door) -> FastAPI:
     app = FastAPI(
         title="DMSC gateway",
         version="1",
-        docs_url="/docs",
+        docs_url=None,  # FastAPI's page loads a script from elsewhere, which could read the dashboard's token
         redoc_url=None,
         openapi_url="/v1/openapi.json",
         generate_unique_id_function=_operation_id,
@@ -84,6 +88,10 @@ def build_app(door: Door) -> FastAPI:
             )
             app.openapi_schema = complete(plain, BODIES)
         return app.openapi_schema
+
+    @app.get(API_PAGE, include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(document()), headers=PAGE_HEADERS)
 
     app.openapi = document  # type: ignore[method-assign]  # as FastAPI's manual has it
     return app

@@ -44,7 +44,7 @@ def is_plain(data: bytes) -> bool:
 
 
 def refusing_early(protocol: type[Any], load: Load, refused: Callable[[], None]) -> type[asyncio.Protocol]:
-    """`protocol`, uvicorn's for HTTP/1.1, that looks at `load` first; `refused` hears of each refusal."""
+    """`protocol`, of `with_deadlines`, that looks at `load` first; `refused` hears of each refusal."""
 
     class Early(protocol):  # type: ignore[misc]  # whichever parser there is
         is_plain_so_far = True  # nothing but whole plain requests came: nothing is left in the parser
@@ -69,6 +69,7 @@ def refusing_early(protocol: type[Any], load: Load, refused: Callable[[], None])
             load.refuse_unread(reason, self.loop.time())
             refused()
             self.transport.write(REFUSAL)
+            self.answered()
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler

@@ -72,6 +72,8 @@ class Load:
     def __init__(self, config: DoorConfig | None = None) -> None:
         config = config or DoorConfig()
         self.open = 0
+        self.stalled: Counter[str] = Counter()
+        """Of these, by identity, such as wait for the client's next bytes: they keep nobody else out."""
         self.draining = False
         self.refused: Counter[str] = Counter()
         self.queue = Queue(config.queued_requests, config.burst_s, config.standing_s)
@@ -85,7 +87,7 @@ class Load:
     # --- who may begin -----------------------------------------------------------------------------------
     def too_much(self, now: float) -> str:
         """Why one more request is to be refused; empty where it is not. Loop time."""
-        if self.open >= self._most_open:
+        if self.open - self.stalled.total() >= self._most_open:
             return "open"
         return "queue" if self.queue.is_too_long(now) else ""
 

@@ -47,6 +47,7 @@ from schemas.step import MicrobatchClaim
 from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
+    from entities.gateway.connections import Connections
     from entities.gateway.dashboard import Dashboard
     from entities.gateway.event_feed import EventHub
     from entities.gateway.load import Load
@@ -67,6 +68,7 @@ class GatewayConfig:
     http_port: int | None = None  # None: no HTTP door; 0: any free port
     http_host: str = "127.0.0.1"  # 0.0.0.0 opens it to other machines; tokens then need TLS in front
     tls: tuple[Path, Path] | None = None  # the HTTP door's certificate and key; None: plain HTTP
+    proxies: tuple[str, ...] = ()  # addresses or networks whose X-Forwarded-For counts
     advertised_host: str = ""  # the name others reach it by, where http_host names none
     report_every_s: float = 1.0  # Type 5 while a job runs
     compute_valid_s: float = 15.0  # a Type 4 older than this counts for nothing: 3 × the routers' 5 s
@@ -103,6 +105,7 @@ class Gateway:
         self._bus = bus
         self._hub: EventHub | None = None
         self._load: Load | None = None
+        self._connections: Connections | None = None
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
         self._faults = FaultReporter(bus, config.faults)
         self._qos = QosWindow()
@@ -154,6 +157,7 @@ class Gateway:
             yield
             return
         # Only here: FastAPI costs memory that a gateway without an outer door need not have.
+        from entities.gateway.connections import Connections, with_deadlines
         from entities.gateway.context import Door
         from entities.gateway.dashboard import Dashboard
         from entities.gateway.door import build_door
@@ -174,6 +178,7 @@ class Gateway:
         )
         hub = self._hub = EventHub(self._bus, self.config.sid, config.events)
         load = self._load = Load(config)
+        room = self._connections = Connections(config)
         view = self.desk.view = JobView(self._bus)
         probe = ReadinessProbe(self._bus, self.follower)
         dashboard = self.dashboard = Dashboard(
@@ -203,12 +208,14 @@ class Gateway:
             await load.drained(config.drain_s)
 
         protocol = "http" if self.config.tls is None else "https"
-        served = configured(build_door(door), self.config.tls)
-        served.http_protocol_class = refusing_early(served.http_protocol_class, load, door.metrics.refused)
+        served = configured(build_door(door), self.config.tls, self.config.proxies)
+        served.http_protocol_class = refusing_early(
+            with_deadlines(served.http_protocol_class, room), load, door.metrics.refused
+        )
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(view.run())
             try:
-                async with serving(served, sock, drain):
+                async with serving(served, sock, drain, room):
                     self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
                     yield
             finally:
@@ -259,11 +266,12 @@ class Gateway:
 
     def readings(self) -> Iterable[Reading]:
         """For whoever scrapes this process."""
-        if self._metrics is None or self._hub is None or self._load is None:
+        if self._metrics is None or self._hub is None or self._load is None or self._connections is None:
             return self.backends.readings()
         return chain(
             self._metrics.readings(),
             self._load.readings(self.config.sid),
+            self._connections.readings(self.config.sid),
             self._hub.readings(),
             self.backends.readings(),
         )

@@ -109,6 +109,16 @@ async def test_an_address_of_somebody_else_is_one_clear_line(tmp_path: Path) -> 
         await EmbeddedServer(tmp_path, host="192.0.2.1").start()
 
 
+async def test_nats_own_pages_are_on_loopback_and_only_where_asked_for(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path / "usual", host="0.0.0.0", sync_always=False) as server:
+        assert server.monitor_url is None
+        assert len(psutil.Process(server.pid).net_connections("tcp")) == 1
+    async with EmbeddedServer(tmp_path / "asked", host="0.0.0.0", monitor=0, sync_always=False) as server:
+        assert str(server.monitor_url).startswith("http://127.0.0.1:")
+        listening = [one.laddr.ip for one in psutil.Process(server.pid).net_connections("tcp")]
+        assert sorted(ip.removeprefix("::ffff:") == "127.0.0.1" for ip in listening) == [False, True]
+
+
 async def test_restart_keeps_port_and_data(tmp_path: Path) -> None:
     async with EmbeddedServer(tmp_path) as server:
         url, pid = server.url, server.pid

@@ -119,7 +119,7 @@ async def sharing(folder: Path, store_bytes: int) -> AsyncIterator[Shared]:
     keys = GuardKeys.generate(None)
     limits = Limits(store_bytes=store_bytes, memory_bytes=32 << 20, connections=CONNECTIONS)
     server = EmbeddedServer(
-        folder / "nats", guard=keys, monitor=False, sync_always=False,
+        folder / "nats", guard=keys, sync_always=False,
         accounts=[Account(name=side.account, limits=limits) for side in sides],
         max_store_bytes=2 * limits.store_bytes, max_memory_bytes=2 * limits.memory_bytes,
     )  # fmt: skip

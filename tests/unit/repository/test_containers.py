@@ -74,3 +74,23 @@ def test_with_tls_every_service_speaks_it() -> None:
             assert "healthcheck" not in one, f"{name}: tools merge lists differently"
             (check,) = [part for part in SERVICES[name]["healthcheck"]["test"] if "healthz" in part]
             assert {"DMSC_TLS_CERT", "DMSC_CA_FILE"} <= set(check.split('"')), name
+
+
+def test_nobody_comes_in_by_a_password_that_everybody_knows() -> None:
+    grafana = SERVICES["grafana"]["environment"]
+    assert grafana["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert grafana["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert grafana["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert grafana["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    for name, one in SERVICES.items():
+        given = one.get("environment", {})
+        secret = [key for key in given if "PASSWORD" in key or "SECRET" in key or "TOKEN" in key]
+        assert not secret, f"{name}: secrets are made on the first start, and lie in volumes"
+        for port in one.get("ports", ()):
+            assert str(port).removeprefix("${DMSC_PUBLISH:-").startswith("127.0.0.1:"), name
+
+
+def test_the_server_shows_its_pages_to_its_own_container_alone() -> None:
+    lines = (ROOT / "deploy" / "nats.conf").read_text().splitlines()
+    (pages,) = [line for line in lines if line.startswith("http")]
+    assert pages.startswith('http: "127.0.0.1:')
