@@ -63,7 +63,7 @@ layers: setup-dev ## import-linter: who may import whom
 	@$(VENV)/lint-imports --no-cache
 
 .PHONY: audit
-audit: setup-dev ## bandit over the product, whether dependencies fit; ARGS=--online: known vulnerabilities, too
+audit: setup-dev ## bandit, whether dependencies fit, who may do what on a live server; ARGS="--online --mutants"
 	@$(VENV)/python -c 'import bandit, pip_audit' 2>/dev/null \
 		|| $(VENV)/python -m pip install --quiet --retries 0 --editable '.[audit]' 2>/dev/null \
 		|| echo 'bandit and pip-audit can not be installed here'

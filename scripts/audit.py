@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """What can be said of the product's own code and of what it depends on, for `make audit`.
 
-    python scripts/audit.py [--online]
+    python scripts/audit.py [--online] [--mutants]
 
 1. bandit over the product. Every finding is mended or excepted below, with its reason; an exception that fits
    nothing any more is told, too.
 2. The installed dependencies fit each other and what pyproject.toml asks for. Works without a network.
 3. With `--online`: known vulnerabilities of the installed versions, by pip-audit, which asks a service about
    each of them. Without, or where that can't be reached, this says that it was NOT CHECKED.
+4. Who may do what (`benchmarks.access_matrix`): every kind of credential against a live guarded server, tens
+   of thousands of probes. With `--mutants`: whether it finds permissions that are widened on purpose, too.
 
 Exit code 1: something has to be mended.
 """
@@ -70,8 +72,14 @@ IN_FILE = {
 
 
 def main() -> int:
-    """Runs the three parts; the exit code."""
-    good = [code_is_clean(), dependencies_fit(), nothing_known_is_vulnerable("--online" in sys.argv[1:])]
+    """Runs the four parts; the exit code."""
+    options = sys.argv[1:]
+    good = [
+        code_is_clean(),
+        dependencies_fit(),
+        nothing_known_is_vulnerable("--online" in options),
+        nobody_gets_more([option for option in options if option == "--mutants"]),
+    ]
     return 0 if all(good) else 1
 
 
@@ -164,6 +172,13 @@ def nothing_known_is_vulnerable(online: bool) -> bool:
     asked = sum("skip_reason" not in entry for entry in said["dependencies"])
     print(f"vulnerabilities: {asked} distributions asked about, {len(bad)} with known ones")
     return not bad
+
+
+def nobody_gets_more(options: list[str]) -> bool:
+    """Whether each credential can do what the table of effects says, and nothing else."""
+    command = [sys.executable, "-m", "benchmarks.access_matrix", *options]
+    sys.stdout.flush()
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
 if __name__ == "__main__":

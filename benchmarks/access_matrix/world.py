@@ -1,0 +1,417 @@
+"""What is attacked: a guarded server, its streams with something marked in each, our services, and our eyes.
+
+The services are real (`Bus.serve` of each row's receivers, by their own credentials); only what they decide
+is left out: each refuses what it is asked, in the form in which it would answer anything. Clocks stand
+still: nobody sends heartbeats, so that whatever happens is the attacker's doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.access_matrix.parties import TOKENS
+from benchmarks.access_matrix.wire import Heard, Said, Wire, wire
+from bus import codec, rendezvous, streams
+from bus.callout import Caller, Grant
+from bus.connection import Bus
+from bus.credentials import issue, new_root
+from bus.embedded import EmbeddedServer
+from bus.guard_keys import GuardKeys
+from bus.identity import Identity
+from bus.permissions import Permissions
+from bus.subject import Delivery, Names, Subject
+from bus.subjects import SUBJECTS
+from entities.authorizer.access_rules import User
+from entities.authorizer.callout import Doorkeeper
+from schemas.base import Message
+from schemas.envelope import EntityKind as K
+from schemas.envelope import Envelope, Sender
+from schemas.errors import NotFound
+from schemas.job import JobRecord, JobSpec, JobState
+from schemas.registry import Resolve, Resolved
+
+OBJECTS = f"OBJ_{streams.OBJECT_BUCKET}"
+AUDITOR = "who looks on, and mends what an attack broke"
+COUNTED = b""
+"""What is sent to a counter; the server keeps the sum."""
+INBOX = "_INBOX.auditor"
+"""Of the auditor alone: what is said there is no effect of an attack."""
+MARK = "canary<"
+"""Followed by the subject on which it was stored and `>`: by that a leak is recognised."""
+VICTIM = "victim"
+"""A consumer of the control plane's, of each stream: others may not read, confirm or end it."""
+ROUNDS_MOST = 200
+
+ORCHESTRATOR = Identity(name="orchestrator", kind=K.ORCHESTRATOR)
+SERVICES = (
+    Identity(name="service-registry", kind=K.SERVICE_REGISTRY),
+    Identity(name="gateway-b", kind=K.GATEWAY, cluster="b"),
+    Identity(name="authorizer", kind=K.AUTHORIZER),
+    Identity(name="router-b", kind=K.ROUTER, cluster="b"),
+    ORCHESTRATOR,
+    Identity(name="b-n", kind=K.CLUSTER, cluster="b", node="n"),
+    Identity(name="k-s0-r0", kind=K.INSTANCE, cluster="b", node="n", job="k"),
+    Identity(name="another", kind=K.FUNCTIONAL_MODULE, module="another"),
+)
+
+
+def mark(place: str) -> bytes:
+    return f"{MARK}{place}>".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """What the guard gives a caller of this name beyond its rights."""
+
+    name: str
+    publish: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] = ()
+
+
+class Guard(Doorkeeper):
+    """The authorizer's own, which also lets the auditor in, and can be spoilt."""
+
+    widening: Widening | None = None
+
+    def decide(self, caller: Caller) -> Grant:
+        if caller.token == AUDITOR:
+            everything = Permissions((">",), (">",))
+            return Grant("auditor", everything, int(time.time()) + 86_400)
+        grant = super().decide(caller)
+        extra = self.widening
+        if extra is None or caller.name.partition("/")[0] != extra.name:
+            return grant
+        rights = grant.permissions
+        wider = replace(
+            rights,
+            publish=(*rights.publish, *extra.publish),
+            subscribe=(*rights.subscribe, *extra.subscribe),
+            never=tuple(one for one in rights.never if one not in extra.publish),
+        )
+        return replace(grant, permissions=wider)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPrint:
+    """A stream at a moment: whatever is stored, removed or changed shows in it."""
+
+    config: str
+    messages: int
+    bytes: int
+    first: int
+    last: int
+    deleted: int
+    consumers: int
+
+    @classmethod
+    def of(cls, info: dict[str, Any]) -> StreamPrint:
+        state = info["state"]
+        return cls(
+            config=json.dumps(info["config"], sort_keys=True),
+            messages=state["messages"], bytes=state["bytes"], first=state["first_seq"],
+            last=state["last_seq"], deleted=state.get("num_deleted", 0), consumers=state["consumer_count"],
+        )  # fmt: skip
+
+    def differences(self, other: StreamPrint) -> str:
+        """From this to the other, in words."""
+        if self.config != other.config:
+            return "its configuration was changed"
+        found = []
+        for name in ("messages", "first", "last", "deleted", "consumers"):
+            before, after = getattr(self, name), getattr(other, name)
+            if before != after:
+                found.append(f"{name} {before} → {after}")
+        return ", ".join(found)
+
+
+Print = dict[str, StreamPrint]
+"""By stream; and by `stream/consumer` how far each of the victim's is (in `StreamPrint.config`)."""
+
+
+@dataclass
+class World:
+    """See the module."""
+
+    url: str
+    root: str
+    guards: list[Guard]
+    auditor: Wire
+    tap: Wire
+    services: list[Bus]
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    planted: dict[str, list[Said]] = field(default_factory=dict)
+    numbers: int = 0
+
+    def widen(self, widening: Widening | None) -> None:
+        for guard in self.guards:
+            guard.widening = widening
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    async def settle(self, attacker: Wire) -> None:
+        """All that follows from what the attacker has said has happened, and was heard by the tap."""
+        await attacker.flush()
+        before, quiet = -1, 0
+        for _ in range(ROUNDS_MOST):
+            await asyncio.gather(*(bus.raw.flush() for bus in self.services))
+            await asyncio.sleep(0.002)
+            await asyncio.gather(*(bus.raw.flush() for bus in self.services))
+            await self.tap.flush()
+            quiet = quiet + 1 if len(self.tap.heard) == before else 0
+            before = len(self.tap.heard)
+            if quiet == 2:
+                break
+        await attacker.flush()
+
+    async def look(self) -> Print:
+        """All streams, and how far the victim's consumers are."""
+        known = sorted(self.configs)
+        calls = [("STREAM.LIST", None), *((f"CONSUMER.LIST.{name}", None) for name in known)]
+        listed, *consumers_of = await self.apis(calls)
+        found = {info["config"]["name"]: StreamPrint.of(info) for info in listed["streams"]}
+        for name, answer in zip(known, consumers_of, strict=True):
+            for one in answer.get("consumers", []):
+                kept = {key: one.get(key) for key in ("config", "delivered", "ack_floor", "num_waiting")}
+                kept["delivered"] = (kept["delivered"] or {}).get("stream_seq")
+                text = json.dumps(kept, sort_keys=True, default=str)
+                found[f"{name}/{one['name']}"] = StreamPrint(text, 0, 0, 0, 0, 0, 0)
+        return found
+
+    async def api(self, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return (await self.apis([(call, body)]))[0]
+
+    async def apis(self, calls: Sequence[tuple[str, dict[str, Any] | None]]) -> list[dict[str, Any]]:
+        """Several, one behind the other."""
+        inboxes = [f"{INBOX}.{self.numbers + offset}" for offset in range(1, len(calls) + 1)]
+        self.numbers += len(calls)
+        for (call, body), inbox in zip(calls, inboxes, strict=True):
+            data = json.dumps(body).encode() if body is not None else b""
+            self.auditor.say(Said(f"$JS.API.{call}", data, inbox))
+        answers = await self.auditor.answers(inboxes)
+        return [json.loads(answers[inbox]) for inbox in inboxes]
+
+    def overheard(self) -> list[Heard]:
+        """What the tap has heard since it was last asked, but for the auditor's own affairs."""
+        found, self.tap.heard = self.tap.heard, []
+        return [
+            one
+            for one in found
+            if not one.subject.startswith(f"{INBOX}.") and not one.reply.startswith(f"{INBOX}.")
+        ]
+
+    async def lost(self) -> list[str]:
+        """Of what was planted, the places where that does not stand any more, to the byte."""
+        found = []
+        for name, planted in sorted(self.planted.items()):
+            state = (await self.api(f"STREAM.INFO.{name}")).get("state", {"first_seq": 0})
+            calls = [
+                (f"STREAM.MSG.GET.{name}", {"seq": state["first_seq"] + offset})
+                for offset in range(len(planted))
+            ]
+            for one, answer in zip(planted, await self.apis(calls), strict=True):
+                message = answer.get("message", {})
+                stored = base64.b64decode(message.get("data", ""))
+                if message.get("subject") != one.subject or one.payload not in (stored, COUNTED):
+                    found.append(one.subject)
+        return found
+
+    # --- mending -------------------------------------------------------------------------------------------
+
+    async def mend(self, broken: Iterable[str] | None = None) -> None:
+        """Makes these streams (all) anew, with what was planted in them; what was not there before goes."""
+        listed = await self.api("STREAM.LIST")
+        present = {info["config"]["name"] for info in listed["streams"]}
+        names = self.configs.keys() if broken is None else broken
+        for name in sorted(present - self.configs.keys()):
+            await self.api(f"STREAM.DELETE.{name}")
+        for name in sorted(names):
+            if name not in self.configs:
+                continue
+            if name in present:
+                await self.api(f"STREAM.DELETE.{name}")
+            made = await self.api(f"STREAM.CREATE.{name}", self.configs[name])
+            if "error" in made:
+                raise NotFound(f"{name} could not be made again: {made['error']}")
+            self.auditor.say(*self.planted[name])
+            await self.auditor.flush()
+            await self._victim(name)
+        await self.tap.flush()
+        self.overheard()
+
+    async def plant(self) -> None:
+        """Notes what the streams are, and stores something marked in each."""
+        listed = await self.api("STREAM.LIST")
+        for info in listed["streams"]:
+            config = info["config"]
+            name = config["name"]
+            self.configs[name] = config
+            self.planted[name] = [
+                *self.planted.get(name, []),
+                *(
+                    Said(place, _content(place), "", _headers(config))
+                    for place in _places(config["subjects"])
+                ),
+            ]
+        await self.mend()
+
+    async def _victim(self, stream: str) -> None:
+        config = {"durable_name": VICTIM, "ack_policy": "explicit", "deliver_policy": "all"}
+        await self.api(
+            f"CONSUMER.DURABLE.CREATE.{stream}.{VICTIM}", {"stream_name": stream, "config": config}
+        )
+
+
+# --- what is planted --------------------------------------------------------------------------------------
+def _places(patterns: Sequence[str]) -> list[str]:
+    """Of a stream's patterns: subjects of job j and of job k, of own names and others'."""
+    found = []
+    for pattern in patterns:
+        for own in (True, False):
+            found.append(filled(pattern, own))
+    return list(dict.fromkeys(found))
+
+
+def filled(pattern: str, own: bool) -> str:
+    """A concrete subject of a wildcard's: its open tokens name the attacker's, or others'."""
+    row = next((row for row in SUBJECTS if row.wildcard() == pattern), None)
+    if row is not None:
+        return row(**tokens_of(row, own))
+    job = "j" if own else "k"
+    if pattern.startswith((f"{rendezvous.VALUES_SUBJECT}.", f"{rendezvous.COUNTERS_SUBJECT}.")):
+        place = rendezvous.subjects_of(rendezvous.links_of(job))
+        counter = pattern.startswith(f"{rendezvous.COUNTERS_SUBJECT}.")
+        return place[1 if counter else 0].replace("*", "a2V5")
+    if pattern.startswith("$KV."):
+        bucket = pattern.split(".")[1]
+        kept = next((row for row in SUBJECTS if row.bucket == bucket), None)
+        if kept is not None:
+            return kept(**tokens_of(kept, own))
+    return pattern.replace(">", job).replace("*", job)
+
+
+def tokens_of(row: Subject, own: bool) -> dict[str, str]:
+    """Of job j and names of cluster a; or of job k and cluster b."""
+    mine = {
+        "job": "j",
+        "sid": "j-s0-r0",
+        "agent": "a-n",
+        "gateway": "gateway-a",
+        "cluster": "a",
+        "module": "mine",
+    }
+    theirs = {
+        "job": "k", "sid": "k-s0-r0", "agent": "b-n", "gateway": "gateway-b", "cluster": "b",
+        "module": "another",
+    }  # fmt: skip
+    known = mine if own else theirs
+    return {token: known.get(token, "x") for token in row.tokens}
+
+
+def _content(place: str) -> bytes:
+    """The mark alone; a job's record, which others of us may read, has it in it. A counter takes none."""
+    if place.startswith(rendezvous.COUNTERS_SUBJECT):
+        return COUNTED
+    if place in ("$KV.jobs.j", "$KV.jobs.k"):
+        return job_record(place)
+    return mark(place)
+
+
+def job_record(place: str) -> bytes:
+    spec = JobSpec.model_validate(
+        {"name": "matrix", "model": {"factory": "workers.models:tiny"}, "training": {"steps": 1}}
+    )
+    record = JobRecord(
+        job=place[-1], spec=spec, state=JobState.RUNNING, user="somebody", reason=mark(place).decode(),
+        submitted_at=time.time(), changed_at=time.time(),
+    )  # fmt: skip
+    sender = Sender(name="orchestrator", kind=K.ORCHESTRATOR, incarnation="matrix")
+    return codec.encode(record, codec.sender_map(sender), f"matrix-{place[-1]}")
+
+
+def _headers(config: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return (("Nats-Incr", "+1"),) if config.get("allow_msg_counter") else ()
+
+
+# --- services ---------------------------------------------------------------------------------------------
+async def _refuse(message: Message, envelope: Envelope) -> Message:
+    if isinstance(message, Resolve):
+        return Resolved(revision=7, records=())
+    raise NotFound("nobody is at home")
+
+
+async def _serve(bus: Bus, who: Identity) -> None:
+    for row in SUBJECTS:
+        if row.delivery is not Delivery.REQUEST or who.kind not in row.receivers:
+            continue
+        tokens: dict[str, Any] = {}
+        if who.job and "job" in row.tokens:
+            tokens["job"] = who.job
+        if row.names in (Names.RECEIVER, Names.BOTH):
+            own = {"sid": who.name, "agent": who.name, "gateway": who.name, "module": who.module}
+            tokens |= {token: value for token, value in own.items() if token in row.tokens and value}
+        await bus.serve(row, _refuse, queue_group=f"{who.kind}", **tokens)
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[World]:
+    """The world, ready to be attacked."""
+    root = new_root()
+    keys = GuardKeys.generate(root)
+    users = tuple(
+        User(name=str(role), role=role, token_sha256=hashlib.sha256(token.encode()).hexdigest())
+        for role, token in TOKENS.items()
+    )
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(EmbeddedServer(folder, guard=keys, sync_always=False))
+        guards = [Guard(keys, lambda: users, tell=_quietly) for _ in range(2)]
+        for number, guard in enumerate(guards):
+            await stack.enter_async_context(guard.at_door([server.url], f"guard-{number}"))
+        services = []
+        for who in SERVICES:
+            token = issue(root, who)
+            bus = await stack.enter_async_context(
+                Bus.connect(server.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=60.0)
+            )
+            if who is ORCHESTRATOR:
+                await bus.provision()
+                for job in ("j", "k"):
+                    await bus.objects.put(f"{job}/weights", mark(f"object {job}/weights"))
+            services.append(bus)
+        for bus, who in zip(services, SERVICES, strict=True):
+            await _serve(bus, who)
+        auditor = await stack.enter_async_context(wire(server.url, AUDITOR, "auditor"))
+        auditor.listen(f"{INBOX}.>")
+        tap = await stack.enter_async_context(wire(server.url, AUDITOR, "tap"))
+        tap.listen(">")
+        world = World(server.url, root, guards, auditor, tap, services)
+        world.planted[OBJECTS] = await _stored(world, OBJECTS)
+        await world.plant()
+        yield world
+
+
+async def _stored(world: World, stream: str) -> list[Said]:
+    """The messages of a stream, to be planted again."""
+    state = (await world.api(f"STREAM.INFO.{stream}"))["state"]
+    found = []
+    for sequence in range(state["first_seq"], state["last_seq"] + 1):
+        message = (await world.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence})).get("message")
+        if message is not None:
+            head = base64.b64decode(message.get("hdrs", "")).decode()
+            pairs = (line.partition(":") for line in head.split("\r\n")[1:] if line)
+            headers = tuple((key, value.strip()) for key, _, value in pairs)
+            found.append(Said(message["subject"], base64.b64decode(message.get("data", "")), "", headers))
+    return found
+
+
+def _quietly(event: str, **fields: str) -> None:
+    pass
