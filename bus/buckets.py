@@ -13,7 +13,7 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bus import codec, jetstream
@@ -23,7 +23,9 @@ from bus.link import asked_to_end
 from bus.logs import get_logger
 from bus.packed import Sendable
 from bus.reader import Reader
+from bus.stream_specs import KEEPS_PREVIOUS
 from bus.subject import Subject
+from bus.unreadable import judged, quarantine
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import (
@@ -32,8 +34,10 @@ from schemas.errors import (
     Conflict,
     DeadlineExceeded,
     DmscError,
+    NewerRecord,
     NotFound,
     Unavailable,
+    UnreadableRecord,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +69,8 @@ class Entry:
     revision: int
     message: Any
     envelope: Envelope
+    stale: bool = False
+    """The newest value, of `revision`, can't be read: this is the last one before it that can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ class Change:
 
 
 WatchHandler = Callable[[Change], Awaitable[None]]
+Mend = Callable[[str, int], Awaitable[None]]
+"""Takes the key and the revision of a value that can't be read."""
 
 
 class Watch:
@@ -145,7 +153,7 @@ class Bucket:
                 last = await jetstream.last(
                     self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
                 )
-                if last is not None and not last.is_marker:
+                if last is not None and not last.is_marker and not await self._unusable(last):
                     raise Conflict(f"{self.row.name} {self.row.key(**tokens)} exists already") from None
                 expected = 0 if last is None else last.sequence
         raise Conflict(f"{self.row.name} {self.row.key(**tokens)}: others write it at the same time")
@@ -215,6 +223,8 @@ class Bucket:
         last = await jetstream.last(
             self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
         )
+        if last is not None and not last.is_marker:
+            await self._unusable(last)  # kept, for it is about to be overwritten
         return 0 if last is None else last.sequence
 
     async def _write(
@@ -237,27 +247,85 @@ class Bucket:
     # --- reading -------------------------------------------------------------------------------------------
 
     async def get(self, *, leader: bool = False, **tokens: Any) -> Entry | None:
-        """The present value, or None. `leader=True` where a decision hangs on it: never an older one."""
+        """The present value, or None. `leader=True` where a decision hangs on it: never an older one.
+
+        Raises:
+            UnreadableRecord: what stands there is no value of the row, and its bucket keeps none before it.
+            NewerRecord: it is of a version that this software does not read.
+        """
         item = await jetstream.last(
             self._bus.link, self._stream, self.row(**tokens), leader=leader, timeout_s=ANSWER_S
         )
         if item is None or item.is_marker:
             return None
-        return self._entry(item)
+        try:
+            return self._entry(item)
+        except BadMessage as error:
+            return await self._instead(item, error)
 
     async def keys(self, **tokens: Any) -> list[str]:
         """The keys there are; tokens not given match anything."""
         return [self._key(item) for item in await self._present(tokens, headers_only=True)]
 
-    async def entries(self, **tokens: Any) -> list[Entry]:
-        """The values there are; unusable ones are counted and left out."""
+    async def entries(self, *, strict: bool = False, **tokens: Any) -> list[Entry]:
+        """The values there are. For one that can't be read stands the one before it, where the bucket keeps
+        that; else it is counted and left out.
+
+        Raises:
+            NewerRecord: with `strict`, one is of a version that this software does not read.
+        """
         found = []
         for item in await self._present(tokens, headers_only=False):
             try:
                 found.append(self._entry(item))
             except BadMessage as error:
-                await bury(self._bus, self.row, item.subject, item.data, error)
+                try:
+                    instead = await self._instead(item, error)
+                except UnreadableRecord:
+                    continue
+                except NewerRecord:
+                    if strict:
+                        raise
+                    continue
+                if instead is not None:
+                    found.append(instead)
         return found
+
+    async def _instead(self, item: jetstream.Stored, error: BadMessage) -> Entry | None:
+        """What stands for a value that can't be read; None: there was nothing before it.
+
+        Raises:
+            UnreadableRecord, NewerRecord: nothing does.
+        """
+        await bury(self._bus, self.row, item.subject, item.data, error)
+        await quarantine(self._bus, self.row, item, error)
+        found = judged(self.row, item, error)
+        if isinstance(found, NewerRecord) or self.row.bucket not in KEEPS_PREVIOUS:
+            raise found from error
+        previous: Entry | None = None
+        async with Reader.open(self._bus.link, self._stream, item.subject, start=1) as reader:
+            async for each in reader.present():
+                if each.is_marker:
+                    previous = None
+                elif each.sequence < item.sequence:
+                    with contextlib.suppress(BadMessage):
+                        previous = self._entry(each)
+        return previous and replace(previous, revision=item.sequence, stale=True)
+
+    async def _unusable(self, item: jetstream.Stored) -> bool:
+        """Whether what stands there is as good as nothing; then it is kept elsewhere.
+
+        Raises:
+            NewerRecord: it is of a version that this software does not read.
+        """
+        try:
+            self._entry(item)
+        except BadMessage as error:
+            await quarantine(self._bus, self.row, item, error)
+            if isinstance(found := judged(self.row, item, error), NewerRecord):
+                raise found from error
+            return True
+        return False
 
     async def _present(self, tokens: dict[str, Any], *, headers_only: bool) -> list[jetstream.Stored]:
         subject = self.row.wildcard(**tokens)
@@ -284,12 +352,36 @@ class Bucket:
 
     # --- watching ------------------------------------------------------------------------------------------
 
-    async def watch(self, handler: WatchHandler, **tokens: Any) -> Watch:
+    async def guard(self, mend: Mend | None = None, **tokens: Any) -> Watch:
+        """Watches for values that can't be read, as a service that writes this row: each is kept elsewhere,
+        then `mend(key, revision)` is called; without it, what was there before is written again, or the key
+        removed.
+        """
+
+        async def ignore(change: Change) -> None:
+            return None
+
+        return await self.watch(ignore, mend=mend or self.put_back, **tokens)
+
+    async def put_back(self, key: str, revision: int) -> None:
+        """Writes what stood there before `revision`, which can't be read; was that nothing, the key goes."""
+        tokens: dict[str, Any] | None = self.row.matches(f"{self.row.prefix}.{key}")
+        if tokens is None:  # no key of this row: nobody reads it
+            return
+        entry = await self.get(leader=True, **tokens)
+        if entry is None:
+            await self.delete(revision=revision, **tokens)
+        elif entry.stale:
+            await self.update(entry.message, revision=entry.revision, **tokens)
+
+    async def watch(self, handler: WatchHandler, *, mend: Mend | None = None, **tokens: Any) -> Watch:
         """Calls `handler(change)`: first every present value, then `Change("")`, then each change.
 
         One at a time and in order of revision. After an interruption of any kind the watch is made
         anew: what changed meanwhile is told, keys that went away meanwhile as `message=None`, what
         stayed the same is not repeated, and another `Change("")` says that it is current again.
+        A value that can't be read changes nothing, but that `mend(key, revision)` is called; a watch that
+        begins with one is told the value before it, where the bucket keeps that.
 
         Raises:
             NotFound, BusUnreachable: at the start; later interruptions are mended.
@@ -297,7 +389,7 @@ class Bucket:
         subject = self.row.wildcard(**tokens)
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         watch = Watch()
-        watch.task = self._bus.link.spawn(self._watching(handler, subject, started), f"watch {subject}")
+        watch.task = self._bus.link.spawn(self._watching(handler, mend, subject, started), f"watch {subject}")
         try:
             await started
         except BaseException:
@@ -305,7 +397,9 @@ class Bucket:
             raise
         return watch
 
-    async def _watching(self, handler: WatchHandler, subject: str, started: asyncio.Future[None]) -> None:
+    async def _watching(
+        self, handler: WatchHandler, mend: Mend | None, subject: str, started: asyncio.Future[None]
+    ) -> None:
         known: dict[str, int] = {}
         link = self._bus.link
         deadline = time.monotonic() + PATIENCE_S
@@ -314,7 +408,7 @@ class Bucket:
                 async with Reader.open(link, self._stream, subject) as reader:
                     if not started.done():
                         started.set_result(None)
-                    await self._follow(reader, handler, known)
+                    await self._follow(reader, handler, mend, known)
             except DmscError as error:
                 patient = isinstance(error, Unavailable) and link.online.is_set()
                 if not started.done() and not (patient and time.monotonic() < deadline):
@@ -324,7 +418,9 @@ class Bucket:
             await asyncio.sleep(PAUSE_S)
             await link.wait_online()
 
-    async def _follow(self, reader: Reader, handler: WatchHandler, known: dict[str, int]) -> None:
+    async def _follow(
+        self, reader: Reader, handler: WatchHandler, mend: Mend | None, known: dict[str, int]
+    ) -> None:
         current = False
         seen: set[str] = set()
 
@@ -343,13 +439,18 @@ class Bucket:
                 if item is not None:
                     key = self._key(item)
                     seen.add(key)
-                    await self._changed(item, key, handler, known)
+                    await self._changed(item, key, handler, mend, known)
                 if not current and (item is None or item.pending == 0):
                     await now_current()
                     seen.clear()
 
     async def _changed(
-        self, item: jetstream.Stored, key: str, handler: WatchHandler, known: dict[str, int]
+        self,
+        item: jetstream.Stored,
+        key: str,
+        handler: WatchHandler,
+        mend: Mend | None,
+        known: dict[str, int],
     ) -> None:
         if item.is_marker:
             if known.pop(key, None) is not None:
@@ -360,10 +461,26 @@ class Bucket:
         try:
             message, _ = codec.decode(item.data, self.row.schema)
         except BadMessage as error:
-            await bury(self._bus, self.row, item.subject, item.data, error)
+            fresh = key not in known
+            known[key] = item.sequence
+            with contextlib.suppress(DmscError):
+                instead = await self._instead(item, error)
+                if fresh and instead is not None:
+                    await self._tell(handler, Change(key, item.sequence, instead.message))
+            if mend is not None and isinstance(judged(self.row, item, error), UnreadableRecord):
+                await self._mend(mend, key, item.sequence)
             return
         known[key] = item.sequence
         await self._tell(handler, Change(key, item.sequence, message))
+
+    async def _mend(self, mend: Mend, key: str, revision: int) -> None:
+        try:
+            await mend(key, revision)
+        except DmscError as error:  # somebody else has written meanwhile; or the bus is away: told anew after
+            log.info("record not mended", record=f"{self.row.bucket}.{key}", reason=error.text)
+        except Exception as error:
+            self._bus.counters.handler_errors += 1
+            log.error("record not mended", record=f"{self.row.bucket}.{key}", exc_info=error)
 
     async def _tell(self, handler: WatchHandler, change: Change) -> None:
         try:

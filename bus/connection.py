@@ -84,6 +84,8 @@ class Bus:
         self._door_key: str | None = None
         self._token: Token | None = None
         self._provisioned: int | None = None
+        self.unreadable: set[tuple[str, int]] = set()
+        """Values in buckets that were kept already: subject and revision."""
 
     @classmethod
     @asynccontextmanager

@@ -32,6 +32,7 @@ def _streams() -> tuple[StreamSpec, ...]:
         "FAULT_QUEUE": (32 << 20, 30 * 86_400.0),
         "LOGS": (64 << 20, 86_400.0),
         "DEAD_LETTERS": (16 << 20, 86_400.0),
+        "UNREADABLE": (64 << 20, 90 * 86_400.0),
         "AUDIT": (256 << 20, 0.0),  # refusals are folded (entities/authorizer/folding.py): weeks of an attack
     }
     specs = []
@@ -51,4 +52,12 @@ def _streams() -> tuple[StreamSpec, ...]:
 
 
 STREAMS = _streams()
+KEEPS_PREVIOUS = frozenset(
+    {"jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets"}
+)
+"""Buckets whose values nothing else tells: their streams keep earlier ones, for the case that the newest
+can't be read. What changes often and what others can tell again (registry, routes, leadership, answers) keeps
+only the newest; so does `steps`, for a decision that is not the last is worse than none."""
+PREVIOUS_VALUES = 8
+"""How many values of a key such a bucket keeps."""
 BUCKETS = tuple(sorted({row.bucket for row in SUBJECTS if row.bucket}))

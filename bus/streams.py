@@ -110,7 +110,7 @@ def _key_value(bucket: str, replicas: int) -> dict[str, Any]:
         "storage": "file",
         "retention": "limits",
         "discard": "new",
-        "max_msgs_per_subject": 1,
+        "max_msgs_per_subject": stream_specs.PREVIOUS_VALUES if bucket in stream_specs.KEEPS_PREVIOUS else 1,
         "allow_direct": True,
         "allow_atomic": True,
         "allow_rollup_hdrs": True,

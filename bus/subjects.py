@@ -26,6 +26,7 @@ from schemas import (
     step,
     store,
     task_graph,
+    unreadable,
 )
 from schemas import telemetry as tm
 from schemas.base import Message
@@ -424,8 +425,13 @@ FAULT_RECORD = _row(
 )  # fmt: skip
 LOG = _row("log", "log.{sid}", tm.LogLine, ALL, CLIENT, CORE, "structured log lines", stream="LOGS")
 DEAD_LETTER = _row(
-    "dead letter", "dead_letter.{sid}", tm.DeadLetter, ALL, CLIENT, CORE, "unusable messages",
+    "dead letter", "dead_letter.{sid}", tm.DeadLetter, ALL, SRD + CLIENT, CORE, "unusable messages",
     stream="DEAD_LETTERS",
+)  # fmt: skip
+
+UNREADABLE = _row(
+    "unreadable record", "unreadable.{sid}", unreadable.UnreadableValue, SMO + SRD + SR + AAM + MG,
+    SMO + CLIENT, STREAM, "values in buckets that nobody can read, with their bytes", stream="UNREADABLE",
 )  # fmt: skip
 
 # --- jobs and the outer door ---------------------------------------------------------------------------

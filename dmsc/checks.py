@@ -166,6 +166,7 @@ async def _gateways(state: StateFolder) -> list[Finding]:
         return [Finding("gateway", False, error.text, "name it with DMSC_GATEWAY and DMSC_TOKEN")]
     found = [Finding("gateway", True, f"{len(mesh.services)} services, {len(mesh.nodes)} nodes")]
     found += _versions(mesh)
+    found.append(_records(mesh))
     found += await asyncio.gather(*(_tensor_address(node) for node in mesh.nodes))
     return found
 
@@ -176,6 +177,20 @@ def _versions(mesh: MeshStatus) -> list[Finding]:
     return [
         Finding("versions", len(torches) <= 1, f"torch {', '.join(sorted(torches)) or 'unknown'}", remedy)
     ]
+
+
+def _records(mesh: MeshStatus) -> Finding:
+    """What nobody could read in a bucket, and had its place taken by what was known."""
+    notes = mesh.unreadable
+    if not notes:
+        return Finding("records", True, "all that were read lately could be")
+    last = notes[-1]
+    text = f"{len(notes)} could not be read, the last {last.bucket}.{last.key}: {last.reason}"
+    remedy = (
+        f"who wrote it? its bytes are in the stream UNREADABLE at {last.sequence} (`dmsc status` has all); a "
+        "failing disk, or somebody with the mesh's root, writes such"
+    )
+    return Finding("records", False, text, remedy)
 
 
 async def _tensor_address(node: NodeStatus) -> Finding:

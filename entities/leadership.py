@@ -4,6 +4,11 @@ A leader that could not renew in time decides nothing (`confirmed` waits) until 
 it went through, then nobody else has led meanwhile, for the compare-and-set names the revision that was its
 own; or somebody else has the next term, then it is over (`keep` returns). That holds for one that was
 frozen, cut off, or whose server was away.
+
+A record that can't be read, or was removed, is written again by a holder that is sure of its lead; one that
+is not lets it go, for somebody else may have led meanwhile. Whoever finds such a record waits a whole lease
+for its holder to do so, and takes a term above all that there can have been: each took a write, so none is
+above the record's revision.
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from bus import subjects
-from bus.buckets import Entry
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.lease import (
@@ -27,7 +31,7 @@ from entities.lease import (
     next_claim,
     sure_until,
 )
-from schemas.errors import Conflict, DeadlineExceeded, DmscError
+from schemas.errors import Conflict, DeadlineExceeded, DmscError, NewerRecord, UnreadableRecord
 from schemas.leadership import Leadership
 
 log = get_logger("leadership")
@@ -58,6 +62,9 @@ class Candidate:
         self._written = 0.0  # when the last write began that went through
         self._renewed = asyncio.Condition()
         self._due = asyncio.Event()
+        self._highest = 0  # term that was seen
+        self.refusal = ""
+        """Why this one can't stand for the lead; empty: it can."""
         bus.on_reconnect(self._on_reconnect)
 
     @property
@@ -75,10 +82,20 @@ class Candidate:
         while True:
             try:
                 began = now()
-                entry = await self._attempt(self._read)
-                if entry is None or claimable(entry.message, silence.see(entry.revision, now())):
+                held, revision = await self._attempt(self._read)
+                silent_s = silence.see(revision, now())
+                if (
+                    claimable(held, silent_s)
+                    if held is not None
+                    else (not (revision or self._highest) or silent_s >= self.config.lease_s)
+                ):
                     began = now()
-                    return await self._attempt(lambda: self._write_claim(entry, began))  # noqa: B023  # awaited in the same round
+                    return await self._attempt(lambda: self._write_claim(held, revision, began))  # noqa: B023  # awaited in the same round
+                self.refusal = ""
+            except NewerRecord as error:
+                if not self.refusal:
+                    log.error("this one does not lead", role=self._role, reason=error.text)
+                self.refusal = error.text
             except Conflict as error:
                 log.info("somebody else was quicker", reason=error.text)
             except DmscError as error:
@@ -124,22 +141,39 @@ class Candidate:
                 await self._bucket.update(gone, revision=self._revision, role=self._role)
 
     # --- the record ------------------------------------------------------------------------------------
-    async def _read(self) -> Entry | None:
-        return await self._bucket.get(leader=True, role=self._role)
+    async def _read(self) -> tuple[Leadership | None, int]:
+        """The record, None where there is none that can be read, and what an update over it must name.
 
-    async def _write_claim(self, entry: Entry | None, began: float) -> int:
+        Raises:
+            NewerRecord: somebody leads whose records this one does not read.
+        """
+        try:
+            entry = await self._bucket.get(leader=True, role=self._role)
+        except UnreadableRecord as error:
+            return None, int(error.fields["revision"])
+        if entry is None:
+            return None, 0
+        self._highest = max(self._highest, entry.message.term)
+        return entry.message, entry.revision
+
+    async def _write(self, claim: Leadership, revision: int) -> int:
+        if revision:
+            return await self._bucket.update(claim, revision=revision, role=self._role)
+        return await self._bucket.create(claim, role=self._role)
+
+    async def _write_claim(self, held: Leadership | None, revision: int, began: float) -> int:
+        above = self._highest if held is not None else max(self._highest, revision)
         claim = next_claim(
-            entry.message if entry is not None else None,
+            above,
             incarnation=self._bus.sender.incarnation,
             lease_s=self.config.lease_s,
             node=self._node,
             pid=os.getpid(),
         )
-        if entry is None:
-            self._revision = await self._bucket.create(claim, role=self._role)
-        else:
-            self._revision = await self._bucket.update(claim, revision=entry.revision, role=self._role)
+        self._revision = await self._write(claim, revision)
         self.claim = claim
+        self.refusal = ""
+        self._highest = claim.term
         self._written = began
         return claim.term
 
@@ -153,15 +187,17 @@ class Candidate:
         began = now()
         fresh = self.claim.model_copy(update={"renewal": self.claim.renewal + 1})
         try:
-            self._revision = await self._bucket.update(fresh, revision=self._revision, role=self._role)
+            self._revision = await self._write(fresh, self._revision)
         except Conflict:
-            entry = await self._read()
-            if entry is None:
-                return "the record of the lease was removed"
-            other: Leadership = entry.message
-            if not is_same_leadership(other, self.claim):
+            try:
+                other, revision = await self._read()
+            except NewerRecord as error:
+                return error.text
+            if other is None and not self.sure:
+                return "the record of the lease was removed, or can't be read, while this one was away"
+            if other is not None and not is_same_leadership(other, self.claim):
                 return f"term {other.term} is led by {other.incarnation} (pid {other.pid} on {other.node})"
-            self._revision = entry.revision  # an earlier renewal of ours was written after all
+            self._revision = revision  # a renewal of ours was written after all; or what nobody could read
             self._due.set()
             return None
         self.claim = fresh

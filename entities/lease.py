@@ -70,13 +70,11 @@ def claimable(held: Leadership, silence_s: float) -> bool:
     return held.released or silence_s >= held.lease_s
 
 
-def next_claim(
-    held: Leadership | None, *, incarnation: str, lease_s: float, node: str, pid: int
-) -> Leadership:
-    """The claim that follows `held`."""
+def next_claim(above: int, *, incarnation: str, lease_s: float, node: str, pid: int) -> Leadership:
+    """The claim that follows the term `above`; 0: there was none."""
     return Leadership(
         incarnation=incarnation,
-        term=1 if held is None else held.term + 1,
+        term=above + 1,
         lease_s=lease_s,
         node=node,
         pid=pid,

@@ -7,6 +7,7 @@ surely ours, so that one that was frozen tells nothing that another one knows be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ from schemas.registry import (
     StateChange,
 )
 from schemas.signals import Registration, RegistrationLease, TerminationReport
+from schemas.telemetry import DeadLetter
 
 log = get_logger("service-registry")
 
@@ -114,6 +116,7 @@ class RegistryLeader:
                     await bus.serve(subjects.RELEASE_JOB, self._release),
                     await bus.subscribe(subjects.HEARTBEAT, self._heartbeat),
                     await bus.subscribe(subjects.TERMINATION, self._termination),
+                    await bus.subscribe(subjects.DEAD_LETTER, self._unreadable),
                 ]
                 self._writer.soon(moved)
                 tasks.create_task(self.advertiser.deltas(), name="advertise")
@@ -213,7 +216,7 @@ class RegistryLeader:
         name = self._bus.sender.name
         bucket = self._bus.bucket(subjects.REGISTRY_RECORD)
         loaded = []
-        for entry in await bucket.entries():
+        for entry in await bucket.entries(strict=True):
             # Under another's key it is not ours: its revision would make the true record's next write fail.
             if isinstance(entry.message, ServiceRecord) and entry.message.sid == entry.key:
                 loaded.append(entry.message)
@@ -235,6 +238,16 @@ class RegistryLeader:
         self._writer.knows(name, revision)
         self.advertiser.revision = self.advertiser.advertised = revision
         return moved - {name}
+
+    async def _unreadable(self, message: DeadLetter, envelope: Envelope) -> None:
+        """Somebody could not read one of our records: what stands there is kept, and the record written."""
+        found = subjects.REGISTRY_RECORD.matches(message.subject)
+        if found is None or self.core.packed(found["sid"]) is None:
+            return
+        with contextlib.suppress(DmscError):
+            await self._bus.bucket(subjects.REGISTRY_RECORD).get(leader=True, sid=found["sid"])
+            return  # it has been written again
+        self._writer.soon({found["sid"]})
 
     def _written(self, sids: Collection[str]) -> None:
         self.advertiser.written(sids)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from bus.buckets import Bucket, Writing
 from bus.logs import get_logger
 from bus.packed import Packed
-from schemas.errors import BadMessage, Conflict, DmscError
+from schemas.errors import BadMessage, Conflict, DmscError, NewerRecord
 from schemas.registry import ServiceRecord
 
 log = get_logger("service-registry")
@@ -137,8 +137,14 @@ class RegistryWriter:
                     self._tell(sid, outcome)
                     continue
                 if isinstance(outcome, DmscError):
+                    try:
+                        resolved = await self._resolved(sid, outcome)
+                    except NewerRecord as newer:  # not ours to overwrite
+                        log.error("record can't be written", sid=sid, error=newer.text)
+                        self._tell(sid, newer)
+                        continue
                     again.append(sid)
-                    if not await self._resolved(sid, outcome):
+                    if not resolved:
                         problem = outcome
                     continue
                 done.append(sid)
@@ -168,6 +174,8 @@ class RegistryWriter:
             return False
         try:
             self._revisions[sid] = await self._bucket.revision(sid=sid)
+        except NewerRecord:
+            raise
         except DmscError as failure:
             log.debug("revision not read", sid=sid, error=failure.text)
             return False

@@ -9,13 +9,12 @@ reports faults, slow instances among them.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from bus import subjects
+from bus.buckets import Watch
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
@@ -34,6 +33,7 @@ from entities.policy_book import PolicyBook
 from entities.qos_reporter import QosReporter
 from entities.qos_window import QosWindow
 from entities.registry_view import FollowConfig, RegistryFollower
+from entities.route_tables import RouteTables
 from entities.router_core import (
     TableDecision,
     changed_stages,
@@ -66,15 +66,6 @@ TURN_S = 0.002
 
 StageKey = tuple[str, int]
 """(job, stage)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A table as it stands in the bucket: `decision` None: another router's, or an earlier one's of ours."""
-
-    revision: int
-    decision: TableDecision | None
-    at: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +104,7 @@ class Router:
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self._bus = bus
-        self._tables = bus.bucket(subjects.ROUTE_TABLE)
-        self._written: dict[tuple[str, int], _Written] = {}
+        self._tables = RouteTables(bus, config.cluster)
         self._table_lock = asyncio.Lock()
         self._places: dict[str, tuple[str, int | None, str]] = {}  # SID → job, stage, cluster
         # Stages to look at again, in order: instances changed; time passed; the bucket did not take a table.
@@ -142,9 +132,10 @@ class Router:
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Serve until cancelled."""
         config = self.config
-        subscriptions: list[Subscription] = []
+        subscriptions: list[Subscription | Watch] = []
         async with asyncio.TaskGroup() as tasks:
             try:
+                subscriptions.append(await self._tables.guard(self._mend_table))
                 subscriptions += [
                     await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
                     await self._bus.subscribe(subjects.LINK_FAULT, self._link_fault, cluster=config.cluster),
@@ -188,10 +179,7 @@ class Router:
     async def _end(self, job: str) -> None:
         """Draft §4.4(6): the job's tables go, and SMO and SRD hear of it."""
         async with self._table_lock:
-            for entry in await self._tables.entries(job=job, cluster=self.config.cluster):
-                if isinstance(entry.message, RouteTable):
-                    await self._tables.delete(job=job, cluster=self.config.cluster, stage=entry.message.stage)
-            self._written = {key: value for key, value in self._written.items() if key[0] != job}
+            await self._tables.remove(job)
             self._ejections = {key: value for key, value in self._ejections.items() if key[0] != job}
             self._slow.pop(job, None)
             self._samples.forget(job)
@@ -275,12 +263,7 @@ class Router:
     async def _write_table(
         self, policy: CommunicationPolicy, stage: StagePolicy, decision: TableDecision, now: float
     ) -> None:
-        key: dict[str, Any] = {"job": policy.job, "cluster": self.config.cluster, "stage": stage.stage}
-        known = self._written.get((policy.job, stage.stage))
-        if known is None:  # first sight since our start: go on from what stands there
-            entry = await self._tables.get(**key)
-            held = entry.message if entry is not None else None
-            known = _Written(held.revision if isinstance(held, RouteTable) else 0, None, -math.inf)
+        known = await self._tables.known(policy.job, stage.stage)
         worth = worth_writing(known.decision, decision)
         waits = worth == "measured" and now - known.at < self.config.measured_s
         if waits:
@@ -297,12 +280,18 @@ class Router:
             algorithm=decision.algorithm,
             reason=f"{decision.reason}; {policy.reason}" if policy.reason else decision.reason,
         )
-        await self._tables.put(table, **key)
-        self._written[policy.job, stage.stage] = _Written(table.revision, decision, now)
+        await self._tables.write(table, decision, now)
         self._route_changes[policy.job, stage.stage] += 1
         log.info(
             "route table", job=policy.job, stage=stage.stage, revision=table.revision, reason=table.reason
         )
+
+    async def _mend_table(self, key: str, revision: int) -> None:
+        """Somebody wrote over a table of ours: it is written again."""
+        stage = self._tables.overwritten(key, revision, self.book.active)
+        if stage is not None:
+            self._changed[stage] = None
+            self._dirty.set()
 
     async def _remeasure(self) -> None:
         """Looks at tables again as time passes: where something was measured, or somebody is ejected or comes

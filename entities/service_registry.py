@@ -19,7 +19,7 @@ from entities.leadership import Candidate
 from entities.registry_core import RegistryCore
 from entities.registry_leader import RegistryLeader, ServiceRegistryConfig
 from schemas.envelope import EntityKind
-from schemas.errors import DmscError
+from schemas.errors import DmscError, NewerRecord
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 
 __all__ = ["ServiceRegistry", "ServiceRegistryConfig"]
@@ -29,6 +29,8 @@ log = get_logger("service-registry")
 ROLE = "service-registry"
 STANDBY_AFTER_S = 0.3
 """Who gets the lead sooner than this never shows up as waiting."""
+LOOK_AGAIN_S = 5.0
+"""How long one that meets a newer version's records waits until it looks again."""
 PRESENT_AGAIN_S = 1.0
 """Pause before a registration that the leader did not take is tried again."""
 
@@ -94,7 +96,12 @@ class ServiceRegistry:
         try:
             await asyncio.wait({keeping, serving}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                serving.result()
+                refusal = _refusal(serving)
+                log.error("this registry does not lead", reason=refusal.text)
+                ready.set()
+                await self._candidate.release()
+                await asyncio.sleep(LOOK_AGAIN_S)
+                return
             self.leader.drain = False
             log.error("leading no more", term=term, reason=keeping.result())
         finally:
@@ -134,3 +141,11 @@ class ServiceRegistry:
             except DmscError as error:
                 log.debug("not registered", sid=record.sid, reason=error.text)
             await asyncio.sleep(PRESENT_AGAIN_S)
+
+
+def _refusal(serving: asyncio.Task[None]) -> NewerRecord:
+    """Why it does not serve; any other error is raised."""
+    error = serving.exception()
+    if isinstance(error, NewerRecord):
+        return error
+    raise error if error is not None else AssertionError("it serves until it is cancelled")

@@ -16,6 +16,7 @@ from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation
 from schemas.registry import ServiceRecord
 from schemas.signals import ComputeEntry, QosReport, Role
+from schemas.unreadable import UnreadableNote
 
 
 class DoorRequest(Message, wire="door.request", version=(1, 1)):
@@ -109,7 +110,7 @@ class JobSummary(Part):
     alerts: tuple[Alert, ...] = ()
 
 
-class MeshStatus(Message, wire="mesh.status", version=(1, 2)):
+class MeshStatus(Message, wire="mesh.status", version=(1, 3)):
     """What `dmsc status` shows."""
 
     services: tuple[ServiceRecord, ...]
@@ -119,6 +120,8 @@ class MeshStatus(Message, wire="mesh.status", version=(1, 2)):
     """The last Type 5 report of each gateway and router about each running job."""
     cordons: tuple[Cordon, ...] = ()
     """Where no new instances go, and why."""
+    unreadable: tuple[UnreadableNote, ...] = ()
+    """Values in buckets that nobody could read lately, and where their bytes are."""
 
 
 class CordonPlace(Message, wire="mesh.cordon"):

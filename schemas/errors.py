@@ -7,12 +7,14 @@
     │   ├── BadData           dataset missing, empty, too short
     │   ├── DamagedCheckpoint a file of it is missing or not what was written
     │   ├── DamagedRun        a run's or a tap's file is cut off, or not as written
-    │   └── BadMessage        malformed, unknown or wrongly versioned message
+    │   ├── BadMessage        malformed, unknown or wrongly versioned message
+    │   └── NewerRecord       a record of the mesh that only another version of this software reads
     ├── Refused               asked properly, not permitted
     ├── NotFound              no such job, instance, artifact
     ├── Conflict              a compare-and-set lost; the record moved on
     │   └── InProgress        the same request is being answered at this moment
     ├── Fenced                an older epoch or incarnation spoke
+    ├── UnreadableRecord      what stands at a key is no record
     ├── Unavailable           nobody answers: retry later
     │   ├── BusUnreachable
     │   ├── NoResponders
@@ -77,6 +79,18 @@ class DamagedRun(BadInput):
 
 class BadMessage(BadInput):
     code = "bad_message"
+
+
+class NewerRecord(BadInput):
+    """`record`, a field, is the bucket and key; `version` what it is of."""
+
+    code = "newer_record"
+
+
+class UnreadableRecord(DmscError):
+    """`record`, a field, is the bucket and key; `revision` is what an update over it must name."""
+
+    code = "unreadable_record"
 
 
 class Refused(DmscError):

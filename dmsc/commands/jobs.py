@@ -165,6 +165,13 @@ def status(
     ]
     if alerts:
         print_table(("job", "alert", "since step", "what"), alerts, title="alerts")
+    unreadable = [
+        (f"{note.bucket}.{note.key}", note.reason, note.service, f"UNREADABLE, {note.sequence}")
+        for note in mesh.unreadable
+    ]
+    if unreadable:
+        columns = ("unreadable record", "why", "found by", "bytes in stream, at")
+        print_table(columns, unreadable, title="unreadable records")
 
 
 def _age(seconds: float) -> str:

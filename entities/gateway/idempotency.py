@@ -19,7 +19,7 @@ from bus import subjects
 from bus.buckets import Entry
 from bus.connection import Bus
 from schemas.door import KeptAnswer
-from schemas.errors import BadInput, Conflict, DmscError, InProgress
+from schemas.errors import BadInput, Conflict, DmscError, InProgress, UnreadableRecord
 from schemas.registry import InstanceState, ServiceRecord
 
 KEPT_S = 86_400.0
@@ -96,7 +96,10 @@ class KeptAnswers:
         claim = KeptAnswer(
             request=digest, gateway=self._bus.sender.name, incarnation=self._bus.sender.incarnation
         )
-        entry = await self._bucket.get(leader=True, key=token)
+        try:
+            entry = await self._bucket.get(leader=True, key=token)
+        except UnreadableRecord:  # as if it had expired: acting again is idempotent
+            entry = None
         step = self._step(entry, digest)
         if step == "repeat":
             assert entry is not None

@@ -9,8 +9,10 @@ from bus import subjects
 from bus.connection import Bus
 from entities.registry_view import RegistryFollower
 from schemas.door import JobQuery
+from schemas.envelope import EntityKind
 from schemas.errors import DmscError, NotFound
 from schemas.pages import Readiness
+from schemas.registry import InstanceState
 
 TIMEOUT_S = 1.0
 """For the orchestrator's answer: a probe that hangs is one that fails."""
@@ -52,5 +54,14 @@ class ReadinessProbe:
         except NotFound:
             pass
         except DmscError as error:
-            missing["orchestrator"] = f"none leads ({error.code})"
+            missing["orchestrator"] = f"none leads ({error.code}){self._refusals()}"
         return missing
+
+    def _refusals(self) -> str:
+        """Why orchestrators that stand by do not take the lead, by their own account."""
+        reasons = (
+            record.reason
+            for record in self._follower.view.records.values()
+            if record.kind is EntityKind.ORCHESTRATOR and record.state is InstanceState.PENDING
+        )
+        return "".join(f"; {reason}" for reason in sorted(set(reasons)) if reason != "stands by")

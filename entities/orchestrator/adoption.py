@@ -15,7 +15,7 @@ from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.step_orders import commit_order
 from entities.orchestrator.takeover import Settled, outsiders, settle
 from schemas.base import Message
-from schemas.errors import DmscError
+from schemas.errors import DmscError, NewerRecord, UnreadableRecord
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.step import Adopt, Adopted, Member, StepAbort, StepDecision, StepFence
 
@@ -45,13 +45,16 @@ class Adoption:
         """Takes the record, adopts who answers, commits what was decided, clears the open step.
 
         Returns:
-            Where the job goes on; None if no instance of a stage lives.
+            Where the job goes on; None if no instance of a stage lives, or nobody knows what was decided.
 
         Raises:
             Fenced: a later orchestrator leads this job.
         """
         assert self._instances.graph is not None
         decision = await self._record.take()
+        if self._record.unknown:
+            log.error("job not adopted: its decision record can't be read", job=self._record.job)
+            return None
         records = await self._registered()
         members = [_member(record) for record in records if record.state not in OVER]
         answers = [answer for answer in await asyncio.gather(*map(self._adopt, members)) if answer]
@@ -89,7 +92,11 @@ class Adoption:
         assert self._instances.graph is not None
         found = []
         for unit in self._instances.graph.units:
-            entry = await self._bus.bucket(REGISTRY_RECORD).get(sid=unit.sid)
+            try:
+                entry = await self._bus.bucket(REGISTRY_RECORD).get(sid=unit.sid)
+            except (UnreadableRecord, NewerRecord) as error:  # it is as lost, and replaced
+                log.warning("not adopted", job=self._record.job, sid=unit.sid, reason=error.text)
+                continue
             if entry is not None:
                 assert isinstance(entry.message, ServiceRecord)
                 found.append(entry.message)

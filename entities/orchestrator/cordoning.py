@@ -39,7 +39,7 @@ class Cordoning:
 
     async def load(self) -> None:
         """What is cordoned, whoever led before; what was known here of an earlier term is forgotten."""
-        entries = await self._bucket.entries()
+        entries = await self._bucket.entries(strict=True)
         await self._mesh.cordoned([one.message for one in entries if isinstance(one.message, Cordon)])
 
     async def cordon(self, message: CordonPlace, envelope: Envelope) -> Cordons:

@@ -1,23 +1,38 @@
-"""The commit point: one record per job, moved on by compare-and-set (DESIGN §5 rule 6)."""
+"""The commit point: one record per job, moved on by compare-and-set (DESIGN §5 rule 6).
+
+What it said is never guessed. Whoever takes over a job and finds that it can't be read goes back to the
+checkpoint. Its own writer, sure of its lead, knows that nobody has decided since, and writes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from bus.connection import Bus
+from bus.logs import get_logger
 from bus.subjects import STEP_DECISION
-from schemas.errors import Conflict, Fenced, Unavailable
+from schemas.errors import Conflict, Fenced, NewerRecord, Unavailable, UnreadableRecord
 from schemas.step import StepDecision
+
+log = get_logger("orchestrator")
 
 DEADLINE_S, RETRY_S = 60.0, 0.2
 """How long a decision waits for the bus, and how often it asks."""
 
 
 class DecisionRecord:
-    """The decision record of one job, as the orchestrator of `epoch` writes it."""
+    """The decision record of one job, as the orchestrator of `epoch` writes it.
 
-    def __init__(self, bus: Bus, job: str, epoch: int) -> None:
+    `confirmed` returns while that surely leads. `unknown`: when it was taken, nobody could read it.
+    """
+
+    def __init__(
+        self, bus: Bus, job: str, epoch: int, confirmed: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self.unknown = False
+        self._confirmed = confirmed
         self._bucket = bus.bucket(STEP_DECISION)
         self.job = job
         self._epoch = epoch
@@ -27,7 +42,7 @@ class DecisionRecord:
         """Writes this epoch into the record, so that no earlier orchestrator decides any more.
 
         Returns:
-            The last decision, whoever made it; None before the first.
+            The last decision, whoever made it; None before the first, or where it is `unknown`.
 
         Raises:
             Fenced: a later orchestrator has taken it already.
@@ -35,7 +50,17 @@ class DecisionRecord:
         deadline = time.monotonic() + DEADLINE_S
         while True:
             try:
-                held = await self._read()
+                try:
+                    held = await self._read()
+                except UnreadableRecord as error:
+                    self.unknown = True
+                    self._revision = int(error.fields["revision"])
+                    held = None
+                if held is None and self._revision:
+                    self._revision = await self._bucket.update(
+                        self._nothing(), revision=self._revision, job=self.job
+                    )
+                    return None
                 if held is None:
                     self._revision = await self._bucket.create(self._nothing(), job=self.job)
                     return None
@@ -62,14 +87,34 @@ class DecisionRecord:
             try:
                 await self._write(decision)
                 return
-            except Conflict as error:
-                raise Fenced(f"the decision record of job {self.job} moved on: {error}") from None
+            except (Conflict, UnreadableRecord) as error:
+                if not await self._ours_still():
+                    raise Fenced(f"the decision record of job {self.job} moved on: {error}") from None
             except Unavailable:
                 # unknown: it may have been written; read through the leader before anything else
                 if time.monotonic() > deadline:
                     raise
                 self._revision = None
                 await asyncio.sleep(RETRY_S)
+
+    async def _ours_still(self) -> bool:
+        """Whether what stands there was written by nobody who leads, so that it may be written over."""
+        if self._confirmed is None:
+            return False
+        while True:
+            try:
+                if await self._read() is not None:
+                    return False
+                break
+            except UnreadableRecord as error:
+                self._revision = int(error.fields["revision"])
+                break
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
+        await self._confirmed()
+        why = "unreadable" if self._revision else "removed"
+        log.error("decision record written again", job=self.job, why=why)
+        return True
 
     def _nothing(self) -> StepDecision:
         """The record before the first decision: it only names the epoch."""
@@ -87,7 +132,10 @@ class DecisionRecord:
         )
 
     async def _read(self) -> StepDecision | None:
-        held = await self._bucket.get(leader=True, job=self.job)
+        try:
+            held = await self._bucket.get(leader=True, job=self.job)
+        except NewerRecord as error:
+            raise Fenced(error.text) from error
         if held is None:
             self._revision = 0
             return None

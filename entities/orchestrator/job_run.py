@@ -267,6 +267,9 @@ class JobRun:
         adoption = Adoption(self._bus, self._mesh, self.instances, self.training.record, self.epoch)
         settled = await adoption.settle()
         if settled is None:
+            if self.training.record.unknown:
+                text = "nobody can read what was decided last: all back to the checkpoint"
+                await self.journal.tell("recovery", text=text)
             self.instances.graph = None
             return False
         await self.journal.move(JobState.RECOVERING, f"adopted in epoch {self.epoch}")

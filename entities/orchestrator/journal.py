@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import JOB_EVENT, JOB_RECORD, JOB_TOPOLOGY
-from schemas.errors import BusUnreachable, Conflict, Fenced, IllegalTransition, Unavailable
+from schemas.errors import BusUnreachable, Conflict, Fenced, IllegalTransition, NewerRecord, Unavailable
 from schemas.job import ENDED, JOB_TRANSITIONS, JobEvent, JobRecord, JobState
 from schemas.task_graph import JobTopology, TaskGraph
 
@@ -34,13 +35,21 @@ class Journal:
     """Writes one job's record and events.
 
     `revision` is of the record that this one follows; 0: there is none. Every call that writes raises
-    `Fenced` once another epoch has the record.
+    `Fenced` once another epoch has the record. `confirmed` returns while its orchestrator surely leads: then
+    nobody else can have written, and what was removed or can't be read is written again.
     """
 
-    def __init__(self, bus: Bus, record: JobRecord, revision: int = 0) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        record: JobRecord,
+        revision: int = 0,
+        confirmed: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._bus = bus
         self._bucket = bus.bucket(JOB_RECORD)
         self._revision = revision
+        self.confirmed = confirmed
         self._lock = asyncio.Lock()
         self.record = record
         self._written_at = 0.0
@@ -143,9 +152,17 @@ class Journal:
 
     async def _find_own(self) -> None:
         """Goes on from what stands in the bucket, if it is the revision we know, or our own later writing."""
-        entry = await self._bucket.get(leader=True, job=self.job)
-        found = 0 if entry is None else entry.revision
+        try:
+            entry = await self._bucket.get(leader=True, job=self.job)
+        except NewerRecord as error:
+            raise Fenced(error.text) from error
+        found = await self._bucket.revision(job=self.job) if entry is None else entry.revision
         if found == self._revision:
+            return
+        if (entry is None or entry.stale) and self.confirmed is not None:
+            await self.confirmed()
+            log.error("job record written again", job=self.job, why="unreadable" if found else "removed")
+            self._revision = found
             return
         if entry is not None:
             ours = (self.record.epoch, self._bus.sender.incarnation)

@@ -68,7 +68,7 @@ class Promotions:
 
     async def load(self) -> None:
         """What was promoted, whoever led before, and how it has scored since."""
-        for entry in await self._bucket.entries():
+        for entry in await self._bucket.entries(strict=True):
             if isinstance(entry.message, ModuleRecord):
                 self._keep(entry.message)
         for module, trial in self._trials.items():

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -32,6 +32,7 @@ from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.policy_desk import PolicyDesk
 from entities.orchestrator.promotion import PromotionConfig
 from entities.orchestrator.promotions import Promotions
+from entities.orchestrator.record_guards import RecordGuards, above_all
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.door import (
@@ -46,7 +47,7 @@ from schemas.door import (
     SubmitJob,
 )
 from schemas.envelope import Envelope
-from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
+from schemas.errors import Ack, Conflict, DmscError, Fenced, NewerRecord, NotFound, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import ENDED, JobRecord, JobState
 from schemas.policy import DirectModule, ModuleLifecycle, ModuleOp
@@ -87,9 +88,19 @@ class OrchestratorConfig:
 
 
 class Leader:
-    """The orchestrator of one term: jobs run as tasks, each with its own state, all of it this term's."""
+    """The orchestrator of one term: jobs run as tasks, each with its own state, all of it this term's.
 
-    def __init__(self, bus: Bus, mesh: MeshView, candidate: Candidate, config: OrchestratorConfig) -> None:
+    `known`: the jobs of an earlier term of this process; one that the store has lost goes on from there.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        candidate: Candidate,
+        config: OrchestratorConfig,
+        known: Mapping[str, JobRecord],
+    ) -> None:
         self._bus = bus
         self._candidate = candidate
         self.config = config
@@ -102,7 +113,15 @@ class Leader:
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
         self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
         self._promotions = Promotions(bus, self._policies, self._runs, candidate.confirmed, config.promotion)
+        self._guards = RecordGuards(bus, self._runs, self._ended)
+        self._known = known
         self._tasks: asyncio.TaskGroup | None = None
+        self.refused: NewerRecord | None = None
+        """Why it does not lead after all: nobody overwrites a newer version's records."""
+
+    def records(self) -> dict[str, JobRecord]:
+        """The jobs that it knows, by id."""
+        return {record.job: record for record in self._records()}
 
     async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
         """Leads until `keeping` ends, with who leads instead. `began` is called once all is served.
@@ -119,8 +138,8 @@ class Leader:
                 try:
                     await asyncio.wait({keeping, leading}, return_when=asyncio.FIRST_COMPLETED)
                     if not keeping.done():
-                        leading.result()  # it never ends but by an error
-                    deposed = keeping.result()
+                        leading.result()  # it never ends but by an error, or because it refuses to lead
+                    deposed = self.refused.text if self.refused is not None else keeping.result()
                 finally:
                     await self._stop(served, deposed is not None)
                 raise _Deposed
@@ -130,6 +149,12 @@ class Leader:
         return deposed
 
     async def _lead(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await self._leads(served, began)
+        except NewerRecord as error:
+            self.refused = error
+
+    async def _leads(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None
         await self._insistently(self._cordoning.load)
         await self._insistently(self._policies.load)
@@ -138,6 +163,7 @@ class Leader:
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
         await self._serve(served)
         self.mesh.on_leaving = self._leaving
+        await self._insistently(self._guards.start)
         await began()
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._policies.orders(), name="module orders")
@@ -150,6 +176,7 @@ class Leader:
             for run in self._runs.values():
                 run.instances.members.clear()  # the next leader's: not ours to stop
         await asyncio.gather(*(run.shut_down(deposed=deposed) for run in list(self._runs.values())))
+        await self._guards.stop()
         for subscription in served:
             await subscription.stop(drain=not deposed)
         if not deposed:
@@ -232,6 +259,7 @@ class Leader:
             jobs=jobs,
             cordons=self.mesh.cordons.active(),
             quality=tuple(self.mesh.quality[key] for key in sorted(self.mesh.quality)),
+            unreadable=self._guards.notes(),
         )
 
     async def _direct(self, message: DirectModule, envelope: Envelope) -> ModuleLifecycle:
@@ -292,7 +320,12 @@ class Leader:
         Raises:
             Fenced: the record is no longer the one of `revision`.
         """
-        journal = Journal(self._bus, record.model_copy(update={"epoch": record.epoch + 1}), revision)
+        journal = Journal(
+            self._bus,
+            record.model_copy(update={"epoch": record.epoch + 1}),
+            revision,
+            self._candidate.confirmed,
+        )
         run = JobRun(self._bus, self.mesh, journal, gateway, self._occupied, self.faults)
         # one that was ending only has to be cleaned up: it does not wait for anything
         await journal.move(JobState.QUEUED if record.ends_as is None else record.state, reason)
@@ -314,30 +347,31 @@ class Leader:
     async def _resume(self) -> None:
         """Jobs that an earlier leader left open start again: new epoch, from their checkpoint."""
         bucket = self._bus.bucket(subjects.JOB_RECORD)
-        entries = await self._insistently(bucket.entries)
-        for entry in sorted(entries, key=lambda entry: entry.message.submitted_at):
-            if entry.message.command:
-                self._remember((entry.message.user, entry.message.command)).set_result(entry.message)
-            await self._resume_one(entry)
+        entries = await self._insistently(partial(bucket.entries, strict=True))
+        found = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
+        for job in self._known.keys() - found.keys():
+            log.error("job record lost: it goes on as it was known here", job=job)
+            found[job] = (self._known[job], 0)
+        for record, revision in sorted(found.values(), key=lambda one: one[0].submitted_at):
+            if record.command:
+                self._remember((record.user, record.command)).set_result(record)
+            await self._resume_one(record, revision)
 
-    async def _resume_one(self, entry: Entry) -> None:
+    async def _resume_one(self, record: JobRecord, revision: int) -> None:
         """The leader before us may still be writing, up to the moment in which our epoch stands there."""
         while True:
-            record: JobRecord = entry.message
             if record.state in ENDED:
                 self._ended[record.job] = record
                 return
             try:
-                await self._start(
-                    record, entry.revision, "", f"term {self._candidate.term}: found {record.state}"
-                )
+                await self._start(record, revision, "", f"term {self._candidate.term}: found {record.state}")
                 return
             except (Fenced, Unavailable) as error:
                 log.info("job not taken over yet", job=record.job, reason=error.text)
             fresh = await self._insistently(partial(self._read, record.job))
             if fresh is None:
                 return
-            entry = fresh
+            record, revision = above_all(fresh), fresh.revision
 
     async def _read(self, job: str) -> Entry | None:
         return await self._bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)

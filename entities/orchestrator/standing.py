@@ -22,6 +22,7 @@ from entities.orchestrator.service import Leader, OrchestratorConfig
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError
+from schemas.job import JobRecord
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration
 
@@ -29,6 +30,9 @@ log = get_logger("orchestrator")
 
 STANDBY_AFTER_S = 0.3
 """Who gets the lead sooner than this never shows up as waiting."""
+LOOK_AGAIN_S = 5.0
+"""How long one that refuses to lead waits until it looks again."""
+STANDS_BY = "stands by"
 PRESENT_AGAIN_S = 1.0
 """Pause before a registration that the registry did not take is tried again."""
 
@@ -42,6 +46,8 @@ class Orchestrator:
         self._bus = bus
         self._candidate = Candidate(bus, self.config.lease, node=self.config.node)
         self._leader: Leader | None = None
+        self._known: dict[str, JobRecord] = {}
+        self._refusal = ""
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Follows or leads until cancelled; `ready` is set as soon as it does either."""
@@ -49,6 +55,8 @@ class Orchestrator:
         watch = await self._bus.bucket(subjects.REGISTRY_RECORD).watch(self.mesh.record)
         try:
             while True:
+                if self._refusal:
+                    await self._stand_aside(ready)
                 keeping = await self._follow(ready)
                 try:
                     await self._lead(keeping, ready)
@@ -79,6 +87,14 @@ class Orchestrator:
                 winning.cancel()
                 await asyncio.gather(winning, return_exceptions=True)
 
+    async def _stand_aside(self, ready: asyncio.Event) -> None:
+        """A record of a newer version is not ours to overwrite: it says so where that is seen."""
+        log.error("this orchestrator does not lead", reason=self._refusal)
+        ready.set()
+        async with self._overhearing(), self._presence(self._standby_record()):
+            await asyncio.sleep(LOOK_AGAIN_S)
+        self._refusal = ""
+
     async def _win(self) -> asyncio.Task[str]:
         await self._candidate.won()
         return asyncio.create_task(self._candidate.keep(), name="lease")
@@ -94,11 +110,15 @@ class Orchestrator:
             log.info("serving", term=claim.term)
             ready.set()
 
-        self._leader = Leader(self._bus, self.mesh, self._candidate, self.config)
+        self._leader = Leader(self._bus, self.mesh, self._candidate, self.config, self._known)
         try:
             async with self._presence(self._leader_record(claim.term)):
                 lost = await self._leader.run(keeping, began)
+            if (refused := self._leader.refused) is not None:
+                self._refusal = refused.text
+                await self._candidate.release()
         finally:
+            self._known = self._leader.records()
             self._leader = None
         log.error("leading no more", term=claim.term, reason=lost)
 
@@ -152,8 +172,12 @@ class Orchestrator:
     def _standby_record(self) -> ServiceRecord:
         incarnation = self._bus.sender.incarnation
         return self._record(
-            f"{self.config.sid}-{incarnation}", incarnation, InstanceState.PENDING, "stands by"
+            f"{self.config.sid}-{incarnation}", incarnation, InstanceState.PENDING, self._why_not()
         )
+
+    def _why_not(self) -> str:
+        refusal = self._refusal or self._candidate.refusal
+        return f"does not lead: {refusal}" if refusal else STANDS_BY
 
     def _record(self, sid: str, incarnation: str, state: InstanceState, reason: str) -> ServiceRecord:
         return ServiceRecord(

@@ -26,7 +26,7 @@ class StandingRecords:
     async def load(self) -> dict[Key, Standing]:
         """Those that the orchestrator before left."""
         since_epoch = time.time() - time.monotonic()
-        for entry in await self._bucket.entries():
+        for entry in await self._bucket.entries(strict=True):
             record = entry.message
             if isinstance(record, ModuleStanding):
                 self._written[record.module, record.version] = record

@@ -83,7 +83,7 @@ class Training:
         self._spec = journal.record.spec
         self._job = journal.job
         self._epoch = journal.record.epoch
-        self.record = DecisionRecord(bus, self._job, self._epoch)
+        self.record = DecisionRecord(bus, self._job, self._epoch, journal.confirmed)
         self._tasks = tasks = GuardedTasks()
         self._telling = telling = Telling(journal, instances)
         self._progress = progress = Progress(

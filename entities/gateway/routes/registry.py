@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -84,7 +84,8 @@ def registry(door: Door) -> APIRouter:
     ) -> Response:
         """The routers' tables: weighted next hops of each stage, for the senders of each cluster."""
         await door.guard.check(token, "mesh.read", "routes")
-        entries = await door.bus.bucket(subjects.ROUTE_TABLE).entries(**({} if job is None else {"job": job}))
+        which: dict[str, Any] = {} if job is None else {"job": job}
+        entries = await door.bus.bucket(subjects.ROUTE_TABLE).entries(**which)
         tables = [entry.message for entry in entries if isinstance(entry.message, RouteTable)]
         found = [table for table in tables if cluster in (None, table.cluster)]
         part, after = cut(found, lambda one: (one.job, one.cluster, one.stage), page.limit, page.cursor)

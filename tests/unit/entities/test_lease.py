@@ -52,9 +52,9 @@ def test_the_holder_says_how_long_its_lease_is() -> None:
 
 
 def test_terms_grow_by_one_and_begin_at_one() -> None:
-    first = next_claim(None, incarnation="one", lease_s=1.0, node="n", pid=1)
+    first = next_claim(0, incarnation="one", lease_s=1.0, node="n", pid=1)
     assert first.term == 1
-    second = next_claim(first, incarnation="two", lease_s=1.0, node="n", pid=2)
+    second = next_claim(first.term, incarnation="two", lease_s=1.0, node="n", pid=2)
     assert (second.term, second.released, second.renewal) == (2, False, 0)
     assert not is_same_leadership(first, second)
     assert is_same_leadership(second, second.model_copy(update={"renewal": 5}))

@@ -1,0 +1,91 @@
+"""Values in the orchestrator's buckets that nobody can read: each is kept elsewhere, and its place taken by
+what is known (docs/adr/0038-unreadable-records.md)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from bus import subjects
+from bus.buckets import Entry, Watch
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.services import Subscription
+from entities.orchestrator.job_run import JobRun
+from schemas.envelope import Envelope
+from schemas.errors import DmscError
+from schemas.job import JobRecord
+from schemas.unreadable import UnreadableNote, UnreadableValue
+
+log = get_logger("orchestrator")
+
+SHOWN = 32
+"""So many unreadable values stand in the mesh's status, the newest."""
+SHOWN_S = 7 * 86_400.0
+GUARDED = (subjects.CORDON, subjects.MODULE_RECORD, subjects.MODULE_STANDING, subjects.LINK_SECRET)
+"""What is written seldom: what stood there before is written again. Of `steps` and `leadership` each writer
+takes care itself."""
+
+
+class RecordGuards:
+    """One term's: `runs` are its running jobs, `ended` the others, by id."""
+
+    def __init__(self, bus: Bus, runs: Mapping[str, JobRun], ended: Mapping[str, JobRecord]) -> None:
+        self._bus = bus
+        self._runs = runs
+        self._ended = ended
+        self._watches: list[Watch | Subscription] = []
+        self._notes: dict[tuple[str, str], UnreadableNote] = {}  # the last of each record, newest last
+
+    def notes(self) -> tuple[UnreadableNote, ...]:
+        """What was found unreadable lately, by whomever, and where its bytes are."""
+        return tuple(note for note in self._notes.values() if note.at > time.time() - SHOWN_S)
+
+    async def start(self) -> None:
+        """Once this one leads, and its jobs are taken up."""
+        row = subjects.UNREADABLE
+        last = await self._bus.last_sequence(row)
+        async for item in self._bus.history(row, start=max(1, last - SHOWN + 1)):
+            self._note(item.message, item.sequence)
+        self._watches.append(await self._bus.subscribe(row, self._heard))
+        self._watches.append(await self._bus.bucket(subjects.JOB_RECORD).guard(self._mend_job))
+        for guarded in GUARDED:
+            self._watches.append(await self._bus.bucket(guarded).guard())
+
+    async def stop(self) -> None:
+        for watch in self._watches:
+            await watch.stop(drain=False)
+
+    async def _heard(self, message: UnreadableValue, envelope: Envelope) -> None:
+        if message.part:
+            return
+        try:
+            sequence = await self._bus.last_sequence(subjects.UNREADABLE)
+        except DmscError:
+            sequence = 0
+        self._note(message, sequence)
+
+    def _note(self, message: object, sequence: int) -> None:
+        if isinstance(message, UnreadableValue) and not message.part:
+            fields = message.model_dump(include=UnreadableNote.model_fields.keys() - {"sequence"})
+            self._notes.pop((message.bucket, message.key), None)
+            self._notes[message.bucket, message.key] = UnreadableNote(**fields, sequence=sequence)
+            while len(self._notes) > SHOWN:
+                del self._notes[next(iter(self._notes))]
+
+    async def _mend_job(self, job: str, revision: int) -> None:
+        """From memory: a running job's journal finds out by itself that its record was overwritten."""
+        bucket = self._bus.bucket(subjects.JOB_RECORD)
+        if run := self._runs.get(job):
+            await run.journal.note(now=True)
+        elif ended := self._ended.get(job):
+            await bucket.update(ended, revision=revision, job=job)
+        else:
+            await bucket.put_back(job, revision)
+
+
+def above_all(entry: Entry) -> JobRecord:
+    """The record, of an epoch that is at least any that was ever promised: where what stands there can't be
+    read, it may have been a later one's; but each epoch took a write, so none is above the revision."""
+    record: JobRecord = entry.message
+    return record.model_copy(update={"epoch": max(record.epoch, entry.revision)}) if entry.stale else record

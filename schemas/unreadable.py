@@ -1,0 +1,38 @@
+"""Values in buckets that nobody can read: kept with their bytes before others take their place."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Time, Token
+from schemas.marks import SECRET
+
+
+class UnreadableValue(Message, wire="mesh.unreadable_value"):
+    """Part of such a value, on the stream `UNREADABLE`. Large ones come in several parts, in order."""
+
+    service: Token
+    bucket: Token
+    key: str
+    revision: int
+    reason: str
+    at: Time
+    size: int = Field(description="of the whole value, in bytes")
+    part: int = Field(0, ge=0)
+    parts: int = Field(1, ge=1)
+    data: Annotated[bytes, Field(repr=False), SECRET]
+
+
+class UnreadableNote(Part):
+    """What was found, and where its bytes are: in the stream `UNREADABLE`, from `sequence` on."""
+
+    bucket: Token
+    key: str
+    revision: int
+    reason: str
+    service: Token
+    at: Time
+    size: int
+    sequence: int = 0

@@ -1,0 +1,219 @@
+"""Values that nobody can read, written over every live key: neither job nor mesh stops, now or later."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import msgpack
+import pytest
+import pytest_asyncio
+
+from bus import codec, jetstream, stream_specs, subjects
+from bus.embedded import EmbeddedServer
+from bus.reader import Reader
+from bus.subject import Subject
+from schemas.access import Revocation, StoredUser
+from schemas.cluster import Cordon
+from schemas.door import KeptAnswer, MeshStatus
+from schemas.envelope import EntityKind, Sender
+from schemas.errors import Ack, BadMessage, Unavailable
+from schemas.job import JobSpec, JobState
+from schemas.policy import ModuleRecord
+from schemas.signals import Role
+from schemas.unreadable import UnreadableValue
+from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.own_mesh import OwnMesh, Witness
+from tests.integration.mesh.undisturbed import undisturbed_at
+from tests.patience import PATIENCE_S
+
+STEPS = 12
+CONTROL_PLANE = ("smo-1", "registry", "authorizer", "router-a", "router-b", "gateway-a", "gateway-b")
+SENDER = codec.sender_map(Sender(name="x", kind=EntityKind.CLIENT, incarnation="i"))
+GARBAGE: dict[str, Callable[[bytes], bytes]] = {
+    "random bytes": lambda value: b"\xc1\x00garbage",
+    "truncated": lambda value: value[: len(value) // 2],
+    "another row's": lambda value: codec.encode(Ack(note="x"), SENDER, "i-1"),
+    "another shape": lambda value: msgpack.packb({**codec.peek(value), "body": {"no": "such"}}),
+    "empty": lambda value: b"",
+}
+
+
+def spec(name: str) -> JobSpec:
+    """A pass waits a little, so that the steps outlast what is written over."""
+    job = tiny_job(
+        name,
+        training={"steps": STEPS, "seed": 11, "checkpoint_every": 3},
+        parallel={"stages": 2, "replicas": 2},
+    )
+    args = {**job.model.args, "pad_ms": 20.0}
+    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
+    return job.model_copy(update={"model": padded})
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMesh]:
+    folder = tmp_path_factory.mktemp("unreadable")
+    server = EmbeddedServer(folder / "nats", sync_always=False)
+    asyncio.run(server.start())
+    mesh = OwnMesh(folder, [server])
+    try:
+        mesh.start_all("smo-1")
+        mesh.start("policy", ["policy", "run", "service-time-weights"])
+        yield mesh
+    finally:
+        mesh.stop_all()
+        asyncio.run(server.stop())
+
+
+@pytest_asyncio.fixture
+async def witness(own: OwnMesh) -> AsyncIterator[Witness]:
+    for name in own.commands.keys() - own.alive().keys():
+        own.start(name)
+    async with own.client() as client:
+        await client.ready()
+        await seed(client)
+        yield client
+
+
+async def seed(client: Witness) -> None:
+    """Something in the buckets that this mesh would not fill by itself."""
+    now, bus = time.time(), client.bus
+    user = StoredUser(name="uma", role=Role.VIEWER, created_at=now, created_by="ada", tokens=())
+    await bus.bucket(subjects.USER_RECORD).put(user, name="uma")
+    revoked = Revocation(kind="user", id="una", user="una", at=now, by="ada", reason="left")
+    await bus.bucket(subjects.REVOCATION).put(revoked, kind="user", id="una")
+    cordon = Cordon(agent="away", cluster="a", node="away", slot=None, reason="fan", by="ada", at=now)
+    await bus.bucket(subjects.CORDON).put(cordon, agent="away", slot="node")
+    module = ModuleRecord(module="mod", active="2", previous="1", by="ada", reason="better", since=now)
+    await bus.bucket(subjects.MODULE_RECORD).put(module, module="mod")
+    answer = KeptAnswer(request="r", gateway="gateway-a", incarnation="i")
+    await bus.bucket(subjects.KEPT_ANSWER).put(answer, key="k")
+
+
+async def live(client: Witness) -> dict[str, bytes]:
+    """Every key of every bucket, with its value."""
+    found: dict[str, bytes] = {}
+    for bucket in stream_specs.BUCKETS:
+        async with Reader.open(client.bus.link, f"KV_{bucket}", f"$KV.{bucket}.>") as reader:
+            async for item in reader.present():
+                if not item.is_marker:
+                    found[item.subject] = item.data
+    return found
+
+
+async def spoil(client: Witness, kind: str, value: bytes, subject: str) -> None:
+    await jetstream.publish(client.bus.link, subject, GARBAGE[kind](value))
+
+
+async def kept(client: Witness) -> dict[str, list[bytes]]:
+    """What is kept of each bucket's unreadable values."""
+    found: dict[str, list[bytes]] = {}
+    async for item in client.bus.history(subjects.UNREADABLE):
+        assert isinstance(item.message, UnreadableValue)
+        found.setdefault(item.message.bucket, []).append(item.message.data)
+    return found
+
+
+async def readable(client: Witness, *buckets: str) -> None:
+    """Returns once everything in these buckets can be read again."""
+    rows = [row for row in subjects.SUBJECTS if row.bucket in buckets]
+    async with asyncio.timeout(PATIENCE_S):
+        for row in rows:
+            while True:
+                values = {s: v for s, v in (await live(client)).items() if s.startswith(row.prefix + ".")}
+                if all(not _garbage(row, value) for value in values.values()):
+                    break
+                await asyncio.sleep(0.1)
+
+
+def _garbage(row: Subject, value: bytes) -> bool:
+    try:
+        codec.decode(value, row.schema)
+    except BadMessage:
+        return True
+    return False
+
+
+async def done(client: Witness, job: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        record = await client.ended(job)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    assert record.weights.sha256 == await undisturbed_at(client, record.spec)
+
+
+async def test_garbage_over_every_key_of_a_running_mesh_stops_neither_job_nor_mesh(witness: Witness) -> None:
+    job = await witness.submit(spec("spoilt"))
+    spoilt: dict[str, list[bytes]] = {}
+    good: dict[str, bytes] = {}
+    for step, kind in enumerate(GARBAGE, start=1):
+        await witness.until_step(job, 2 * step)
+        for subject, value in (await live(witness)).items():
+            if value.startswith((b"\x87", b"\x88")):
+                good[subject] = value
+            garbage = GARBAGE[kind](good.get(subject, b""))
+            await jetstream.publish(witness.bus.link, subject, garbage)
+            spoilt.setdefault(subject.split(".")[1], []).append(garbage)
+        assert not (await witness.record(job)).ends_as, "the fault came too late"
+    assert spoilt.keys() == set(stream_specs.BUCKETS)
+    await done(witness, job)
+    always = {"leadership", "jobs", "steps", "registry", "routes", "cordons", "modules", "link_secrets"}
+    found = await kept(witness)
+    assert always <= found.keys()
+    assert all(set(found[bucket]) <= set(spoilt[bucket]) for bucket in found)
+    await readable(witness, "leadership", "jobs", "registry", "cordons", "modules")
+    cordons = await witness.bus.bucket(subjects.CORDON).entries()
+    assert [one.message.reason for one in cordons] == ["fan"]
+    status = await witness.ask("mesh.read")
+    assert isinstance(status, MeshStatus)
+    assert {note.bucket for note in status.unreadable} <= found.keys()
+    assert all(note.sequence for note in status.unreadable)
+    assert status.unreadable
+    await done(witness, await witness.submit(spec("next")))
+
+
+async def test_garbage_that_was_written_while_the_control_plane_was_down_stops_nothing(
+    witness: Witness,
+) -> None:
+    first = await witness.submit(spec("before"))
+    await done(witness, first)
+    job = await witness.submit(spec("spoilt-while-down"))
+    await witness.until_step(job, 4)
+    for name in CONTROL_PLANE:
+        witness.mesh.kill(name)
+    before = await live(witness)
+    kinds = list(GARBAGE)
+    for number, (subject, value) in enumerate(before.items()):
+        await spoil(witness, kinds[number % len(kinds)], value, subject)
+    for name in CONTROL_PLANE:
+        witness.mesh.start(name)
+    await done(witness, job)
+    assert (await witness.record(first)).state is JobState.DONE
+    assert {"leadership", "jobs", "steps", "registry"} <= (await kept(witness)).keys()
+
+
+async def test_a_newer_version_is_no_garbage(witness: Witness) -> None:
+    """Whoever does not read it does not lead, says which, and leaves it as it is."""
+    job = await witness.submit(spec("newer"))
+    await done(witness, job)
+    subject = subjects.JOB_RECORD(job=job)
+    value = (await live(witness))[subject]
+    newer = msgpack.packb({**msgpack.unpackb(value), "version": (2, 0)})
+    witness.mesh.kill("smo-1")
+    await jetstream.publish(witness.bus.link, subject, newer)
+    witness.mesh.start("smo-1")
+    said: list[str] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while not said:
+            entries = await witness.bus.bucket(subjects.REGISTRY_RECORD).entries()
+            said = [one.message.reason for one in entries if f"jobs.{job}" in one.message.reason]
+            await asyncio.sleep(0.1)
+    assert "2.0" in said[0]
+    with pytest.raises(Unavailable):
+        await witness.bus.request(subjects.QUERY, subjects.QUERY.schema(job=job), timeout_s=0.5)
+    assert (await live(witness))[subject] == newer
+    await jetstream.publish(witness.bus.link, subject, value)
+    await witness.ready()
+    await done(witness, await witness.submit(spec("after-newer")))
