@@ -20,7 +20,7 @@ LABEL org.opencontainers.image.title="dmsc" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --uid 10001 --create-home dmsc \
  && cd /run && install -d -o dmsc -g dmsc dmsc dmsc/aam dmsc/control dmsc/modules dmsc/nodes dmsc/clusters \
-    dmsc/client dmsc/server /home/dmsc/runs
+    dmsc/client dmsc/server /home/dmsc/runs /home/dmsc/audit
 COPY --from=build /opt/dmsc /opt/dmsc
 COPY --chmod=755 deploy/dmsc.sh /opt/dmsc/front/dmsc
 COPY --chmod=755 deploy/cluster.sh /opt/dmsc/front/dmsc-cluster

@@ -13,7 +13,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from bus import codec, streams, subjects
+from bus import codec, streams
 from bus.buckets import Bucket
 from bus.departures import connection_name
 from bus.dial import Token
@@ -23,12 +23,12 @@ from bus.lots import LotServer, LotSubscription
 from bus.objects import ObjectStore
 from bus.packed import Sendable
 from bus.pulse import Pulse
-from bus.sealing import Keyring, secrets_of
+from bus.sealed_questions import QuestionSealer
+from bus.sealing import Keyring
 from bus.services import Handler, Server, Subscription
 from bus.streams import Recorded
 from bus.subject import Subject
 from schemas.base import Message
-from schemas.door import DOOR_KEY, DoorKey, DoorRequest
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
 
@@ -80,9 +80,7 @@ class Bus:
         self._known_subjects: dict[tuple[Any, ...], str] = {}
         self._objects: ObjectStore | None = None
         self.pulse = Pulse(link)
-        self._keyring: Keyring | None = None
-        self._door_key: str | None = None
-        self._token: Token | None = None
+        self._sealer = QuestionSealer(self, None)
         self._provisioned: int | None = None
         self.unreadable: set[tuple[str, int]] = set()
         """Values in buckets that were kept already: subject and revision."""
@@ -124,7 +122,7 @@ class Bus:
         )
         await link.open(connect_timeout_s)
         bus = cls(link, sender)
-        bus._token = token
+        bus._sealer = QuestionSealer(bus, token)
         try:
             yield bus
         finally:
@@ -156,10 +154,7 @@ class Bus:
     @property
     def keyring(self) -> Keyring:
         """What secrets are sealed and opened with."""
-        if self._keyring is None:
-            token = self._token() if callable(self._token) else self._token
-            self._keyring = Keyring.of_token(token, self.sender.name)
-        return self._keyring
+        return self._sealer.keyring
 
     # --- one-way and two-way -------------------------------------------------------------------------------
 
@@ -218,7 +213,7 @@ class Bus:
             DmscError: whatever the service raised, as the same class.
             NoResponders, DeadlineExceeded, BusUnreachable, Refused: see `Link.ask`.
         """
-        data = await self._question(row, message, cause, seal_to, timeout_s)
+        data = await self._sealer.encode(row, message, cause, seal_to, timeout_s)
         subject = self._subject(row, tokens)
         reply = await self.link.ask(subject, data, timeout_s=timeout_s, repeat_s=repeat_s)
         return _answer(reply.data)
@@ -251,7 +246,7 @@ class Bus:
         subject = row(**tokens)
         clock: Callable[[], float] = time.monotonic
         deadline = clock() + deadline_s
-        data = await self._question(row, message, cause, seal_to, deadline_s)
+        data = await self._sealer.encode(row, message, cause, seal_to, deadline_s)
         pause = REPEAT_FIRST_S
         first = True
         with ExitStack() as held:
@@ -282,47 +277,6 @@ class Bus:
             if asked.unheard:
                 raise NoResponders(f"nobody listened on {subject} for {deadline_s:g} s", subject=subject)
         raise DeadlineExceeded(f"no answer on {subject} within {deadline_s:g} s", subject=subject)
-
-    async def _question(
-        self,
-        row: Subject,
-        message: Message,
-        cause: Envelope | str | None,
-        seal_to: str,
-        patience_s: float,
-    ) -> bytes:
-        """A request's wire form; what is secret in it is sealed to `seal_to`, else to the row's receivers."""
-        envelope_id = self.next_id()
-        sendable: Sendable = message
-        if secrets_of(type(message)):
-            key = seal_to or await self._key_of(row, patience_s)
-            if key:
-                sendable = self.keyring.sealed(row, message, envelope_id, key)
-        return codec.encode(sendable, self.sender_map, envelope_id, self.cause_id(cause))
-
-    async def _key_of(self, row: Subject, patience_s: float) -> str:
-        """The key of the kind that receives the row's messages; empty where there is no guard."""
-        known = [key for kind in row.receivers if (key := self.keyring.of_kind(kind))]
-        if known or row is not subjects.DOOR or not isinstance(self._token, str):
-            return known[0] if known else ""
-        if self._door_key is None:  # a user's token, or an unguarded bus's: a gateway says which
-            self._door_key = await self._ask_door_key(patience_s)
-        return self._door_key
-
-    async def _ask_door_key(self, patience_s: float) -> str:
-        question = codec.encode(DoorRequest(token="", action=DOOR_KEY), self.sender_map, self.next_id())
-        subject, deadline = subjects.DOOR(action="key"), time.monotonic() + patience_s
-        while True:
-            left_s = deadline - time.monotonic()
-            try:
-                answer = _answer((await self.link.ask(subject, question, timeout_s=max(left_s, 0.05))).data)
-                return answer.key if isinstance(answer, DoorKey) else ""
-            except (NoResponders, BusUnreachable):
-                if left_s < REPEAT_FIRST_S:
-                    raise
-            except BadInput:  # an older gateway knows no such action, and can't open anything
-                return ""
-            await asyncio.sleep(REPEAT_FIRST_S)
 
     async def subscribe(
         self,

@@ -53,6 +53,7 @@ class RunOptions:
     authorizer: str = "authorizer"  # the authorizer's SID; several have one each
     keys_file: Path | None = None  # with which the authorizer guards the bus; None: it does not
     access_file: Path | None = None  # the rules; None: the default ones
+    audit_folder: Path | None = None  # of the audit's records; None: the stream alone has them
     user_key: Path | None = None  # signs users' tokens; None: those of the file are all there is
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
     precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
@@ -168,6 +169,7 @@ def _authorizer(options: RunOptions) -> Part:
         tokens_file=options.tokens_file,
         access_file=options.access_file,
         user_key=options.user_key,
+        audit_folder=None if options.audit_folder is None else options.audit_folder / options.authorizer,
         keys_file=options.keys_file,
         servers=options.servers,
         bus_token=options.token,

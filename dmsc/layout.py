@@ -11,6 +11,7 @@ from bus.identity import Identity
 from dmsc import identities
 
 USER_KEY = "user_key"
+AUDIT = "audit"
 """The file in the state folder with the key that signs users' tokens."""
 
 
@@ -131,7 +132,8 @@ def _files(options: MeshOptions, tokens: Path, keys: Path | None) -> tuple[str, 
     """What an authorizer is told: where its files are. The key of tokens lies beside the users' file."""
     rules = () if options.access_file is None else ("--access-file", str(options.access_file))
     guard = () if keys is None else ("--keys", str(keys))
-    return ("--tokens", str(tokens), "--user-key", str(tokens.with_name(USER_KEY)), *rules, *guard)
+    beside = ("--user-key", str(tokens.with_name(USER_KEY)), "--audit-folder", str(tokens.with_name(AUDIT)))
+    return ("--tokens", str(tokens), *beside, *rules, *guard)
 
 
 def _clusters(child: ChildSpec) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ bus_token    the root of the bus's credentials (mode 0600): who has it may be an
 guard.json   the authorizer's keys, with which it guards the bus (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
 user_key     signs the tokens of `dmsc user` (mode 0600); the authorizer's alone
+audit/       the audit's records off the bus, and their signed head: a folder for each authorizer
 tls/         the CA and certificates of `dmsc up --tls` (keys: mode 0600)
 bus          of a tenant (ADR-0028): its host's servers, one a line. Such a mesh starts none, and guards none
 tenants/     of a host: the state folder of each tenant's mesh

@@ -58,6 +58,22 @@ class AuditEntry(Part):
     record: AuditRecord
 
 
+class AuditHead(Part):
+    """How far a chain had come, as an authorizer keeps it off the bus. `signature`: hexadecimal, of `signed`;
+    empty where the authorizer has no key."""
+
+    number: int = Field(ge=1)
+    hash: str
+    at: Time
+    authorizer: str
+    signature: str = ""
+
+    @property
+    def signed(self) -> bytes:
+        text = f"dmsc audit head\n{self.number}\n{self.hash}\n{self.at!r}\n{self.authorizer}"
+        return text.encode()
+
+
 class AuditPage(Message, wire="audit.page"):
     """Entries in order. `next_start` is where to go on; None at the present end."""
 
@@ -98,14 +114,21 @@ class Verification:
     why: str = ""
 
 
-def verify(entries: Iterable[AuditEntry], *, head: str | None = None) -> Verification:
+def verify(
+    entries: Iterable[AuditEntry], *, head: str | None = None, heads: Iterable[AuditHead] = ()
+) -> Verification:
     """Whether the chain holds, from whichever record comes first.
 
     A chain that does not begin with record 1 has lost its beginning: to the stream's bound, or to somebody.
-    `head`: a hash that was told earlier; it must be that of one of the records.
+    `head`: a hash that was told earlier; it must be that of one of the records. `heads`: what was kept of the
+    chain off the bus; records that came before the first one here can't be compared.
     """
     count, first, before = 0, 0, None
     seen = head is None
+    known: dict[int, list[AuditHead]] = {}
+    for one in heads:
+        known.setdefault(one.number, []).append(one)
+    forked = ""
     for entry in entries:
         record = entry.record
         why = _misfit(record, before)
@@ -121,8 +144,23 @@ def verify(entries: Iterable[AuditEntry], *, head: str | None = None) -> Verific
         count += 1
         first = first or record.number
         before = record
+        for noted in known.get(record.number, ()):
+            if noted.hash != record.hash and not forked:
+                forked = (
+                    f"record {noted.number} is another than the one that {noted.authorizer} kept"
+                    f" ({noted.hash}): the chain was rolled back and written anew"
+                )
         seen = seen or record.hash == head
     last, end = (before.number, before.hash) if before else (0, "")
+    beyond = max((number for number in known if number > last), default=0)
+    if beyond and not forked:
+        noted = known[beyond][0]
+        forked = (
+            f"record {beyond}, which {noted.authorizer} kept ({noted.hash}), is not there any more:"
+            f" {beyond - last} were cut off behind record {last}"
+        )
+    if forked:
+        return Verification(records=count, first=first, last=last, head=end, broken=0, why=forked)
     if not seen:
         return Verification(
             records=count, first=first, last=last, head=end, broken=0,

@@ -15,7 +15,7 @@ from dmsc.running import ask_gateway, leave
 
 if TYPE_CHECKING:
     from dmsc.async_client import AsyncClient
-    from schemas.audit import AuditEntry
+    from schemas.audit import AuditEntry, AuditHead
 
 app = typer.Typer(
     help="Refusals and privileged acts: list them, verify the chain, export it.", no_args_is_help=True
@@ -68,6 +68,14 @@ def verify(
         str | None,
         typer.Option("--head", metavar="HASH", help="A hash noted earlier: it must still be in the chain."),
     ] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            "--archive",
+            metavar="DIR",
+            help="The authorizer's own records, to compare the chain with (the state folder's).",
+        ),
+    ] = None,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
@@ -75,7 +83,8 @@ def verify(
 ) -> None:
     """Check that no record was changed, removed or put in; exit code 1 where the chain breaks.
 
-    What was cut off at the end shows with --head: note the hash that this prints elsewhere.
+    The chain is compared with the head that the authorizer keeps off the bus: one that was cut off, rolled
+    back or written anew does not have it. Elsewhere, use --head with a hash that this printed earlier.
 
     Example: dmsc audit verify audit.ndjson
     """
@@ -83,13 +92,23 @@ def verify(
 
     from schemas.audit import verify
 
+    folder = archive or (None if file is not None else _own_archive(state))
+    heads, older = _kept(folder, state)  # before the stream is read, which may go on meanwhile
     entries = ask_gateway(gateway, token, state, _all) if file is None else list(_read(file))
-    found = verify(entries, head=head)
+    begins = entries[0].record.number if entries else 0
+    entries = [entry for entry in older if entry.record.number < begins] + entries
+    found = verify(entries, head=head, heads=heads)
     if json:
         print_json(asdict(found))
     elif found.broken is None:
         from_where = "" if found.first <= 1 else f" (the {found.first - 1} before are not there any more)"
-        print(f"{found.records} records, {found.first} to {found.last}, hold{from_where}; head {found.head}")
+        kept = sum(entry.record.number < begins for entry in older)
+        files = f", {kept} of them in {folder} alone" if kept else ""
+        checked = f"; as {heads[-1].authorizer} kept it up to {heads[-1].number}" if heads else ""
+        print(
+            f"{found.records} records, {found.first} to {found.last}, hold{from_where}{files}{checked};"
+            f" head {found.head}"
+        )
     else:
         place = f"at sequence {found.broken}: " if found.broken else ""
         print(f"the chain breaks {place}{found.why}; {found.records} records before hold", file=sys.stderr)
@@ -116,6 +135,36 @@ def export(
         return
     file.write_text(text, encoding="utf-8")
     print(f"{len(entries)} records in {file}")
+
+
+def _own_archive(state: Path | None) -> Path | None:
+    """Of the mesh on this machine, if its authorizer has one."""
+    from dmsc import layout
+    from dmsc.state_folder import StateFolder, default_state
+
+    folder = StateFolder(state or default_state()).path / layout.AUDIT
+    found = sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+    return found[0] if found else None
+
+
+def _kept(folder: Path | None, state: Path | None) -> tuple[list[AuditHead], list[AuditEntry]]:
+    """The heads in an archive, and the records of its last chain. Signatures are checked where the key is at
+    hand."""
+    if folder is None:
+        return [], []
+    from dmsc import layout
+    from dmsc.state_folder import StateFolder, default_state
+    from entities.authorizer.audit_archive import entries_of, heads_of, segments_of
+    from entities.authorizer.user_tokens import load_key
+    from schemas.errors import BadInput
+
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: there is no such folder")
+    key = StateFolder(state or default_state()).path / layout.USER_KEY
+    heads = heads_of(folder, load_key(key).verify_key if key.exists() else None)
+    segments = segments_of(folder)
+    latest = [one for one in segments if one.chain == segments[-1].chain]
+    return heads, list(entries_of(latest))
 
 
 def _read(file: Path) -> Iterator[AuditEntry]:

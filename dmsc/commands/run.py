@@ -126,6 +126,15 @@ def run(
             help="The key that signs users' tokens, for the authorizer; only it may read the file.",
         ),
     ] = None,
+    audit_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit-folder",
+            metavar="DIR",
+            envvar="DMSC_AUDIT_FOLDER",
+            help="Where the authorizer keeps the audit's records, and their signed head, off the bus.",
+        ),
+    ] = None,
     replicas: Annotated[
         int,
         typer.Option(min=1, envvar="DMSC_REPLICAS", help="Copies of streams and buckets on a NATS cluster."),
@@ -193,6 +202,7 @@ def run(
         authorizer=name,
         access_file=access_file,
         user_key=user_key,
+        audit_folder=audit_folder,
         replicas=replicas,
         precedence=tuple(name.strip() for name in precedence.split(",") if name.strip()),
         peak_tflops=peak_tflops,

@@ -17,6 +17,7 @@ from typing import Any
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from entities.authorizer.audit_archive import AuditArchive
 from entities.authorizer.folding import Refusal
 from entities.authorizer.refusals import Refusals, made
 from schemas.audit import AuditKind, AuditRecord, chained
@@ -33,8 +34,16 @@ PAUSE_S = 0.02
 class AuditTrail:
     """One authorizer's part in the chain."""
 
-    def __init__(self, bus: Bus, authorizer: str, refusals: Refusals | None = None) -> None:
-        """`refusals`: those that it writes, where somebody else has them, too; they outlive it."""
+    def __init__(
+        self,
+        bus: Bus,
+        authorizer: str,
+        refusals: Refusals | None = None,
+        archive: AuditArchive | None = None,
+    ) -> None:
+        """`refusals`: those that it writes, where somebody else has them, too; they outlive it. `archive`:
+        keeps up with what is written."""
+        self._archive = archive
         self.refusals = refusals or Refusals(authorizer)
         self._bus = bus
         self._authorizer = authorizer
@@ -105,11 +114,16 @@ class AuditTrail:
             while time.monotonic() < deadline:
                 try:
                     last, before = await self._bus.tail(subjects.AUDIT)
+                    if self._archive is not None:
+                        self._archive.admit(last)
                     said = before.message if before is not None else None
                     linked = chained(record, last + 1, said if isinstance(said, AuditRecord) else None)
-                    return await self._bus.append_behind(
+                    number = await self._bus.append_behind(
                         subjects.AUDIT, linked, message_id=record.id, last=last, authorizer=self._authorizer
                     )
+                    if self._archive is not None:
+                        self._archive.wrote()
+                    return number
                 except Conflict:
                     failure = None
                 except Unavailable as error:

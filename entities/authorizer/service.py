@@ -23,6 +23,7 @@ from bus.presence import Presence
 from bus.services import Subscription
 from entities.authorizer.access_policy import Ruling, decide, explain, needs_owner, nobody
 from entities.authorizer.access_rules import Stranger, User
+from entities.authorizer.audit_archive import AuditArchive
 from entities.authorizer.audit_trail import AuditTrail, about
 from entities.authorizer.evictions import Evictions
 from entities.authorizer.folding import FoldingConfig
@@ -58,6 +59,7 @@ class AuthorizerConfig:
     tokens_file: Path
     access_file: Path | None = None  # None: the default rules
     user_key: Path | None = None  # signs users' tokens; None: there are those of the file alone
+    audit_folder: Path | None = None  # keeps the audit's records off the bus; None: the stream alone has them
     keys_file: Path | None = None  # of the guard's keys; None: the bus asks somebody else, or nobody
     servers: tuple[str, ...] = ()  # of the bus: those that it guards
     bus_token: str | None = None  # the authorizer's own credential there
@@ -86,7 +88,10 @@ class Authorizer:
         self.config = config
         self.directory = UserDirectory(config.tokens_file, config.user_key)
         self.rules = RulesFile(config.access_file)
-        self.audit = AuditTrail(bus, config.sid, Refusals(config.sid, config.folding))
+        self.archive: AuditArchive | None = None
+        if config.audit_folder is not None:
+            self.archive = AuditArchive(config.audit_folder, self.directory.key, config.sid)
+        self.audit = AuditTrail(bus, config.sid, Refusals(config.sid, config.folding), self.archive)
         self.evictions: Evictions | None = None
         if config.keys_file is not None:
             self.evictions = Evictions(config.servers, GuardKeys.read(config.keys_file), name=config.sid)
@@ -102,6 +107,8 @@ class Authorizer:
         await UserRecords(self._bus).seal_old()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.audit.run())
+            if self.archive is not None:
+                tasks.create_task(self.archive.run(self._bus))
             try:
                 for row, server in (
                     (subjects.ACCESS, self._access),

@@ -26,6 +26,7 @@ from schemas.door import DoorRequest, JobList
 from schemas.envelope import EntityKind as K
 from schemas.errors import DmscError
 from schemas.job import JobState
+from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh
 from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 from tests.patience import PATIENCE_S
@@ -159,6 +160,9 @@ def test_no_secret_is_said_or_stored_in_the_clear(tmp_path: Path) -> None:
             "the root": mesh.bus_token or "",
             "the key of users' tokens": (mesh.state / "user_key").read_text().strip(),
         }
+        verified = dmsc("audit", "verify", "--state", str(mesh.state), cwd=tmp_path)
+        assert verified.returncode == 0, verified.stderr
+        assert "; as authorizer kept it up to " in verified.stdout
     finally:
         stop_mesh(mesh)
     seen["what the server stores"] = kept_by_the_server(mesh.state)
