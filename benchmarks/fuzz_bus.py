@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import secrets
 import sys
 import tempfile
 import time
@@ -36,7 +37,7 @@ from nats.aio.client import Client as RawClient
 from nats.aio.msg import Msg
 
 from benchmarks.fuzz_messages import Fuzzer
-from bus import codec, subjects
+from bus import codec, inboxes, subjects
 from bus.connection import Bus
 from bus.permissions import of_role
 from bus.subject import Delivery, Subject
@@ -49,6 +50,7 @@ from dmsc.mesh import running_mesh
 from dmsc.policy_loading import BUILT_IN
 from dmsc.settings import find_bus
 from dmsc.state_folder import StateFolder
+from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage
 from schemas.job import JobSpec, JobState
@@ -84,6 +86,15 @@ class Found:
     """Requests without an answer in time, by row."""
 
 
+def asker(data: bytes) -> str:
+    """The inbox of a message's sender, who is answered and nobody else; where it has none, a user's."""
+    sender = codec.peek(data).get("sender")
+    if isinstance(sender, dict) and is_token(name := str(sender.get("name"))):
+        with contextlib.suppress(ValueError):
+            return inboxes.inbox_of(EntityKind(str(sender.get("kind"))), name)
+    return inboxes.inbox_of(inboxes.USER, "fuzz")
+
+
 class Storm:
     """Sends, and counts what comes back."""
 
@@ -93,11 +104,11 @@ class Storm:
         self._waiting: dict[str, tuple[Subject, bool]] = {}
         self._answered = asyncio.Event()
         self._targets = {row: itertools.cycle(concrete(row, names)) for row in ROWS}
-        self._numbers = itertools.count()
+        self._connection = secrets.token_hex(inboxes.RANDOM_BYTES)
         self.found = Found()
 
     async def listen(self) -> None:
-        await self._client.subscribe("_INBOX.fuzz.*", cb=self._answer)
+        await self._client.subscribe(f"{inboxes.INBOX}.*.*.{self._connection}.>", cb=self._answer)
         letters = subjects.DEAD_LETTER.wildcard()
         await self._client.subscribe(letters, cb=self._letter, pending_msgs_limit=-1, pending_bytes_limit=-1)
 
@@ -133,7 +144,9 @@ class Storm:
             self.found.refusable[row.name] += refusable
             inbox = ""
             if row.delivery is Delivery.REQUEST:
-                inbox = f"_INBOX.fuzz.{next(self._numbers)}"
+                answerer = row.answerer_on(subject)
+                question = inboxes.question(subject, one.data, answerer)
+                inbox = f"{asker(one.data)}.{self._connection}.{answerer}.{question}"
                 self._waiting[inbox] = (row, refusable)
             await self._client.publish(subject, one.data, reply=inbox)
         return len(made)

@@ -39,6 +39,7 @@ from schemas.signals import Registration, RegistrationLease
 STAGES, CLUSTERS = 8, 4
 BOUNDARY = (TensorSchema(shape=(1024, 2048), dtype="bfloat16"),)
 TOKEN = "bench:bench"
+REGISTRY = subjects.REGISTRATION.answerer({})
 
 
 def record(job: str, number: int, state: InstanceState = InstanceState.PENDING) -> ServiceRecord:
@@ -98,7 +99,7 @@ async def register(bus: Bus, records: list[ServiceRecord]) -> float:
         questions = []
         began = time.perf_counter()
         for subject, payload in asked:
-            inbox, question = stack.enter_context(bus.link.question(subject))
+            inbox, question = stack.enter_context(bus.link.question(subject, payload, answerer=REGISTRY))
             questions.append(question)
             await bus.link.send(subject, payload, reply=inbox)
         for question in questions:

@@ -22,7 +22,7 @@ from bus.dial import KeyUser
 from bus.guard_keys import GuardKeys
 from bus.link import Link
 from bus.logs import get_logger
-from bus.permissions import ANSWER_S, Permissions
+from bus.permissions import Permissions
 from schemas.errors import BusUnreachable, DmscError, Refused
 
 log = get_logger("bus.callout")
@@ -185,8 +185,6 @@ def _rights(permissions: Permissions) -> str:
         "data": UNLIMITED,
         "payload": UNLIMITED,
     }
-    if permissions.answers:
-        rights["resp"] = {"max": 1, "ttl": int(ANSWER_S * 1e9)}
     return nats_jwt.to_json(rights)
 
 

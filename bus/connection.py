@@ -16,8 +16,7 @@ from nats.aio.client import Client
 from bus import codec, streams
 from bus.buckets import Bucket
 from bus.departures import connection_name
-from bus.dial import Token
-from bus.identity import inbox_of, inbox_of_token, is_credential, is_root
+from bus.dial import Token, inbox_prefix
 from bus.link import Link
 from bus.lots import LotServer, LotSubscription
 from bus.objects import ObjectStore
@@ -118,7 +117,7 @@ class Bus:
         sender = Sender(name=name, kind=kind, incarnation=incarnation or secrets.token_hex(4))
         label = connection_name(sender)
         link = Link(
-            urls, name=name, label=label, token=token, inbox_prefix=inbox_prefix(name, token), kind=kind
+            urls, name=name, label=label, token=token, inbox_prefix=inbox_prefix(name, kind, token), kind=kind
         )
         await link.open(connect_timeout_s)
         bus = cls(link, sender)
@@ -215,7 +214,9 @@ class Bus:
         """
         data = await self._sealer.encode(row, message, cause, seal_to, timeout_s)
         subject = self._subject(row, tokens)
-        reply = await self.link.ask(subject, data, timeout_s=timeout_s, repeat_s=repeat_s)
+        reply = await self.link.ask(
+            subject, data, timeout_s=timeout_s, repeat_s=repeat_s, answerer=row.answerer(tokens)
+        )
         return _answer(reply.data)
 
     async def command(
@@ -250,7 +251,8 @@ class Bus:
         pause = REPEAT_FIRST_S
         first = True
         with ExitStack() as held:
-            inbox, asked = held.enter_context(self.link.question(subject, patient=True))
+            question = self.link.question(subject, data, answerer=row.answerer(tokens), patient=True)
+            inbox, asked = held.enter_context(question)
             while True:
                 if self.connected and (first or may_repeat is None or may_repeat()):
                     first = False
@@ -445,13 +447,6 @@ class Bus:
                 self.link.on_reconnect.remove(callback)
 
         return remove
-
-
-def inbox_prefix(name: str, token: Token | None) -> str:
-    """Where our answers arrive: of a user's token, by that; of everybody else, by name."""
-    if not isinstance(token, str) or is_root(token) or is_credential(token) or ":" in token:
-        return inbox_of(name)
-    return inbox_of_token(token)
 
 
 def _answer(data: bytes) -> Message:

@@ -14,6 +14,7 @@ from nats.aio.client import Client, Server
 
 from bus import trust
 from bus.identity import is_credential, is_root
+from bus.inboxes import inbox_of, inbox_of_token
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DmscError, Refused
 
@@ -235,6 +236,13 @@ class Dialer:
         pause = jittered(reconnect_pause(now - self._away_since, self._first_pause_s))
         self._attempt_at = now + pause
         return chosen, pause
+
+
+def inbox_prefix(name: str, kind: EntityKind, token: Token | None) -> str:
+    """Where our answers arrive: of a user's token, by that; of everybody else, by kind and name."""
+    if not isinstance(token, str) or is_root(token) or is_credential(token) or ":" in token:
+        return inbox_of(kind, name)
+    return inbox_of_token(token)
 
 
 def reconnect_pause(away_s: float, first_s: float = RECONNECT_FIRST_S) -> float:

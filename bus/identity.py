@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +11,6 @@ from schemas.errors import BadInput
 
 ROOT_PREFIX, CREDENTIAL_PREFIX = "dmsc_root_", "dmsc_id_"
 """How the texts of `bus.credentials` begin."""
-INBOX = "_INBOX"
 ANY = "*"
 """In the credential of a mesh's owner: not one job, cluster or module but each. Never handed on."""
 
@@ -81,13 +79,3 @@ def is_root(token: str | None) -> bool:
 
 def is_credential(token: str | None) -> bool:
     return token is not None and token.startswith(CREDENTIAL_PREFIX)
-
-
-def inbox_of(name: str) -> str:
-    """Where the answers to `name` arrive; nobody else may listen there."""
-    return f"{INBOX}.{name}"
-
-
-def inbox_of_token(token: str) -> str:
-    """Where the answers to a user arrive, who need not know what the authorizer calls them."""
-    return inbox_of(hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:20])

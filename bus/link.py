@@ -26,11 +26,10 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from bus import dial
+from bus import dial, inboxes
 from bus.dial import RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, Listener, Token
 from bus.feed import Feed as Feed
 from bus.feed import MessageCallback
-from bus.identity import INBOX
 from bus.logs import get_logger
 from bus.outbox import Outbox
 from bus.questions import Question, Questions
@@ -42,8 +41,6 @@ log = get_logger("bus.link")
 Callback = Callable[[], Awaitable[None]]
 
 REDIAL_S = 5.0
-
-INBOXES = f"{INBOX}.".lower()
 
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
@@ -89,7 +86,7 @@ class Link:
             servers, name=name, label=label, token=token, kind=kind, first_pause_s=first_pause_s
         )
         self._client: Client | None = None
-        self._inbox = f"{inbox_prefix}.{secrets.token_hex(6)}"
+        self._inbox = inboxes.of_connection(inbox_prefix)
         self._questions = Questions(self._inbox)
         self._streams: set[asyncio.Queue[Msg | Lost]] = set()
         self._feeds: list[Feed] = []
@@ -191,9 +188,17 @@ class Link:
 
     # --- asking ----------------------------------------------------------------------------------------
 
-    def question(self, subject: str, *, patient: bool = False) -> Question:
-        """`with link.question(subject) as (inbox, asked):` an inbox for one answer, and where it will be."""
-        return self._questions.new(subject, patient=patient)
+    def question(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        answerer: str = inboxes.JETSTREAM,
+        patient: bool = False,
+    ) -> Question:
+        """`with link.question(subject, payload) as (inbox, asked):` an inbox for one answer to this, which
+        nobody but `answerer` can give (`bus.inboxes`), and where it will be."""
+        return self._questions.new(subject, payload, answerer, patient=patient)
 
     async def ask(
         self,
@@ -203,6 +208,7 @@ class Link:
         timeout_s: float,
         headers: dict[str, str] | None = None,
         repeat_s: float | None = None,
+        answerer: str = inboxes.JETSTREAM,
     ) -> Msg:
         """One question, one answer. With `repeat_s` it is said again every so often: whoever listens may have
         come after it was said, and a tap that was there hides from us that nobody else was.
@@ -215,7 +221,7 @@ class Link:
         """
         if not self.online.is_set():
             raise self.unreachable()
-        with self.question(subject) as (inbox, asked):
+        with self.question(subject, payload, answerer=answerer) as (inbox, asked):
             await self.send(subject, payload, reply=inbox, headers=headers)
             # Cheaper than asyncio.timeout, and this is on the way of every request.
             timer = asyncio.get_running_loop().call_later(timeout_s, asked.expire, timeout_s)
@@ -243,7 +249,7 @@ class Link:
         async def arrived(message: Msg) -> None:
             queue.put_nowait(message)
 
-        inbox = f"{self._inbox}.stream.{secrets.token_hex(4)}"
+        inbox = f"{self._inbox}.{inboxes.JETSTREAM}.stream.{secrets.token_hex(8)}"
         self._streams.add(queue)
         try:
             sub = await self.client.subscribe(inbox, cb=arrived)
@@ -275,7 +281,7 @@ class Link:
         """
         if not self.online.is_set():
             raise self.unreachable()
-        with self.question(self._inbox) as (inbox, asked):
+        with self.question(self._inbox, answerer=inboxes.SELF) as (inbox, asked):
             await self.client.publish(inbox)
             try:
                 async with asyncio.timeout(timeout_s):
@@ -349,7 +355,7 @@ class Link:
             raise self.unreachable() from None
 
     async def _make_inbox(self) -> None:
-        await self.client.subscribe(f"{self._inbox}.*", cb=self._questions.answered)
+        await self.client.subscribe(f"{self._inbox}.*.*.*", cb=self._questions.answered)
 
     # --- what nats-py tells us ---------------------------------------------------------------------------
 
@@ -389,11 +395,6 @@ class Link:
                     if not denied.done():
                         denied.set_result(None)
                 return
-        elif subject.startswith(INBOXES):
-            # One answer to each request is allowed. A request that was repeated while it was being answered
-            # may get a second one, which nobody waits for.
-            log.debug("answer not wanted any more", subject=subject, service=self.name)
-            return
         else:
             self._questions.denied(subject, self.name)
         if subject not in self.stats.told:

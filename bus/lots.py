@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from nats.aio.msg import Msg
 
-from bus import codec
 from bus.commands import Outgoing, send_many
 from bus.correlation import handling
-from bus.dead_letters import bury
 from bus.feed import Feed
 from bus.link import asked_to_end
 from bus.logs import get_logger
 from bus.packed import Sendable
-from bus.services import Subscription, internal, refuse_stored
+from bus.services import Call, Subscription, internal
 from bus.subject import Subject
 from schemas.envelope import Envelope
-from schemas.errors import BadMessage, DmscError
+from schemas.errors import DmscError
 
 if TYPE_CHECKING:
     from bus.connection import Bus
@@ -72,37 +70,41 @@ class LotSubscription(Subscription):
     async def _serve_lot(self, lot: Sequence[Msg]) -> None:
         handling.set(None)
         questions: list[tuple[Any, Envelope]] = []
+        calls: list[Call] = []
         replies: list[Outgoing] = []
         now = time.monotonic()
         for raw in lot:
-            try:
-                refuse_stored(raw)
-                question = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
-            except BadMessage as error:
-                await bury(self._bus, self.row, raw.subject, raw.data, error)
-                replies += self._replies({raw.reply}, self._encode(error.to_reply(), None))
+            asked = await self._asked(raw)
+            if asked is None:
                 continue
-            admitted = self._memory.admit(question[1].id, raw.reply, now)
+            if isinstance(asked, bytes):
+                replies.append(Outgoing(raw.reply, asked))
+                continue
+            message, envelope, call = asked
+            admitted = self._memory.admit(call, raw.reply, now)
             if admitted is True:
-                questions.append(question)
+                questions.append((message, envelope))
+                calls.append(call)
             elif admitted is not False:
-                replies += self._replies({raw.reply}, admitted)
+                replies.append(Outgoing(raw.reply, admitted))
         if questions:
-            replies += await self._answers(questions)
+            replies += await self._answers(questions, calls)
         try:
             await send_many(self._bus.link, replies)
         except DmscError as error:  # the bus is away: the askers repeat, and find the answers remembered
             log.debug("answers not sent", subject=self.subject, error=error.text)
 
-    async def _answers(self, questions: Sequence[tuple[Any, Envelope]]) -> list[Outgoing]:
+    async def _answers(
+        self, questions: Sequence[tuple[Any, Envelope]], calls: Sequence[Call]
+    ) -> list[Outgoing]:
         answers: Sequence[Sendable | DmscError]
         try:
             answers = await self._server(questions)
         except asyncio.CancelledError:
             if asked_to_end():
                 # Cut short by shutdown: no answer, so that the askers repeat it to whoever takes over.
-                for _, envelope in questions:
-                    self._memory.settle(envelope.id, None, time.monotonic())
+                for call in calls:
+                    self._memory.settle(call, None, time.monotonic())
                 raise
             answers = [internal("its work was cancelled")] * len(questions)
         except DmscError as error:
@@ -112,14 +114,10 @@ class LotSubscription(Subscription):
             answers = [internal("see its log")] * len(questions)
         replies: list[Outgoing] = []
         now = time.monotonic()
-        for (_, envelope), answer in zip(questions, answers, strict=True):
+        for (_, envelope), call, answer in zip(questions, calls, answers, strict=True):
             handling.set(envelope)
             told = answer.to_reply() if isinstance(answer, DmscError) else answer
             reply = self._encode(told, envelope.id)
-            replies += self._replies(self._memory.settle(envelope.id, reply, now), reply)
+            replies += [Outgoing(inbox, reply) for inbox in self._memory.settle(call, reply, now)]
         handling.set(None)
         return replies
-
-    @staticmethod
-    def _replies(inboxes: set[str], reply: bytes) -> list[Outgoing]:
-        return [Outgoing(inbox, reply) for inbox in inboxes if inbox]

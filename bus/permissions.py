@@ -1,9 +1,9 @@
 """What each identity may publish and listen to, from the table of subjects: pure, and the server enforces it.
 
 From each row's senders and receivers follow its subjects, its stream or bucket as far as JetStream's API
-gives them out, and the inbox for answers. A row's token that names a party (`bus.subject.Names`) is filled
-with the identity's own name, `{job}` with its job. So an instance has the subjects of its own SID and job,
-and nobody has another's inbox.
+gives them out, and the inboxes of those whom it answers (`bus.inboxes`). A row's token that names a party
+(`bus.subject.Names`) is filled with the identity's own name, `{job}` with its job. So an instance has the
+subjects of its own SID and job, and nobody has another's inbox.
 
 Two things of NATS are designed around here:
 
@@ -19,8 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from bus import rendezvous, streams, subjects
-from bus.identity import ANY, Identity, inbox_of
+from bus import inboxes, rendezvous, streams, subjects
+from bus.identity import ANY, Identity
+from bus.inboxes import inbox_of
 from bus.subject import Delivery, Names, Subject
 from bus.subjects import DISCONNECTED, SUBJECTS
 from schemas.envelope import EntityKind as K
@@ -29,8 +30,6 @@ from schemas.signals import Role
 API = "$JS.API"
 REMEMBERED = 4_096
 """Identities that may all come back at once."""
-ANSWER_S = 300.0
-"""How long after a request its answer may be sent. Commands are repeated meanwhile, which begins anew."""
 
 PRIVATE = (
     *(subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY, subjects.KEPT_ANSWER),
@@ -54,12 +53,10 @@ _OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR, K.INSTANCE})
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Allow lists of NATS subjects. `answers`: may publish to the reply subjects of requests it got; `never`:
-    may not be published, whatever `publish` says."""
+    """Allow lists of NATS subjects. `never`: may not be published, whatever `publish` says."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    answers: bool = False
     never: tuple[str, ...] = ()
 
     def with_(self, other: Permissions) -> Permissions:
@@ -67,7 +64,6 @@ class Permissions:
         return Permissions(
             _least({*self.publish, *other.publish}),
             _least({*self.subscribe, *other.subscribe}),
-            self.answers or other.answers,
             tuple(sorted({*self.never, *other.never})),
         )
 
@@ -83,20 +79,17 @@ class Permissions:
 class _Lists:
     publish: set[str] = field(default_factory=set)
     subscribe: set[str] = field(default_factory=set)
-    answers: bool = False
     never: tuple[str, ...] = ()
 
     def done(self) -> Permissions:
-        return Permissions(_least(self.publish), _least(self.subscribe), self.answers, self.never)
+        return Permissions(_least(self.publish), _least(self.subscribe), self.never)
 
 
 @lru_cache(maxsize=REMEMBERED)
 def of_identity(identity: Identity) -> Permissions:
     """For an entity, an instance, a functional module, or a tool of the mesh's owner."""
     lists = _Lists()
-    inbox = inbox_of(identity.name)
-    lists.publish.add(f"{inbox}.>")
-    lists.subscribe.add(f"{inbox}.>")
+    _ask(lists, inbox_of(identity.kind, identity.name))
     if identity.kind is K.TAP:
         _everything(lists)
     for row in SUBJECTS:
@@ -129,8 +122,7 @@ def of_role(role: Role, inbox: str) -> Permissions:
     `inbox`: its prefix, `inbox_of_token`.
     """
     lists = _Lists()
-    lists.publish.add(f"{inbox}.>")
-    lists.subscribe.add(f"{inbox}.>")
+    _ask(lists, inbox)
     everything = role in (Role.OPERATOR, Role.ADMIN)
     for row in SUBJECTS:
         if everything or row not in PRIVATE:
@@ -147,6 +139,12 @@ def of_role(role: Role, inbox: str) -> Permissions:
         lists.publish.add(">")
         lists.never = _of_the_authorizer()
     return lists.done()
+
+
+def _ask(lists: _Lists, inbox: str) -> None:
+    """Hear answers, and messages to oneself."""
+    lists.publish.add(f"{inbox}.*.{inboxes.SELF}.*")
+    lists.subscribe.add(f"{inbox}.>")
 
 
 def _everything(lists: _Lists) -> None:
@@ -186,7 +184,16 @@ def _receive(lists: _Lists, row: Subject, identity: Identity) -> None:
     if row.bucket is not None or identity.kind in _HISTORIANS:
         _read_stored(lists, row, wanted)
     if row.delivery is Delivery.REQUEST and identity.kind in row.receivers:
-        lists.answers = True
+        lists.publish.add(inboxes.answering(row.answered_by, _answers_as(row, identity)))
+
+
+def _answers_as(row: Subject, identity: Identity) -> str:
+    """The name under which `identity` serves this row; `*` for all of them, of a mesh's owner."""
+    if row.answerer_token is None:
+        return inboxes.ANYBODY
+    if row.answerer_token == "module":
+        return identity.module
+    return identity.cluster if row.answerer_token == "cluster" else identity.name
 
 
 def sent(row: Subject, identity: Identity) -> str:

@@ -1,12 +1,12 @@
-"""What is asked through a link's own inbox: each question has a number and fails with the connection."""
+"""What is asked through a link's own inbox: each question has its own name, and fails with the connection."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 from nats.aio.msg import Msg
 
+from bus import inboxes
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Refused
 
 
@@ -14,25 +14,22 @@ class Question:
     """One question; `with` keeps it open. `patient` ones outlive a lost connection and a 503 (which is only
     noted: `unheard`)."""
 
-    __slots__ = ("_number", "_open", "answer", "inbox", "patient", "subject", "unheard")
+    __slots__ = ("_open", "answer", "inbox", "patient", "subject", "unheard")
 
-    def __init__(
-        self, open_questions: dict[str, Question], number: str, inbox: str, subject: str, patient: bool
-    ) -> None:
+    def __init__(self, open_questions: dict[str, Question], inbox: str, subject: str, patient: bool) -> None:
         self.subject = subject
         self.inbox = inbox
         self.patient = patient
         self.unheard = False
         self.answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._number = number
         self._open = open_questions
 
     def __enter__(self) -> tuple[str, Question]:
-        self._open[self._number] = self
+        self._open[self.inbox] = self
         return self.inbox, self
 
     def __exit__(self, *_: object) -> None:
-        del self._open[self._number]
+        del self._open[self.inbox]
         if self.answer.done() and not self.answer.cancelled():
             self.answer.exception()  # seen; asyncio need not complain that it never was
 
@@ -47,20 +44,19 @@ class Question:
 
 
 class Questions:
-    """The open ones of one inbox, `<inbox>.<number>`."""
+    """The open ones of one connection's inbox, each with the subject that its answer alone has."""
 
     def __init__(self, inbox: str) -> None:
         self._inbox = inbox
-        self._numbers = itertools.count(1)
         self._open: dict[str, Question] = {}
 
-    def new(self, subject: str, *, patient: bool) -> Question:
-        number = str(next(self._numbers))
-        return Question(self._open, number, f"{self._inbox}.{number}", subject, patient)
+    def new(self, subject: str, payload: bytes, answerer: str, *, patient: bool) -> Question:
+        inbox = f"{self._inbox}.{answerer}.{inboxes.question(subject, payload, answerer)}"
+        return Question(self._open, inbox, subject, patient)
 
     async def answered(self, message: Msg) -> None:
         """Something has come to the inbox: an answer, or the server's word that nobody listens."""
-        asked = self._open.get(message.subject.rpartition(".")[2])
+        asked = self._open.get(message.subject)
         if asked is None or asked.answer.done():
             return
         if not message.data and message.headers and message.headers.get("Status") == "503":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nats.aio.msg import Msg
 
-from bus import codec
+from bus import codec, inboxes
 from bus.correlation import handling
 from bus.dead_letters import bury
 from bus.feed import Feed
@@ -40,6 +40,10 @@ REMEMBERED_CALLS = 4_096
 REMEMBERED_BYTES = 32 << 20
 
 
+Call = tuple[str, ...]
+"""Who asked, under which envelope id, and the digest of what: under a known id, another question is new."""
+
+
 @dataclass(slots=True)
 class _Remembered:
     at: float
@@ -48,36 +52,36 @@ class _Remembered:
 
 @dataclass(slots=True)
 class Memory:
-    """What was asked and what was answered, by envelope id: so that a repeat runs nothing twice.
+    """What was asked of one row and what was answered: so that a repeat runs nothing twice.
 
     Running calls are never forgotten; answers are, after REMEMBERED_S or when there are too many.
     """
 
-    running: dict[str, set[str]] = field(default_factory=dict)
-    answered: OrderedDict[str, _Remembered] = field(default_factory=OrderedDict)
+    running: dict[Call, set[str]] = field(default_factory=dict)
+    answered: OrderedDict[Call, _Remembered] = field(default_factory=OrderedDict)
     size: int = 0
 
-    def admit(self, call_id: str, inbox: str, now: float) -> bytes | bool:
+    def admit(self, call: Call, inbox: str, now: float) -> bytes | bool:
         """True: new, run it. False: runs already, the inbox will get the answer. Bytes: the answer."""
-        known = self.answered.get(call_id)
+        known = self.answered.get(call)
         if known is not None and now - known.at <= REMEMBERED_S:
             return known.reply
-        waiting = self.running.get(call_id)
+        waiting = self.running.get(call)
         if waiting is not None:
             waiting.add(inbox)
             return False
-        self.running[call_id] = {inbox}
+        self.running[call] = {inbox}
         return True
 
-    def settle(self, call_id: str, reply: bytes | None, now: float) -> set[str]:
+    def settle(self, call: Call, reply: bytes | None, now: float) -> set[str]:
         """The call is over; None means it was cut short and may run again. Returns who waits for it."""
-        inboxes = self.running.pop(call_id, set())
+        waiting = self.running.pop(call, set())
         if reply is not None:
-            expired = self.answered.pop(call_id, None)
+            expired = self.answered.pop(call, None)
             self.size += len(reply) - (len(expired.reply) if expired else 0)
-            self.answered[call_id] = _Remembered(now, reply)
+            self.answered[call] = _Remembered(now, reply)
             self._forget(now)
-        return inboxes
+        return waiting
 
     def _forget(self, now: float) -> None:
         while self.answered:
@@ -220,21 +224,39 @@ class Subscription:
         await handler(message, envelope)
 
     async def _serve(self, server: Server, raw: Msg) -> None:
-        try:
-            refuse_stored(raw)
-            message, envelope = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
-        except BadMessage as error:
-            handling.set(None)
-            await bury(self._bus, self.row, raw.subject, raw.data, error)
-            await self._reply({raw.reply}, self._encode(error.to_reply(), None))
+        asked = await self._asked(raw)
+        if asked is None:
             return
-        admitted = self._memory.admit(envelope.id, raw.reply, time.monotonic())
+        if isinstance(asked, bytes):
+            await self._reply({raw.reply}, asked)
+            return
+        message, envelope, call = asked
+        admitted = self._memory.admit(call, raw.reply, time.monotonic())
         if admitted is True:
-            await self._answer(server, message, envelope)
+            await self._answer(server, message, envelope, call)
         elif admitted is not False:
             await self._reply({raw.reply}, admitted)
 
-    async def _answer(self, server: Server, message: Message, envelope: Envelope) -> None:
+    async def _asked(self, raw: Msg) -> tuple[Message, Envelope, Call] | bytes | None:
+        """What is asked; the answer, where that can't be read; None where nobody may be answered.
+
+        The reply comes first: whatever is sent there is sent with our rights.
+        """
+        asker: inboxes.Asker | None = None
+        try:
+            refuse_stored(raw)
+            asker = inboxes.asker_of(self.row, raw)
+            message, envelope = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
+            if not asker.is_sender(envelope.sender, guarded=self._bus.link.guarded):
+                stranger, asker = asker, None
+                raise inboxes.another_sender(self.row, stranger, envelope.sender)
+        except BadMessage as error:
+            handling.set(None)
+            await bury(self._bus, self.row, raw.subject, raw.data, error)
+            return None if asker is None else self._encode(error.to_reply(), None)
+        return message, envelope, (*asker, envelope.sender.incarnation, envelope.id)
+
+    async def _answer(self, server: Server, message: Message, envelope: Envelope, call: Call) -> None:
         reply: bytes | None = None
         handling.set(envelope)
         try:
@@ -242,7 +264,7 @@ class Subscription:
         except asyncio.CancelledError:
             if asked_to_end():
                 # Cut short by shutdown: no answer, so that the asker repeats it to whoever takes over.
-                self._memory.settle(envelope.id, None, time.monotonic())
+                self._memory.settle(call, None, time.monotonic())
                 raise
             reply = self._encode(internal("its work was cancelled"), envelope.id)
         except DmscError as error:
@@ -250,7 +272,7 @@ class Subscription:
         except Exception as error:
             self._failed(error)
             reply = self._encode(internal("see its log"), envelope.id)
-        await self._reply(self._memory.settle(envelope.id, reply, time.monotonic()), reply)
+        await self._reply(self._memory.settle(call, reply, time.monotonic()), reply)
 
     def _encode(self, message: Sendable, cause: str | None) -> bytes:
         bus = self._bus
@@ -260,10 +282,8 @@ class Subscription:
             log.error("answer cannot be sent", subject=self.subject, error=error.text)
             return codec.encode(internal(error.text), bus.sender_map, bus.next_id(), cause)
 
-    async def _reply(self, inboxes: set[str], reply: bytes) -> None:
-        for inbox in inboxes:
-            if not inbox:
-                continue
+    async def _reply(self, waiting: set[str], reply: bytes) -> None:
+        for inbox in waiting:
             try:
                 await self._bus.link.send(inbox, reply)
             except DmscError as error:  # the bus is away: the asker repeats, and finds the answer remembered

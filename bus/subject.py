@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -11,6 +12,10 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadMessage
 
 ROOT = "dmsc.v1"
+PARTIES = ("sid", "agent", "gateway", "cluster", "module")
+"""Tokens that name somebody."""
+ANY_KIND = "any"
+"""The answerer's kind of a row that several kinds serve, each in its own name."""
 
 
 class Delivery(StrEnum):
@@ -50,12 +55,35 @@ class Subject:
     bucket: str | None = None
     names: Names | None = None
     tokens: tuple[str, ...] = field(init=False)
+    answered_by: str = field(init=False)  # the kind of who answers; `any` where there are several
+    answerer_token: str | None = field(init=False)  # the token that names who answers
+    _answerer_at: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", tuple(re.findall(r"\{(\w+)\}", self.pattern)))
         if self.names is None:
             usual = {Delivery.REQUEST: Names.RECEIVER, Delivery.KEY_VALUE: Names.NOBODY}
             object.__setattr__(self, "names", usual.get(self.delivery, Names.SENDER))
+        kinds = [str(kind) for kind in self.receivers]
+        object.__setattr__(self, "answered_by", kinds[0] if len(kinds) == 1 else ANY_KIND)
+        named = [token for token in self.tokens if token in PARTIES] if self.names is Names.RECEIVER else []
+        object.__setattr__(self, "answerer_token", named[0] if named else None)
+        place = self.prefix.count(".") + 1 + self.tokens_at(named[0]) if named else 0
+        object.__setattr__(self, "_answerer_at", place)
+
+    def tokens_at(self, token: str) -> int:
+        """Where in the pattern a token stands, from 0."""
+        return self.pattern.split(".").index(f"{{{token}}}")
+
+    def answerer(self, tokens: Mapping[str, object]) -> str:
+        """Kind and name of who answers a request with these tokens, as reply subjects say it."""
+        name = tokens[self.answerer_token] if self.answerer_token else "_"
+        return f"{self.answered_by}.{name}"
+
+    def answerer_on(self, subject: str) -> str:
+        """The same for a concrete subject of this row."""
+        name = subject.split(".")[self._answerer_at] if self._answerer_at else "_"
+        return f"{self.answered_by}.{name}"
 
     @property
     def prefix(self) -> str:

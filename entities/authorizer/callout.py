@@ -16,7 +16,8 @@ from bus.callout import Caller, Callout, Grant
 from bus.credentials import check
 from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
-from bus.identity import Identity, inbox_of_token
+from bus.identity import Identity
+from bus.inboxes import inbox_of_token
 from bus.logs import get_logger
 from bus.permissions import of_identity, of_role
 from entities.authorizer.access_rules import Stranger, User, Users, recognise

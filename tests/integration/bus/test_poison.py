@@ -18,6 +18,7 @@ from schemas.telemetry import DeadLetter
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat, state_change, until
 from tests.patience import PATIENCE_S
+from tests.raw_requests import raw_request
 
 SENDER = codec.sender_map(Sender(name="x", kind=EntityKind.CLIENT, incarnation="i"))
 
@@ -67,7 +68,7 @@ async def test_a_poisonous_request_is_answered_counted_and_kept(connect: Connect
     subject = subjects.STATE_CHANGE(sid="a")
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            reply = await sender.raw.request(subject, POISON[name], timeout=PATIENCE_S)
+            reply = await raw_request(sender.raw, subject, POISON[name], timeout_s=PATIENCE_S)
             answer, _ = codec.decode(reply.data)
             assert answer.code == "bad_message"
     assert service.counters.dead_letters == 3
@@ -106,7 +107,7 @@ async def test_an_oversized_message_is_a_dead_letter_too(tmp_path: Path) -> None
 
         await service.serve(subjects.STATE_CHANGE, handler)
         big = msgpack.packb({"body": "x" * (10 << 20)})
-        reply = await sender.raw.request(subjects.STATE_CHANGE(sid="a"), big, timeout=PATIENCE_S)
+        reply = await raw_request(sender.raw, subjects.STATE_CHANGE(sid="a"), big, timeout_s=PATIENCE_S)
         answer, _ = codec.decode(reply.data)
         assert answer.code == "bad_message"
         assert "bytes" in answer.text
@@ -151,7 +152,7 @@ async def test_a_newer_minor_version_is_understood(connect: Connect) -> None:
 
     await service.serve(subjects.STATE_CHANGE, handler)
     newer = envelope(version=(1, 7), body={**state_change("new").model_dump(), "added": {"later": 1}})
-    reply = await sender.raw.request(subjects.STATE_CHANGE(sid="a"), newer, timeout=PATIENCE_S)
+    reply = await raw_request(sender.raw, subjects.STATE_CHANGE(sid="a"), newer, timeout_s=PATIENCE_S)
     assert isinstance(codec.decode(reply.data)[0], Ack)
     assert seen.items == [state_change("new")]
     assert service.counters.dead_letters == 0

@@ -23,7 +23,8 @@ from bus.credentials import Credential, issue, new_root
 from bus.departures import departures
 from bus.embedded import EmbeddedServer
 from bus.guard_keys import GuardKeys
-from bus.identity import Identity, inbox_of_token
+from bus.identity import Identity
+from bus.inboxes import inbox_of_token
 from bus.streams import stream_configs
 from bus.subjects import SUBJECTS
 from entities.authorizer import Authorizer, AuthorizerConfig

@@ -13,7 +13,8 @@ from bus import codec, nats_jwt, subjects
 from bus.connection import Bus
 from bus.credentials import Credential, delegate, issue, new_root
 from bus.dial import KeyUser
-from bus.identity import Identity, inbox_of_token
+from bus.identity import Identity
+from bus.inboxes import inbox_of_token
 from bus.link import Link
 from bus.nats_jwt import SigningKeys
 from bus.rendezvous import Rendezvous, links_of

@@ -357,12 +357,17 @@ async def test_a_repeated_submission_is_one_job_whichever_gateways_hear_it(mesh:
         request = DoorRequest(token=token, action="job.submit", spec=spec)
         data = codec.encode(request, bus.sender_map, "the-same-command")
         subject = subjects.DOOR(action="job-submit")
+        gateways = subjects.DOOR.answerer({})
         answers = await asyncio.gather(
-            *(bus.link.ask(subject, data, timeout_s=PATIENCE_S) for _ in range(24))
+            *(bus.link.ask(subject, data, timeout_s=PATIENCE_S, answerer=gateways) for _ in range(24))
         )
         told = [codec.decode_answer(answer.data) for answer in answers]
         later = codec.encode(request, bus.sender_map, "another-command")
-        told.append(codec.decode_answer((await bus.link.ask(subject, later, timeout_s=PATIENCE_S)).data))
+        told.append(
+            codec.decode_answer(
+                (await bus.link.ask(subject, later, timeout_s=PATIENCE_S, answerer=gateways)).data
+            )
+        )
     assert through == {"gateway-a", "gateway-b"}, "the repetition never reached a second gateway"
     jobs = [record.job for answer in told if isinstance(answer, JobList) for record in answer.jobs]
     assert len(jobs) == 25

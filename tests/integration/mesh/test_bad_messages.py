@@ -34,6 +34,7 @@ from tests.bad_messages import bad_messages
 from tests.integration.mesh.conftest import Mesh, outcome
 from tests.integration.mesh.user_jobs import hold, user_job, words
 from tests.patience import PATIENCE_S
+from tests.raw_requests import raw_request
 
 KINDS = ("truncated", "unknown type", "wrong major", "noise")
 REASONS = {"malformed", "unknown type", "wrong version"}
@@ -93,7 +94,7 @@ class Storm:
     async def ask(self, subject: str, data: bytes) -> None:
         """Whoever is there answers in one line that it can't read that."""
         try:
-            reply = await self.raw.request(subject, data, timeout=PATIENCE_S)
+            reply = await raw_request(self.raw, subject, data, timeout_s=PATIENCE_S)
         except NoRespondersError:
             return
         answer, _ = codec.decode(reply.data)
@@ -222,7 +223,7 @@ async def check_storm(storm: Storm, mesh: Mesh) -> None:
     for subject in one_each.values():
         assert "Maximum Payload Violation" in await too_large(mesh, subject), subject
     with pytest.raises(NoRespondersError):
-        await storm.raw.request(f"{ROOT}.no.such.subject", b"hello", timeout=PATIENCE_S)
+        await raw_request(storm.raw, f"{ROOT}.no.such.subject", b"hello", timeout_s=PATIENCE_S)
 
 
 async def check_kept_and_told_once(storm: Storm) -> None:
