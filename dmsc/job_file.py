@@ -73,7 +73,7 @@ def load_document(path: Path, model: type[M], what: str, overrides: Sequence[str
     loader = _Loader("")
     try:
         body = loader.construct_document(root)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of 5,000 digits, the 40th of May
         raise BadJob(f"{path}: {_one_line(error)}") from error
     finally:
         loader.dispose()

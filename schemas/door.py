@@ -10,7 +10,7 @@ from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Token
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
-from schemas.job import JobRecord, JobSpec
+from schemas.job import MOST_INSTANCES, JobRecord, JobSpec
 from schemas.marks import HOLDS_USER_VALUES, Secret
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation
@@ -59,8 +59,8 @@ class ScaleJob(Message, wire="job.scale"):
     """MG → SMO: give a stage (all of them, where none is named) this many working replicas."""
 
     job: Token
-    replicas: int = Field(ge=1)
-    stage: int | None = None
+    replicas: int = Field(ge=1, le=MOST_INSTANCES)
+    stage: int | None = Field(None, ge=0, le=MOST_INSTANCES)
     user: str = ""
 
 
@@ -69,7 +69,7 @@ class ChangeStage(Message, wire="job.change_stage"):
 
     job: Token
     sid: Token
-    stage: int = Field(ge=0)
+    stage: int = Field(ge=0, le=MOST_INSTANCES)
     user: str
 
 

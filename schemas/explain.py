@@ -9,6 +9,7 @@ The gateway answers with these lines, and the command line prints them.
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from pydantic_core import ErrorDetails
 from schemas.base import TOKEN_PATTERN
 
 _SHOWN = 60
+_USUAL = 1e5
 _OR_NULL = " or null"
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 _PATTERNS = {TOKEN_PATTERN: "1 to 120 letters, digits, _ or -"}
@@ -31,7 +33,12 @@ _FACTORY = "module:callable, for example my_models.gpt:build"
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line per wrong place in a document meant to be a `model`, in the order of the document's errors."""
     grouped: dict[str, tuple[list[ErrorDetails], FieldInfo | None, type[BaseModel]]] = {}
-    for details in error.errors(include_url=False):
+    errors = error.errors(include_url=False)
+    places = [details["loc"] for details in errors]
+    for details in errors:
+        own = details["loc"]
+        if details["type"] == "too_short" and any(loc[: len(own)] == own != loc for loc in places):
+            continue  # for want of the items that did not fit, which have lines of their own
         path, field, owner = _locate(details["loc"], model)
         grouped.setdefault(path, ([], field, owner))[0].append(details)
     return [_line(path, found, field, owner, model) for path, (found, field, owner) in grouped.items()]
@@ -63,7 +70,9 @@ def _line(
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         inside = f"a mapping with {', '.join(owner.model_fields)}" if field is None else _expected(field)
         return f"{path or 'the document'}: {shown} does not fit; give {inside}"
-    return f"{path}: {shown} does not fit; give {_expected(field, element=path.endswith(']'))}"
+    return (
+        f"{path}: {shown} does not fit; give {_expected(field, first['input'], element=path.endswith(']'))}"
+    )
 
 
 def _locate(
@@ -133,38 +142,39 @@ def _literals(field: FieldInfo | None) -> tuple[Any, ...]:
     return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
-def _expected(field: FieldInfo | None, *, element: bool = False) -> str:
+def _expected(field: FieldInfo | None, value: Any = None, *, element: bool = False) -> str:
     """What would fit, in words: type, bounds, pattern. `element`: of one item of the list."""
     if field is None:
         return "a fitting value"
     if element:
-        return _type_words(next(iter(get_args(field.annotation)), field.annotation))
+        return _type_words(_element(field.annotation), value)
     for note in field.metadata:
         pattern = getattr(note, "pattern", None)
         if pattern in _PATTERNS:
             return _PATTERNS[pattern]
         if pattern is not None and ":" in pattern:
             return _FACTORY
-    words, null, _ = _type_words(field.annotation).partition(_OR_NULL)
-    return words + _bounds(field.metadata) + null
+    words, null, _ = _type_words(field.annotation, value).partition(_OR_NULL)
+    return words + _bounds(field.metadata, value) + null
 
 
-def _type_words(annotation: Any) -> str:
+def _type_words(annotation: Any, value: Any = None) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return " or ".join(_type_words(inner) for inner in args)
+        return " or ".join(_type_words(inner, value) for inner in args)
     if origin is Literal:
         return "one of " + ", ".join(str(value) for value in args)
     if origin is typing.Annotated:
         for note in args[1:]:
             if getattr(note, "pattern", None) in _PATTERNS:
                 return _PATTERNS[note.pattern]
-        return _type_words(args[0])
+        notes = [note for part in args[1:] for note in getattr(part, "metadata", [part])]
+        return _type_words(args[0], value) + _bounds(notes, value)
     if origin in (tuple, list):
-        plural = _type_words(args[0]).removeprefix("a ") if args else "value"
+        plural = _plural(_type_words(args[0], value).removeprefix("a ")) if args else "values"
         if args and args[-1] is not Ellipsis and origin is tuple:
-            return f"a list of {len(args)} {plural}s"
-        return f"a list of {plural}s" if not plural[:1].isdigit() else f"a list of names ({plural})"
+            return f"a list of {len(args)} {plural}"
+        return f"a list of {plural}" if not plural[:1].isdigit() else f"a list of names ({plural})"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"a mapping with {', '.join(annotation.model_fields)}"
     if _is_mapping(annotation):
@@ -172,21 +182,47 @@ def _type_words(annotation: Any) -> str:
     return _NAMES.get(annotation, getattr(annotation, "__name__", "a fitting value"))
 
 
-def _bounds(metadata: list[Any]) -> str:
+def _element(annotation: Any) -> Any:
+    """What a list in `annotation` is of; itself where there is none."""
+    for inner in (annotation, *get_args(annotation)):
+        if get_origin(inner) in (tuple, list):
+            return next(iter(get_args(inner)), inner)
+    return next(iter(get_args(annotation)), annotation)
+
+
+def _plural(words: str) -> str:
+    """With its bounds behind it, if it has some."""
+    cut = re.search(r" [≥>≤<]", words)
+    return f"{words}s" if cut is None else f"{words[: cut.start()]}s{words[cut.start() :]}"
+
+
+def _bounds(metadata: list[Any], value: Any) -> str:
+    """Of a number; a greatest one that is there for safety alone is told to who went beyond it."""
     words = []
     for note in metadata:
         match note:
             case Ge(ge=least):
-                words.append(f"≥ {least}")
+                words.append(f"≥ {least:g}")
             case Gt(gt=least):
-                words.append(f"> {least}")
+                words.append(f"> {least:g}")
             case Le(le=most):
-                words.append(f"≤ {most}")
+                words += _upper("≤", most, value)
             case Lt(lt=most):
-                words.append(f"< {most}")
+                words += _upper("<", most, value)
     return " " + " and ".join(words) if words else ""
 
 
+def _upper(sign: str, most: Any, value: Any) -> list[str]:
+    if most < _USUAL:
+        return [f"{sign} {most:g}"]
+    return [f"{sign} {most:,}"] if isinstance(value, int | float) and value >= most else []
+
+
 def _show(value: Any) -> str:
-    text = repr(value)
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of some {value.bit_length() * 3 // 10} digits"
+    try:
+        text = repr(value)
+    except ValueError:  # the interpreter refuses to write very long numbers, in lists, too
+        return f"a {type(value).__name__} with a number of thousands of digits"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -18,6 +18,14 @@ Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`module:callable`, importable on every node that runs the job."""
 
 
+MOST_STEPS = 1 << 40
+MOST_INSTANCES = 100_000
+"""Of a job, standbys included."""
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Replicas = Annotated[int, Field(ge=1, le=MOST_INSTANCES)]
+Standbys = Annotated[int, Field(ge=0, le=MOST_INSTANCES)]
+
+
 class ModelSpec(Part):
     """The model: `factory(**args)` yields an `nn.Sequential`/`ModuleList` style model.
 
@@ -46,43 +54,44 @@ class DataSpec(Part):
 
     source: Url = "stdlib:"
     sample_tokens: int = Field(128, ge=2, le=1 << 20)
-    validation_fraction: float = Field(0.05, ge=0.0, le=0.5)
+    validation_fraction: float = Field(0.05, ge=0.0, le=0.5, allow_inf_nan=False)
 
 
 class OptimizerSpec(Part):
     name: Literal["adamw"] = "adamw"
-    lr: float = Field(3e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
+    lr: float = Field(3e-3, gt=0, le=1e3, allow_inf_nan=False)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: float = Field(1e-8, ge=1e-30, le=1, allow_inf_nan=False)  # smaller ones are 0 in fp32: 0 ÷ 0
+    weight_decay: float = Field(0.01, ge=0, le=1e3, allow_inf_nan=False)
 
 
 class ScheduleSpec(Part):
     """Linear warm-up, then cosine down to `final_fraction` of the peak rate at the last step."""
 
-    warmup_steps: int = Field(0, ge=0)
-    final_fraction: float = Field(0.1, ge=0, le=1)
+    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS)
+    final_fraction: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
 
 
 def _interval(value: Any) -> Any:
     """One clear line instead of one per member of the union."""
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if value == "auto" or (is_number and 0 <= value <= MOST_STEPS):
         return value
-    raise ValueError("must be a number of steps (0: none) or auto")
+    raise ValueError(f"does not fit; give auto, or a number of steps from 0 (none) to {MOST_STEPS:,}")
 
 
 class TrainingSpec(Part):
     """A step is `microbatches` × `microbatch_samples` samples, whatever the number of workers."""
 
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=MOST_STEPS)
     microbatches: int = Field(8, ge=1, le=4096)
-    microbatch_samples: int = Field(4, ge=1)
+    microbatch_samples: int = Field(4, ge=1, le=1 << 20)
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
-    clip_norm: float | None = Field(1.0, gt=0)
+    clip_norm: float | None = Field(1.0, gt=0, le=1e12, allow_inf_nan=False)
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(0, ge=0, lt=1 << 63)
-    compute_threads: int = Field(1, ge=1, description="part of the job: it changes bits (DESIGN §5)")
+    compute_threads: int = Field(1, ge=1, le=1024, description="part of the job: it changes bits (DESIGN §5)")
     exact_accumulation: bool = Field(
         True, description="int64 fixed-point gradient sums: bits independent of who did what"
     )
@@ -91,19 +100,21 @@ class TrainingSpec(Part):
         description="what becomes of the job when a microbatch fails on two instances (user code raises, "
         "or loss or gradient is not finite): it fails, or the microbatch's whole step is left out",
     )
-    validate_every: int = Field(0, ge=0, description="steps between validations; 0: only at the end")
-    validation_microbatches: int = Field(2, ge=0)
-    checkpoint_every: Annotated[int | Literal["auto"], BeforeValidator(_interval)] = Field(
-        "auto", description="steps between checkpoints; 0: none; auto: by cost, failures and risk"
+    validate_every: int = Field(
+        0, ge=0, le=MOST_STEPS, description="steps between validations; 0: only at the end"
     )
+    validation_microbatches: int = Field(2, ge=0, le=1 << 20)
+    checkpoint_every: Annotated[
+        Annotated[int, Field(ge=0, le=MOST_STEPS)] | Literal["auto"], BeforeValidator(_interval)
+    ] = Field("auto", description="steps between checkpoints; 0: none; auto: by cost, failures and risk")
 
 
 class ParallelSpec(Part):
     """How the model is cut and repeated. `replicas` is one number or one per stage."""
 
     stages: int = Field(1, ge=1, le=1024)
-    replicas: int | tuple[int, ...] = 1
-    standbys: int | tuple[int, ...] = Field(
+    replicas: Replicas | tuple[Replicas, ...] = 1
+    standbys: Standbys | tuple[Standbys, ...] = Field(
         0,
         description="replicas that only keep up, one number or one per stage",
     )
@@ -124,13 +135,11 @@ class ParallelSpec(Part):
         counts = self.replicas_per_stage()
         if len(counts) != self.stages:
             raise ValueError(f"replicas names {len(counts)} stages, but stages is {self.stages}")
-        if min(counts) < 1:
-            raise ValueError("each stage needs at least 1 replica")
         standbys = self.standbys_per_stage()
         if len(standbys) != self.stages:
             raise ValueError(f"standbys names {len(standbys)} stages, but stages is {self.stages}")
-        if min(standbys) < 0:
-            raise ValueError("standbys must not be negative")
+        if (total := sum(counts) + sum(standbys)) > MOST_INSTANCES:
+            raise ValueError(f"{total} replicas and standbys in all; give at most {MOST_INSTANCES}")
         return self
 
     def standbys_per_stage(self) -> tuple[int, ...]:
@@ -149,7 +158,7 @@ class SampleSpec(Part):
 
     prompt: str = "def "
     tokens: int = Field(160, ge=0, le=4096)
-    temperature: float = Field(0.8, ge=0)
+    temperature: float = Field(0.8, ge=0, le=1e3, allow_inf_nan=False)
 
 
 class JobSpec(Part):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat, StringConstraints
 
-from schemas.base import Message, Part, Token
+from schemas.base import Message, Part, Time, Token
 from schemas.marks import HOLDS_USER_VALUES
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=120)]
@@ -29,7 +29,7 @@ class Observation(Message, wire="telemetry.observation"):
     job: Token | None = Field(None, description="which job it concerns; none: all of them")
     values: dict[Name, FiniteFloat] = Field({}, max_length=64)
     labels: Annotated[dict[Name, Text], HOLDS_USER_VALUES] = Field({}, max_length=64)
-    at: FiniteFloat | None = Field(None, description="when it was observed, seconds since the epoch")
+    at: Time | None = Field(None, description="when it was observed, seconds since the epoch")
     user: str = Field("", description="whose token brought it in; the gateway sets it")
 
 

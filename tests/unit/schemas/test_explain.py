@@ -51,7 +51,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("model.loss", "mse", "model.loss: must be cross_entropy or module:callable"),
         ("name", "my job", "name: 'my job' does not fit; give 1 to 120 letters, digits, _ or -"),
         ("parallel.replicas", "two", "parallel.replicas: 'two' does not fit; "
-         "give a whole number or a list of whole numbers"),
+         "give a whole number ≥ 1 or a list of whole numbers ≥ 1"),
         ("parallel", {"stages": 3, "replicas": [1, 2]}, "parallel: replicas names 2 stages, but stages is 3"),
         ("parallel.clusters", ["a b"], "parallel.clusters[0]: 'a b' does not fit; "
          "give 1 to 120 letters, digits, _ or -"),

@@ -25,7 +25,7 @@ def test_defaults_make_a_whole_job() -> None:
     ("changes", "words"),
     [
         ({"parallel": {"stages": 2, "replicas": [1]}}, "replicas names 1 stages"),
-        ({"parallel": {"stages": 1, "replicas": 0}}, "at least 1 replica"),
+        ({"parallel": {"stages": 1, "replicas": 0}}, "give a whole number|greater than or equal to 1"),
         ({"model": {"factory": "not a factory"}}, "pattern"),
         ({"model": {"factory": "a:b", "loss": "hinge"}}, "cross_entropy or module:callable"),
         ({"training": {"steps": 2, "schedule": {"warmup_steps": 3}}}, "exceeds training.steps"),

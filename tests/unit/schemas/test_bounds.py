@@ -1,0 +1,219 @@
+"""Every number that a user may send has bounds; beyond them, one line says what, where, and the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.base import Part
+from schemas.door import ChangeStage, DoorRequest, ScaleJob
+from schemas.explain import explain
+from schemas.job import JobSpec
+from schemas.module_status import OrderBody, QuestionBody
+from schemas.observation import ObservationBatch
+
+COMMANDS = (ScaleJob, ChangeStage, OrderBody, QuestionBody)
+SUBMITTED: tuple[type[Part], ...] = (JobSpec, DoorRequest, ObservationBatch, *COMMANDS)
+"""Whatever of a user's gets as far as an entity; what HTTP takes beside these is tried at a gateway
+(`test_gateway_bounds`)."""
+
+BAD: dict[str, float] = {
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "-inf": float("-inf"),
+    "negative": -1,
+    "huge": 10**30,
+    "vast": 10**5000,
+    "zero": 0,
+}
+NEVER = {"nan", "inf", "-inf", "vast"}
+
+ALLOWED: dict[str, set[str]] = {
+    "data.sample_tokens": set(),
+    "data.validation_fraction": {"zero"},
+    "training.steps": set(),
+    "training.microbatches": set(),
+    "training.microbatch_samples": set(),
+    "training.optimizer.lr": set(),
+    "training.optimizer.betas[0]": {"zero"},
+    "training.optimizer.betas[1]": {"zero"},
+    "training.optimizer.eps": set(),
+    "training.optimizer.weight_decay": {"zero"},
+    "training.schedule.warmup_steps": {"zero"},
+    "training.schedule.final_fraction": {"zero"},
+    "training.clip_norm": set(),
+    "training.seed": {"zero"},
+    "training.compute_threads": set(),
+    "training.validate_every": {"zero"},
+    "training.validation_microbatches": {"zero"},
+    "training.checkpoint_every": {"zero"},
+    "parallel.stages": set(),
+    "parallel.replicas": set(),
+    "parallel.replicas[0]": set(),
+    "parallel.standbys": {"zero"},
+    "parallel.standbys[0]": {"zero"},
+    "sample.tokens": {"zero"},
+    "sample.temperature": {"zero"},
+    # what was seen outside may be any number there is; when it was seen may not
+    "observations[0].values.x": {"zero", "negative", "huge"},
+    "observations[0].at": {"zero"},
+    "inputs[0].values.x": {"zero", "negative", "huge"},
+    "inputs[0].at": {"zero"},
+    # commands
+    "replicas": set(),
+    "stage": {"zero"},
+}
+"""By the place of each number: which of `BAD` are none there. Written by hand."""
+
+BASE: dict[type[Part], dict[str, Any]] = {
+    JobSpec: {"name": "x", "model": {"factory": "a.b:c"}, "training": {"steps": 3}},
+    DoorRequest: {"token": "t", "action": "job.submit"},
+    ScaleJob: {"job": "j", "replicas": 1},
+    ChangeStage: {"job": "j", "sid": "s", "stage": 1, "user": "u"},
+    OrderBody: {"op": "activate"},
+    QuestionBody: {"job": "j"},
+    ObservationBatch: {"observations": [{"source": "s", "what": "w"}]},
+}
+
+
+def numbers(
+    schema: dict[str, Any], defs: dict[str, Any], path: str = ""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each number of a JSON schema: its place (first items, a key `x` of open maps) and its own schema."""
+    if "$ref" in schema:
+        yield from numbers(defs[schema["$ref"].rpartition("/")[2]], defs, path)
+    for several in ("anyOf", "oneOf", "allOf"):
+        for each in schema.get(several, ()):
+            yield from numbers(each, defs, path)
+    if schema.get("type") in ("number", "integer"):
+        yield path, schema
+    for index, each in enumerate(schema.get("prefixItems", ())):
+        yield from numbers(each, defs, f"{path}[{index}]")
+    if isinstance(schema.get("items"), dict):
+        yield from numbers(schema["items"], defs, f"{path}[0]")
+    for key, each in schema.get("properties", {}).items():
+        yield from numbers(each, defs, f"{path}.{key}" if path else key)
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from numbers(schema["additionalProperties"], defs, f"{path}.x")
+
+
+PLACES = [
+    (model, path, found)
+    for model in SUBMITTED
+    for schema in [model.model_json_schema()]
+    for path, found in numbers(schema, schema.get("$defs", {}))
+]
+
+
+def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
+    """One that fits, but for `value` at `path`."""
+    body: dict[str, Any] = json.loads(json.dumps(BASE[model]))
+    if path.startswith("spec."):
+        body["spec"] = document(JobSpec, path.removeprefix("spec."), value)
+        return body
+    if path.startswith("question."):
+        body["question"] = document(QuestionBody, path.removeprefix("question."), value)
+        return body
+    if path.startswith(("observations[0].", "inputs[0].")):
+        name = path.partition("[")[0]
+        body[name] = [{"source": "s", "what": "w"} | _nested(path.partition("].")[2], value)]
+        return body
+    if "betas" in path:
+        betas = [0.5, 0.5]
+        betas[int(path[-2])] = value  # type: ignore[call-overload]
+        path, value = path.partition("[")[0], betas
+    elif path.endswith("[0]"):
+        path, value = path.removesuffix("[0]"), [value]
+    _merge(body, _nested(path, value))
+    return body
+
+
+def _nested(path: str, value: object) -> dict[str, Any]:
+    key, _, rest = path.partition(".")
+    return {key: _nested(rest, value) if rest else value}
+
+
+def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def test_the_table_names_each_number_once_and_no_other() -> None:
+    found = {path.removeprefix("spec.").removeprefix("question.") for _, path, _ in PLACES}
+    assert found == set(ALLOWED)
+    assert len(PLACES) > len(ALLOWED)
+
+
+@pytest.mark.parametrize(("model", "path", "schema"), PLACES, ids=[f"{m.__name__}.{p}" for m, p, _ in PLACES])
+def test_each_number_has_bounds(model: type[Part], path: str, schema: dict[str, Any]) -> None:
+    allowed = ALLOWED[path.removeprefix("spec.").removeprefix("question.")]
+    assert not allowed & NEVER
+    if "huge" not in allowed:
+        assert {"minimum", "exclusiveMinimum"} & set(schema), "no least value"
+        assert {"maximum", "exclusiveMaximum"} & set(schema), "no greatest value"
+    for name, value in BAD.items():
+        body = document(model, path, value)
+        if name in allowed:
+            model.model_validate(body)
+            continue
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate(body)
+        lines = explain(caught.value, model)
+        assert len(lines) == 1, lines
+        assert lines[0].startswith((f"{path}: ", f"{path.removesuffix('[0]')}: ")), "where"
+        assert "; give " in lines[0], "remedy"
+        assert "\n" not in lines[0]
+        assert len(lines[0]) < 250
+        if name in ("vast",):
+            continue  # a parser of JSON refuses it by itself
+        text = json.dumps(body)  # NaN and Infinity as Python writes them
+        with pytest.raises(ValidationError):
+            model.model_validate_json(text)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("training.optimizer.lr", float("inf"), "inf does not fit; give a number > 0 and ≤ 1000"),
+        ("training.optimizer.betas[1]", -3, "-3 does not fit; give a number ≥ 0 and < 1"),
+        ("training.steps", 0, "0 does not fit; give a whole number ≥ 1"),
+        (
+            "training.steps",
+            10**400,
+            "a number of some 398 digits does not fit; give a whole number ≥ 1 and ≤ 1,099,511,627,776",
+        ),
+        (
+            "training.checkpoint_every",
+            -1,
+            "does not fit; give auto, or a number of steps from 0 (none) to 1,099,511,627,776",
+        ),
+        (
+            "parallel.replicas",
+            10**6,
+            "1000000 does not fit; give a whole number ≥ 1 and ≤ 100,000 or a list of whole numbers "
+            "≥ 1 and ≤ 100,000",
+        ),
+    ],
+)
+def test_what_is_said(path: str, value: object, line: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate(document(JobSpec, path, value))
+    assert explain(caught.value, JobSpec) == [f"{path}: {line}"]
+
+
+def test_no_job_has_more_instances_than_a_mesh_may() -> None:
+    body = document(JobSpec, "parallel", {"stages": 1000, "replicas": 100, "standbys": 1})
+    with pytest.raises(ValidationError, match="101000 replicas and standbys in all; give at most 100000"):
+        JobSpec.model_validate(body)
+
+
+def test_the_walk_finds_numbers_wherever_they_are() -> None:
+    schema = TypeAdapter(dict[str, list[tuple[int, float] | None]]).json_schema()
+    assert [path for path, _ in numbers(schema, {})] == [".x[0][0]", ".x[0][1]"]
