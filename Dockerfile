@@ -1,6 +1,8 @@
 # One image for every entity: docker-compose.yml says which one a container is.
-# torch comes from whatever index the installer is configured for. To choose another build of it (CPU only is
-# a tenth of the size), hand its index on: docker compose build --build-arg PIP_EXTRA_INDEX_URL=…
+# Every package is one whose hash stands in deploy/*.lock (`make lock`). torch comes from whatever index the
+# installer is configured for. To choose another build of it (CPU only is a tenth of the size), hand its index on:
+# docker compose build --build-arg PIP_EXTRA_INDEX_URL=…; a build whose hash is not in deploy/torch.lock is
+# refused: add it with `make lock ARGS="--torch-wheel FILE"`.
 
 ARG PYTHON=3.11
 
@@ -8,12 +10,15 @@ FROM python:${PYTHON}-slim AS build
 ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
 RUN python -m venv /opt/dmsc
-# the dependencies first, in a layer that only pyproject.toml renews
-COPY pyproject.toml deploy/requirements.py ./
-RUN python requirements.py > requirements.txt \
- && /opt/dmsc/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements.txt
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# the dependencies first, in a layer that only the locks renew; a CPU-only torch needs no CUDA beside it
+COPY deploy/*.lock ./
+RUN /opt/dmsc/bin/pip install --no-deps --require-hashes -r requirements.lock -r torch.lock \
+ && { /opt/dmsc/bin/pip show torch | grep -q '^Version: .*+cpu' \
+   || /opt/dmsc/bin/pip install --no-deps --require-hashes -r torch-cuda.lock; }
 COPY . .
-RUN /opt/dmsc/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
+# what builds it is in the lock, too
+RUN /opt/dmsc/bin/pip install --no-deps --no-build-isolation .
 
 FROM python:${PYTHON}-slim
 LABEL org.opencontainers.image.title="dmsc" \

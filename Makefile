@@ -162,6 +162,11 @@ bench-dashboard: setup-dev ## frame times of the dashboard with 1,000 instances,
 bench-policies: setup ## the built-in policies' models on recorded data (DATA=folder), beside their baselines and bars
 	@$(VENV)/python -m benchmarks.built_in_policies --data "$(DATA)" $(ARGS)
 
+.PHONY: lock
+lock: setup ## write the image's hash-locked dependencies anew (deploy/*.lock)
+	@$(VENV)/python -c 'import piptools' 2>/dev/null || $(VENV)/python -m pip install --quiet --editable '.[lock]'
+	@$(VENV)/python scripts/lock.py $(ARGS)
+
 .PHONY: compose-up
 compose-up: ## the same mesh in containers, every entity its own service
 	docker compose up --build --detach --wait
