@@ -27,6 +27,7 @@ from bus.nats_jwt import SigningKeys, from_base64, to_base64
 from bus.sealing import KindKeys
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Refused
+from schemas.names import agent_name
 
 TYPE = "dmsc-identity"
 BETWEEN = "~"
@@ -266,7 +267,7 @@ def may_hand_on(giver: Identity, receiver: Identity) -> bool:
     if giver.node != ANY:
         return receiver.kind is EntityKind.INSTANCE and giver.is_narrow and giver.node == receiver.node
     if receiver.kind is EntityKind.CLUSTER:
-        return receiver.name == f"{receiver.cluster}-{receiver.node}"
+        return receiver.name == agent_name(receiver.cluster, receiver.node)
     beside = receiver.kind in (EntityKind.GATEWAY, EntityKind.ROUTER)
     return beside and giver.cluster == ANY and receiver.name == f"{receiver.kind}-{receiver.cluster}"
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from schemas import names
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput
 
 ROOT_PREFIX, CREDENTIAL_PREFIX = "dmsc_root_", "dmsc_id_"
 """How the texts of `bus.credentials` begin."""
+CONTROL_PLANE = frozenset(
+    (
+        *(EntityKind.SERVICE_REGISTRY, EntityKind.GATEWAY, EntityKind.AUTHORIZER),
+        *(EntityKind.ROUTER, EntityKind.ORCHESTRATOR),
+    )
+)
 ANY = "*"
 """In the credential of a mesh's owner: not one job, cluster or module but each. Never handed on."""
 
@@ -47,6 +54,23 @@ class Identity:
             raise BadInput(f"functional module {self.name} needs its module's name")
         if self.kind is EntityKind.CLUSTER and not (self.cluster and self.node):
             raise BadInput(f"node agent {self.name} needs its cluster and its node")
+        if (why := self._misnamed()) is not None:
+            raise BadInput(why)
+
+    def _misnamed(self) -> str | None:
+        """Why this name is another's (`schemas.names`); a mesh's owner takes any job, cluster or module."""
+        if self.kind is EntityKind.INSTANCE:
+            if self.job in (ANY, names.job_of(self.name)):
+                return None
+            return f"instance {self.name} is not called as those of job {self.job} are: {self.job}-…"
+        if self.cluster not in ("", ANY) and (why := names.misplaced(self.cluster, self.node)) is not None:
+            return why
+        leave_to_join = self.kind is EntityKind.CLUSTER and self.node == ANY
+        if self.kind in CONTROL_PLANE or leave_to_join:
+            return None
+        if (why := names.taken(self.name)) is not None:
+            return f"{self.kind} {self.name}: {why}"
+        return None
 
     @property
     def is_narrow(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+from schemas import names
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput
@@ -128,6 +130,8 @@ def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
     for cluster in clusters:
         if not is_token(cluster):
             raise BadInput(f"--cluster {cluster!r}: use letters, digits, - and _ only")
+        if (why := names.misplaced(cluster)) is not None:
+            raise BadInput(f"--cluster: {why}")
     if len(set(clusters)) != len(clusters):
         raise BadInput("--cluster: the same name twice")
     return tuple(clusters)
@@ -269,7 +273,7 @@ def agent_part(options: AgentOptions) -> Part:
         keep_stores=options.keep_stores,
     )
     return Part(
-        sid=f"{options.cluster}-{options.node}",
+        sid=names.agent_name(options.cluster, options.node),
         kind=EntityKind.CLUSTER,
         make=lambda bus: ClusterAgent(bus, config),
         stop_order=0,
@@ -279,7 +283,7 @@ def agent_part(options: AgentOptions) -> Part:
 def node_name() -> str:
     """This machine's name as one subject token."""
     kept = "".join(char if is_token(char) else "-" for char in socket.gethostname().split(".")[0])
-    return kept.strip("-") or "node"
+    return re.sub("--+", "-", kept.strip("-")) or "node"
 
 
 def own_address(bind: str) -> str:

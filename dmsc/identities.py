@@ -10,11 +10,12 @@ from bus.identity import ANY, Identity, is_credential, is_root
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput
+from schemas.names import agent_name
 
 
 def agent(cluster: str, node: str) -> Identity:
     """A node agent."""
-    return Identity(name=f"{cluster}-{node}", kind=EntityKind.CLUSTER, cluster=cluster, node=node)
+    return Identity(name=agent_name(cluster, node), kind=EntityKind.CLUSTER, cluster=cluster, node=node)
 
 
 def entities(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bus.identity import Identity
 from dmsc import identities
+from schemas.names import agent_name
 
 USER_KEY = "user_key"
 AUDIT = "audit"
@@ -200,7 +201,7 @@ def expected_services(options: MeshOptions) -> frozenset[str]:
     return frozenset(
         {"authorizer", "orchestrator"}
         | {f"{kind}-{cluster}" for kind in ("gateway", "router") for cluster in options.clusters}
-        | {f"{cluster}-{options.node}" for cluster in options.clusters}
+        | {agent_name(cluster, options.node) for cluster in options.clusters}
     )
 
 

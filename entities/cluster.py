@@ -50,6 +50,7 @@ from schemas.cluster import (
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput, DmscError, NotFound, Unavailable
 from schemas.leadership import Leadership
+from schemas.names import agent_name, misplaced
 from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
 from schemas.task_graph import TopologyReleased
 from schemas.telemetry import NodeSample
@@ -64,7 +65,7 @@ _TELL_ATTEMPTS, _TELL_DEADLINE_S = 3, 30.0
 
 def default_node() -> str:
     """This machine's host name as one subject token."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname()).strip("-")[:60] or "node"
+    return re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname()).strip("-")[:60] or "node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,8 @@ class ClusterConfig:
         for name, value in (("cluster", self.cluster), ("node", self.node)):
             if not is_token(value):
                 raise BadInput(f"{name} {value!r}: use only letters, digits, _ and -, at most 120")
+        if (why := misplaced(self.cluster, self.node)) is not None:
+            raise BadInput(why)
         if not is_token(self.sid):
             raise BadInput(f"cluster and node together exceed 119 characters: {self.sid}")
         if self.slots is not None and self.slots < 0:
@@ -119,7 +122,7 @@ class ClusterConfig:
     @property
     def sid(self) -> str:
         """The agent's SID."""
-        return f"{self.cluster}-{self.node}"
+        return agent_name(self.cluster, self.node)
 
     @property
     def store_root(self) -> Path:

@@ -17,6 +17,7 @@ from policies.features import Floats, Panel
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
+from schemas.names import agent_name
 from schemas.observation import Observation
 from schemas.policy import (
     AvoidInstance,
@@ -252,7 +253,7 @@ class Observations:
             case Observation():
                 return self._observation(message)
             case NodeSample():
-                self.nodes[f"{message.cluster}-{message.node}"] = message
+                self.nodes[agent_name(message.cluster, message.node)] = message
         return None
 
     def view(self, job: str) -> JobView | None:

@@ -26,6 +26,7 @@ from nacl.signing import VerifyKey
 
 from entities.authorizer import user_tokens
 from entities.authorizer.user_tokens import TokenRefused
+from schemas import names
 from schemas.access import Revocation, UserRecord
 from schemas.errors import BadInput
 from schemas.signals import Role
@@ -92,6 +93,8 @@ def _parse_user(entry: Any, place: str) -> User:
     name, role, token_sha256 = (entry.get(key) for key in ("name", "role", "token_sha256"))
     if not isinstance(name, str) or not name:
         raise BadInput(f"{place}.name: must be a text")
+    if (why := names.taken(name)) is not None:
+        raise BadInput(f"{place}.name: {name!r}: {why}; choose another")
     if role not in {known.value for known in Role}:
         raise BadInput(f"{place}.role: {role!r} is not one of {', '.join(known.value for known in Role)}")
     if not isinstance(token_sha256, str) or not _HASH.match(token_sha256):

@@ -24,6 +24,7 @@ from entities.authorizer.access_rules import Stranger, User, Users, recognise
 from entities.authorizer.evictions import connection_of
 from entities.authorizer.folding import Refusal
 from entities.authorizer.refusals import Refusals
+from schemas import names
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import Refused
@@ -168,6 +169,8 @@ def module_of(user: User, sid: str) -> Identity | None:
     `alice-…`; an administrator any. A viewer runs none."""
     mine = sid == user.name or sid.startswith(f"{user.name}-")
     if user.role is Role.VIEWER or not is_token(sid) or not (mine or user.role is Role.ADMIN):
+        return None
+    if names.taken(sid) is not None:  # not even an administrator's module is called like an entity
         return None
     module = sid.partition("-shadow-")[0]
     return Identity(name=sid, kind=EntityKind.FUNCTIONAL_MODULE, module=module or sid)

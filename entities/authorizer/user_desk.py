@@ -14,15 +14,22 @@ from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
+from bus.discovery import resolve
+from bus.logs import get_logger
 from entities.authorizer.access_rules import User
 from entities.authorizer.audit_trail import AuditTrail
 from entities.authorizer.user_directory import UserDirectory
 from entities.authorizer.user_records import KnownUser, UserRecords
 from entities.authorizer.user_tokens import Claims, issue
+from schemas import names
 from schemas.access import IssuedToken, Revocation, UserAnswer, UserCommand, UserInfo, UserRecord
 from schemas.base import is_token
+from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict, DmscError, NotFound
+from schemas.registry import Resolve
 from schemas.signals import Role
+
+log = get_logger("authorizer")
 
 ThrowOut = Callable[[str], Awaitable[int]]
 """Ends the bus connections of a user; how many there were."""
@@ -45,6 +52,10 @@ class TokenConfig:
     most_s: float = 90 * 86_400.0  # also how long the revocation of a whole user is kept
 
 
+CLUSTERS_S = 2.0
+"""How long the registry is asked for the clusters' names."""
+
+
 class UserDesk:
     """Carries out what the rules have already allowed."""
 
@@ -56,6 +67,7 @@ class UserDesk:
         throw_out: ThrowOut = nobody_to_throw_out,
         config: TokenConfig | None = None,
     ) -> None:
+        self._bus = bus
         self._records = UserRecords(bus)
         self._revocations = bus.bucket(subjects.REVOCATION)
         self._directory = directory
@@ -108,6 +120,9 @@ class UserDesk:
     async def _add(self, command: UserCommand, actor: User) -> UserAnswer:
         if not is_token(command.name):
             raise BadInput(f"user {command.name!r}: use letters, digits, - and _ only")
+        names.refuse_taken("user", command.name)
+        if command.name in await self._clusters():
+            raise Conflict(f"there is a cluster {command.name}: choose another name")
         if command.role is None:
             raise BadInput(f"user {command.name}: which role? {', '.join(role.value for role in Role)}")
         if any(user.name == command.name for user in self._directory.users.listed):
@@ -130,6 +145,15 @@ class UserDesk:
                 f"there is a user {command.name} already; for another token: dmsc user token {command.name}"
             ) from None
         return self._answer(record, claims, actor)
+
+    async def _clusters(self) -> set[str]:
+        """Their agents are called `<cluster>-…`, as a user's modules are called `<user>-…`."""
+        try:
+            found = await resolve(self._bus, Resolve(kind=EntityKind.CLUSTER), timeout_s=CLUSTERS_S)
+        except DmscError as error:  # a mesh that is just starting; the next who looks is a person
+            log.warning("clusters not known", reason=error.text)
+            return set()
+        return {record.endpoint.cluster for record in found.records}
 
     async def _token(self, command: UserCommand, actor: User) -> UserAnswer:
         self._refuse_listed(command.name)

@@ -33,6 +33,7 @@ from entities.orchestrator.policy_desk import PolicyDesk
 from entities.orchestrator.promotion import PromotionConfig
 from entities.orchestrator.promotions import Promotions
 from entities.orchestrator.record_guards import RecordGuards, above_all
+from schemas import names
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.door import (
@@ -300,6 +301,7 @@ class Leader:
         return promise
 
     async def _queue(self, message: SubmitJob, command: str) -> JobRecord:
+        names.refuse_taken("job", message.spec.name)
         now = time.time()
         record = JobRecord(
             job=f"j{secrets.token_hex(3)}",

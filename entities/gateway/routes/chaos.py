@@ -16,6 +16,7 @@ from entities.gateway.idempotency import Answer
 from entities.gateway.requests import IdempotencyKey, Token, body_of, made, parse
 from schemas.cluster import Strike, Struck
 from schemas.errors import Conflict, NotFound
+from schemas.names import agent_name
 from schemas.pages import OutsideFault, StrikeBody
 from schemas.registry import InstanceState
 
@@ -43,7 +44,7 @@ def chaos(door: Door) -> APIRouter:
                 raise NotFound(f"no instance {body.sid} runs; GET /v1/instances lists them")
             if body.incarnation not in (None, record.incarnation):
                 raise Conflict(f"{body.sid} is {record.incarnation} by now, not {body.incarnation}")
-            agent = f"{record.endpoint.cluster}-{record.endpoint.node}"
+            agent = agent_name(record.endpoint.cluster, record.endpoint.node)
             order = Strike(sid=body.sid, incarnation=record.incarnation, fault=body.fault, user=access.user)
             struck = await door.backends.request(subjects.STRIKE, order, timeout_s=TIMEOUT_S, agent=agent)
             assert isinstance(struck, Struck)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -218,7 +219,7 @@ async def test_leave_to_join_is_for_the_agents_of_its_cluster(mesh: Guarded) -> 
         assert await connection.denied(publish=[f"{V}.registry.heartbeat.j-s0-r0"]) == set()
     for who in (
         Identity(name="b-n", kind=K.CLUSTER, cluster="b", node="n"),
-        Identity(name="orchestrator", kind=K.CLUSTER, cluster="a", node="n"),
+        Identity(name="a-m", kind=K.CLUSTER, cluster="a", node="n"),
         instance(),
         GATEWAY,
         SMO,
@@ -226,6 +227,26 @@ async def test_leave_to_join_is_for_the_agents_of_its_cluster(mesh: Guarded) -> 
         with pytest.raises(Refused, match="may not give a credential"):
             delegate(leave, who)
         await shut(mesh, forge(Credential.parse(leave), who.claims()).text, "may not give a credential")
+    for name in ("orchestrator", "gateway-a"):  # names of the mesh's own parts, whoever signs
+        claims = AGENT.claims() | {"name": name}
+        await shut(mesh, forge(Credential.parse(leave), claims).text, "is the name of a part of the mesh")
+
+
+async def test_a_nodes_credential_makes_no_instance_with_anothers_name(mesh: Guarded) -> None:
+    """One that is called `gateway-a` would hear what a gateway hears."""
+    agent = Credential.parse(issue(mesh.root, AGENT))
+    for name in ("gateway-a", "k-s0-r0", "a-n", "orchestrator"):
+        forged = forge(agent, instance().claims() | {"name": name})
+        await shut(mesh, forged.text, "is not called as those of job j are")
+
+
+async def test_a_user_with_an_entitys_name_runs_no_module_of_that_name(mesh: Guarded) -> None:
+    mesh.users[:] = [replace(user, name="gateway") for user in mesh.users if user.role is Role.RESEARCHER]
+    async with wire(mesh.url, TOKENS[Role.RESEARCHER], "gateway-a") as connection:
+        for subject in (f"{V}.registry.heartbeat.gateway-a", f"{V}.signal.registration.gateway-a"):
+            assert await connection.denied(publish=[subject]) == {subject}
+        for subject in ("_INBOX.gateway.gateway-a.>", "_INBOX.functional-module.gateway-a.>"):
+            assert await connection.denied(subscribe=[subject]) == {subject}
 
 
 def forge(giver: Credential, who: dict[str, str]) -> Credential:
