@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bus.secret_urls import hidden, resolved
 from schemas.errors import BadInput, NotFound
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class FileArtifacts(Artifacts):
         except FileNotFoundError:
             raise NotFound(f"{self.url}: there is no {name or 'such folder'}") from None
         except OSError as error:
-            raise BadInput(f"{self.url}: {name}: {error.strerror or error}") from error
+            raise BadInput(f"{self.url}: {name}: {hidden(str(error.strerror or error))}") from None
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
@@ -227,11 +228,12 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     import fsspec  # most processes of the mesh open no files
 
     try:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
+        address, options = resolved(url)
+        found: tuple[Any, str] = fsspec.core.url_to_fs(address, **options)
     except ImportError as error:
-        raise BadInput(f"{url}: {error}") from None
-    except (ValueError, OSError) as error:
-        raise BadInput(f"{url} can't be opened: {error}") from None
+        raise BadInput(f"{url}: {hidden(str(error))}") from None
+    except (ValueError, OSError, TypeError) as error:
+        raise BadInput(f"{url} can't be opened: {hidden(str(error))}") from None
     filesystem, path = found
     return filesystem, path.rstrip("/") if len(path) > 1 else path
 

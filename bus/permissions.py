@@ -35,6 +35,7 @@ PRIVATE = (
     *(subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY, subjects.KEPT_ANSWER),
     *(subjects.USER_COMMAND, subjects.EXPLAIN_ACCESS, subjects.USER_RECORD, subjects.REVOCATION),
     *(subjects.AUDIT, subjects.START_INSTANCE, subjects.LINK_SECRET, subjects.UNREADABLE),
+    *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE),
 )
 """Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own store; who
 has which tokens, the audit; and whatever carries a secret, which a tap hides and a NATS client would not."""

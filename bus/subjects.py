@@ -22,6 +22,7 @@ from schemas import (
     peer_copy,
     policy,
     registry,
+    secrets,
     signals,
     step,
     store,
@@ -113,6 +114,10 @@ EXPLAIN_ACCESS = _row(
 USER_RECORD = _row(
     "user record", "{name}", access.StoredUser, AAM, AAM, KV, "the users that have tokens which expire",
     bucket="users",
+)  # fmt: skip
+SECRET = _row(
+    "secret", "{user}.{name}", secrets.StoredSecret, MG + SMO, MG + SMO, KV,
+    "URLs with credentials that jobs name, sealed to the orchestrators", bucket="secrets",
 )  # fmt: skip
 REVOCATION = _row(
     "revocation", "{kind}.{id}", access.Revocation, AAM, AAM + MG, KV,

@@ -9,6 +9,8 @@ from urllib.parse import quote, urlencode
 
 from schemas.access import AccessExplanation, UserAnswer, UserInfo, WhoAmI
 from schemas.audit import AuditEntry, AuditPage
+from schemas.errors import Ack
+from schemas.secrets import SecretInfo, SecretList
 
 
 class AccessCalls(ABC):
@@ -46,6 +48,20 @@ class AccessCalls(ABC):
         """A user goes, and all their tokens with them."""
         path = f"/v1/users/{quote(name, safe='')}"
         return UserAnswer.model_validate(await self._ask("DELETE", _with(path, reason=reason)))
+
+    async def secrets(self) -> list[SecretInfo]:
+        """Your secrets by name, without their values."""
+        return list(SecretList.model_validate(await self._ask("GET", "/v1/secrets")).secrets)
+
+    async def set_secret(self, name: str, value: str) -> Ack:
+        """Store a URL with its credentials; a job names it `secret://NAME`."""
+        return Ack.model_validate(
+            await self._ask("PUT", f"/v1/secrets/{quote(name, safe='')}", {"value": value})
+        )
+
+    async def remove_secret(self, name: str) -> Ack:
+        """A secret goes; jobs that run go on."""
+        return Ack.model_validate(await self._ask("DELETE", f"/v1/secrets/{quote(name, safe='')}"))
 
     async def explain_access(self, user: str, action: str, resource: str = "") -> AccessExplanation:
         """Which rule lets whom do what, or why none does. `user`: a name, a role, or "" for yourself."""

@@ -31,6 +31,7 @@ from dmsc.commands import (
     replay,
     run,
     runs,
+    secret,
     simulate,
     store,
     tap,
@@ -106,6 +107,7 @@ policy.app.command()(policy_versions.rollback)
 policy.app.add_typer(policy_versions.plot, name="plot")
 app.add_typer(policy.app, name="policy", rich_help_panel=_parts)
 app.add_typer(user.app, name="user", rich_help_panel=_mesh)
+app.add_typer(secret.app, name="secret", rich_help_panel=_jobs)
 app.add_typer(access.app, name="access", rich_help_panel=_mesh)
 app.add_typer(audit.app, name="audit", rich_help_panel=_mesh)
 app.add_typer(runs.app, name="runs", rich_help_panel=_parts)

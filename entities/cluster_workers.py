@@ -127,7 +127,7 @@ class ShortLivedWorkers:
             log.warning(f"{row.name} refused", node=self._node, job=job, error=error.text)
 
     async def _analyse(self, order: Analyse, device: str) -> None:
-        found = await self._run("analysis", order.job, order.spec, device)
+        found = await self._run("analysis", order.job, order.spec, device, secrets=order.secrets)
         topology = self._read_topology(found) if isinstance(found, dict) else found
         if isinstance(topology, Failure):
             failed = AnalysisFailed(job=order.job, code=topology.code, text=topology.text)
@@ -144,7 +144,9 @@ class ShortLivedWorkers:
             return Failure("internal", f"analysis on {self._node} gave an unusable topology; see its log")
 
     async def _write_sample(self, order: WriteSample, device: str) -> None:
-        found = await self._run("sample", order.job, order.spec, device, weights_url=order.weights_url)
+        found = await self._run(
+            "sample", order.job, order.spec, device, weights_url=order.weights_url, secrets=order.secrets
+        )
         if isinstance(found, Failure):
             log.warning("no sample", node=self._node, job=order.job, error=found.text)
             written = SampleWritten(job=order.job, text="", error=found.text)

@@ -58,6 +58,7 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 2)):
     link_secret: Secret = Field(
         "", description="by which members of the job know each other; empty: not asked"
     )
+    secrets: Secret = Field("", description="JSON: what the `secret://` URLs of the job stand for")
 
 
 class LinkSecret(Message, wire="cluster.link.secret"):
@@ -149,7 +150,7 @@ class Cordon(Message, wire="cluster.cordon"):
     ecc_errors: int = 0
 
 
-class Analyse(Message, wire="cluster.analyse"):
+class Analyse(Message, wire="cluster.analyse", version=(1, 1)):
     """SMO → node agent: analyse the job's model and data in a short-lived worker (§5.3).
 
     Answered by `Ack` once accepted; the result comes as `ModelTopology` or `AnalysisFailed`.
@@ -157,6 +158,7 @@ class Analyse(Message, wire="cluster.analyse"):
 
     job: Token
     spec: JobSpec
+    secrets: Secret = Field("", description="as of `InstanceStart`")
 
 
 class AnalysisFailed(Message, wire="cluster.analysis.failed"):
@@ -173,12 +175,13 @@ class ForgetTopology(Message, wire="cluster.forget"):
     job: Token
 
 
-class WriteSample(Message, wire="cluster.sample"):
+class WriteSample(Message, wire="cluster.sample", version=(1, 1)):
     """SMO → node agent: load these weights in a short-lived worker and let the model write."""
 
     job: Token
     spec: JobSpec
     weights_url: Url
+    secrets: Secret = Field("", description="as of `InstanceStart`")
 
 
 class SampleWritten(Message, wire="cluster.sample.written"):

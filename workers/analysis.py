@@ -10,6 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from bus import secret_urls
 from bus.artifacts import SCHEME
 from schemas.errors import BadModel
 from schemas.job import JobSpec
@@ -33,6 +34,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 
 async def _main(payload: dict[str, Any]) -> ModelTopology:
+    secret_urls.learn(payload.get("secrets", ""))
     spec = JobSpec.model_validate(payload["spec"])
     dataset = await _open(payload, spec)
     return analyse(

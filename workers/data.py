@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bus.artifacts import SCHEME, open_artifacts, open_filesystem
+from bus.secret_urls import hidden
 from schemas.errors import BadData, BadInput, NotFound
 from schemas.job import DataSpec
 
@@ -144,7 +145,7 @@ def _read_files(source: str) -> Tensor:
         for name in sorted(names):
             content += filesystem.cat_file(name)
     except OSError as error:
-        raise BadData(f"data.source {source} can't be read: {error.strerror or error}") from error
+        raise BadData(f"data.source {source} can't be read: {hidden(str(error.strerror or error))}") from None
     return _tensor(content)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
+from bus import secret_urls
 from bus.buckets import Change
 from bus.connection import Bus
 from bus.correlation import correlate, stand_alone
@@ -105,6 +106,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     training = given.start.spec.training
     compute_exactly(training.compute_threads, training.seed, strict=not given.start.inexact)
     configure_logging()
+    secret_urls.learn(given.start.secrets)
     try:
         return asyncio.run(Instance(given).run())
     except DmscError as error:  # it never got there: its node agent reads the last line of its log

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bus import secret_urls
 from bus.artifacts import SCHEME, open_artifacts
 from schemas.errors import BadModel
 from schemas.job import JobSpec, SampleSpec
@@ -30,6 +31,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 
 async def _main(payload: dict[str, Any]) -> str:
+    secret_urls.learn(payload.get("secrets", ""))
     spec = JobSpec.model_validate(payload["spec"])
     torch.set_num_threads(spec.training.compute_threads)
     layers = build(spec.model, spec.training.seed)

@@ -14,6 +14,7 @@ from entities.gateway.backends import Backends
 from entities.gateway.guard import Guard
 from entities.gateway.job_view import JobView
 from entities.gateway.module_desk import ModuleDesk
+from entities.gateway.secret_desk import SecretDesk
 from schemas.base import Message
 from schemas.door import (
     DOOR_KEY,
@@ -64,6 +65,7 @@ class Desk:
     ) -> None:
         self.guard = guard
         self.modules = ModuleDesk(bus, backends, guard)
+        self.secrets = SecretDesk(bus, guard)
         self.view: JobView | None = None
         self._compute = compute
         self._bus = bus
@@ -75,6 +77,7 @@ class Desk:
         if current() is None:  # a client on the bus that gave none
             correlate(new_correlation(), cause=current_cause())
         access = await self.guard.check(token, "job.submit", spec.name)
+        spec = await self.secrets.keep(spec, access.user)
         message = SubmitJob(spec=spec, user=access.user, gateway=self._gateway, caller_span=caller_span())
         record = await self._backends.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
         return self._learn(record)

@@ -31,6 +31,7 @@ from entities.gateway.routes.nodes import nodes
 from entities.gateway.routes.policies import policies
 from entities.gateway.routes.probes import probes
 from entities.gateway.routes.registry import registry
+from entities.gateway.routes.secrets import secrets
 from entities.gateway.routes.weights import weights
 
 RESOURCES = (
@@ -43,6 +44,7 @@ RESOURCES = (
     nodes,
     policies,
     access,
+    secrets,
     chaos,
     dashboard,
     probes,

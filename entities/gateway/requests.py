@@ -41,7 +41,9 @@ Token = Annotated[str, Depends(_token)]
 """The bearer's; what it permits is asked of the AAM."""
 
 
-def _named(what: str) -> AfterValidator:
+def named(what: str) -> AfterValidator:
+    """Of a path or query: 404 where it can't be a name at all."""
+
     def check(name: str | None) -> str | None:
         if name is not None and not is_token(name):
             raise NotFound(f"there is no such {what}; a name has only letters, digits, _ and -")
@@ -51,20 +53,20 @@ def _named(what: str) -> AfterValidator:
 
 
 _pattern = {"pattern": TOKEN_PATTERN}
-JobId = Annotated[str, Path(json_schema_extra=_pattern), _named("job")]
-InstanceId = Annotated[str, Path(json_schema_extra=_pattern), _named("instance")]
-ClusterName = Annotated[str, Path(json_schema_extra=_pattern), _named("cluster")]
-NodeName = Annotated[str, Path(json_schema_extra=_pattern), _named("node")]
-ModuleName = Annotated[str, Path(json_schema_extra=_pattern), _named("module")]
-CheckpointName = Annotated[str, Path(json_schema_extra=_pattern), _named("checkpoint")]
-UserName = Annotated[str, Path(json_schema_extra=_pattern), _named("user")]
-FaultId = Annotated[str, Path(json_schema_extra=_pattern), _named("fault")]
+JobId = Annotated[str, Path(json_schema_extra=_pattern), named("job")]
+InstanceId = Annotated[str, Path(json_schema_extra=_pattern), named("instance")]
+ClusterName = Annotated[str, Path(json_schema_extra=_pattern), named("cluster")]
+NodeName = Annotated[str, Path(json_schema_extra=_pattern), named("node")]
+ModuleName = Annotated[str, Path(json_schema_extra=_pattern), named("module")]
+CheckpointName = Annotated[str, Path(json_schema_extra=_pattern), named("checkpoint")]
+UserName = Annotated[str, Path(json_schema_extra=_pattern), named("user")]
+FaultId = Annotated[str, Path(json_schema_extra=_pattern), named("fault")]
 
 WantedJob = Annotated[
-    str | None, Query(json_schema_extra=_pattern, description="only of this job"), _named("job")
+    str | None, Query(json_schema_extra=_pattern, description="only of this job"), named("job")
 ]
 WantedInstance = Annotated[
-    str | None, Query(json_schema_extra=_pattern, description="only of this one"), _named("instance")
+    str | None, Query(json_schema_extra=_pattern, description="only of this one"), named("instance")
 ]
 Reason = Annotated[str, Query(max_length=200, description="is told with it")]
 ByteRange = Annotated[str | None, Header(alias="Range", description="bytes=FIRST-LAST: one range")]

@@ -13,6 +13,7 @@ from entities.orchestrator.checkpoints import Checkpoints
 from entities.orchestrator.communication import Communication
 from entities.orchestrator.entry_gateway import EntryGateway
 from entities.orchestrator.instances import Instances
+from entities.orchestrator.job_secrets import forget_secrets
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.link_secret import forget_link_secret
 from entities.orchestrator.mesh_view import MeshView
@@ -65,6 +66,7 @@ class CleanUp:
             ("registry", self._release),
             ("topology", self._forget),
             ("link secret", lambda: forget_link_secret(self._bus, self._job)),
+            ("secrets", lambda: forget_secrets(self._bus, self._journal.record.spec)),
         )
         for name, step in steps:
             try:

@@ -10,6 +10,7 @@ from typing import Any
 from bus.connection import Bus
 from bus.subject import Subject
 from bus.subjects import START_INSTANCE, STOP_INSTANCE
+from entities.orchestrator.job_secrets import secrets_for
 from entities.orchestrator.link_secret import link_secret
 from entities.orchestrator.mesh_view import MeshView
 from schemas.base import Message
@@ -156,6 +157,7 @@ class Instances:
             inexact=bool(self.graph.inexact),
             joins=joins,
             link_secret=self._link_secret,
+            secrets=await secrets_for(self._bus, self._spec),
         )
         agent = self._mesh.agent_of(place.cluster, place.node)
         if agent is None:

@@ -9,6 +9,7 @@ import contextlib
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import ANALYSE, WRITE_SAMPLE
+from entities.orchestrator.job_secrets import secrets_for
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
@@ -56,7 +57,8 @@ class ModelWork:
             BadModel: it has none.
             Unavailable: nobody answered who was asked.
         """
-        order = Analyse(job=self._job, spec=self._spec)
+        secrets = await secrets_for(self._bus, self._spec)
+        order = Analyse(job=self._job, spec=self._spec, secrets=secrets)
         asked: list[str] = []
         while len(asked) < ANALYSTS:
             if not self._agents():
@@ -80,9 +82,13 @@ class ModelWork:
         agents = self._agents()
         if not agents:
             return ""
-        order = WriteSample(job=self._job, spec=self._spec, weights_url=manifest.url)
         try:
-            await self._bus.command(WRITE_SAMPLE, order, deadline_s=10.0, agent=agents[0])
+            order = WriteSample(
+                job=self._job, spec=self._spec, weights_url=manifest.url,
+                secrets=await secrets_for(self._bus, self._spec),
+            )  # fmt: skip
+            key = self._mesh.nodes[agents[0]].sealing_key
+            await self._bus.command(WRITE_SAMPLE, order, deadline_s=10.0, agent=agents[0], seal_to=key)
             async with asyncio.timeout(SAMPLE_DEADLINE_S):
                 return await self._sample
         except (DmscError, TimeoutError) as error:
@@ -90,7 +96,8 @@ class ModelWork:
             return ""
 
     async def _analysed_by(self, agent: str, order: Analyse) -> ModelTopology:
-        await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent)
+        key = self._mesh.nodes[agent].sealing_key
+        await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent, seal_to=key)
         return await asyncio.shield(self._topology)
 
     def _agents(self) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,10 +111,23 @@ async def work(mesh: Mesh, folder: Path) -> dict[str, str]:
         assert {user.name for user in await admin.users()} >= {"ruth", "ada"}
     with Client(state=mesh.state, token=made["ruth's token"]) as ruth:
         await at_the_nats_door(mesh, made["ruth's second token"])
-        gate = folder / "gate"
+        gate, data = folder / "gate", words(folder)
+        made["a stored secret"] = "planted-password-of-the-corpus"
+        stored = await asyncio.to_thread(
+            dmsc,
+            *("secret", "set", "corpus", "--from-env", "CORPUS"),
+            cwd=folder,
+            CORPUS=f"local://{data}#password={made['a stored secret']}",
+            DMSC_TOKEN=made["ruth's token"],
+            DMSC_GATEWAY=",".join(json.loads((mesh.state / "mesh.json").read_text())["gateways"].values()),
+        )
+        assert stored.returncode == 0, stored.stderr
+        planted = made["a secret in a job's URL"] = "planted-secret-of-the-store"
         spec = user_job(
             "held",
-            words(folder),
+            data,
+            data={"source": "secret://corpus"},
+            artifacts=f"local://{folder}/out#secret={planted}",
             model={"args": {"gate": str(gate)}},
             training={"steps": HELD_STEPS},
             parallel={"stages": 2},
@@ -123,6 +137,9 @@ async def work(mesh: Mesh, folder: Path) -> dict[str, str]:
         gate.unlink()
         record = await ask(lambda: ruth.wait(job, timeout_s=PATIENCE_S))
         assert record.state is JobState.DONE, record.history
+        assert record.spec.data.source == "secret://ruth/corpus"
+        assert record.spec.artifacts.startswith("secret://ruth/generated-")
+        assert list((folder / "out" / job / "weights").iterdir())
     return made
 
 

@@ -1,0 +1,39 @@
+"""The secrets that a job's URLs name: opened here, and handed to its instances' agents, sealed to each."""
+
+from __future__ import annotations
+
+import json
+
+from bus import secret_urls
+from bus.connection import Bus
+from bus.subjects import SECRET
+from schemas.errors import BadJob
+from schemas.job import JobSpec
+from schemas.secrets import GENERATED, StoredSecret, about, references_of
+
+
+async def secrets_for(bus: Bus, spec: JobSpec) -> str:
+    """A JSON object of `USER/NAME` and value; empty where the job names none. This process knows them, too:
+    it writes the list of a job's weights and finds its checkpoints.
+
+    Raises:
+        BadJob: one is not there any more.
+        Unsealable: one was sealed with the keys of another root.
+    """
+    found: dict[str, str] = {}
+    for key, (user, name) in references_of(spec).items():
+        entry = await bus.bucket(SECRET).get(leader=True, user=user, name=name)
+        if entry is None or not isinstance(entry.message, StoredSecret):
+            raise BadJob(f"{user} has no secret {name} any more; `dmsc secret set {name}` stores one")
+        found[key] = bus.keyring.open(entry.message.sealed, about(user, name))
+    values = json.dumps(found) if found else ""
+    secret_urls.learn(values)
+    return values
+
+
+async def forget_secrets(bus: Bus, spec: JobSpec) -> None:
+    """The job is over: what was taken out of its own URLs goes with it."""
+    for key, (user, name) in references_of(spec).items():
+        secret_urls.forget(key)
+        if name.startswith(GENERATED):
+            await bus.bucket(SECRET).delete(user=user, name=name)

@@ -1,0 +1,93 @@
+"""Secrets by name: what a job's record shows in place of credentials, and what is opened."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from bus import secret_urls
+from bus.artifacts import open_artifacts, open_filesystem
+from schemas.errors import BadInput, BadJob
+from schemas.job import JobSpec
+from schemas.secrets import below, has_credentials, references_of, taken_out, urls_of
+
+PLAIN = ("stdlib:", "bus://datasets/a", "/data/a?b=*.txt", "s3://bucket/x", "file:///a/b@c", "https://h/a?b")
+CREDENTIALS = (
+    "https://ruth:pw@h/a",
+    "https://token@h/a",
+    "https://h/a?X-Signature=abc",
+    "s3://bucket/runs#key=A&secret=B",
+    "ftp://u:p@h:21/a?x=1#y=2",
+)
+
+
+def job(**urls: Any) -> JobSpec:
+    source = {"data": {"source": urls.pop("source")}} if "source" in urls else {}
+    return JobSpec.model_validate(
+        {"name": "j", "model": {"factory": "a:b"}, "training": {"steps": 1}, **source, **urls}
+    )
+
+
+def take(spec: JobSpec, user: str = "ruth") -> tuple[JobSpec, dict[str, str]]:
+    numbers = itertools.count(1)
+    return taken_out(spec, user, lambda: f"generated-{next(numbers)}")
+
+
+@pytest.mark.parametrize("url", PLAIN)
+def test_what_has_no_credentials_stays_as_it_is(url: str) -> None:
+    assert not has_credentials(url)
+    spec = job(source=url, artifacts=url, resume_from=url)
+    assert take(spec) == (spec, {})
+
+
+@pytest.mark.parametrize("url", CREDENTIALS)
+@pytest.mark.parametrize("place", ["source", "artifacts", "resume_from", "initial_weights"])
+def test_credentials_in_any_url_are_taken_out(url: str, place: str) -> None:
+    recorded, made = take(job(**{place: url}))
+    assert made == {"generated-1": url}
+    assert "secret://ruth/generated-1" in urls_of(recorded).values()
+    assert url not in recorded.model_dump_json()
+    assert references_of(recorded) == {"ruth/generated-1": ("ruth", "generated-1")}
+    assert take(recorded) == (recorded, {}), "a record may be submitted again"
+
+
+def test_a_name_gets_its_owner_and_another_users_is_refused() -> None:
+    recorded, made = take(job(source="secret://corpus/part-1", artifacts="secret://runs"))
+    assert made == {}
+    assert recorded.data.source == "secret://ruth/corpus/part-1"
+    assert recorded.artifacts == "secret://ruth/runs"
+    stolen, _ = take(job(source="secret://olga/corpus"), "ruth")
+    assert references_of(stolen) == {"ruth/olga": ("ruth", "olga")}, "olga is taken for a name of ruth's own"
+    for wrong in ("secret://", "secret://a.b", "secret://*/x"):
+        with pytest.raises(BadJob, match=r"data\.source: secret://NAME names a secret of yours"):
+            take(job(source=wrong))
+
+
+def test_what_lies_below_a_secret() -> None:
+    assert below("s3://b/runs/", "/j/weights") == "s3://b/runs/j/weights"
+    assert below("https://h/a?sig=1", "/b") == "https://h/a/b?sig=1"
+    assert below("https://h/a?sig=1", "") == "https://h/a?sig=1"
+
+
+def test_a_process_opens_what_it_was_given_and_complains_without_it(tmp_path: Any) -> None:
+    (tmp_path / "x").mkdir()
+    with pytest.raises(BadInput, match="only the job's own processes can open it"):
+        open_filesystem("secret://ruth/here/x")
+    secret_urls.learn(json.dumps({"ruth/here": f"local://{tmp_path}#password=hunter2"}))
+    try:
+        _, path = open_filesystem("secret://ruth/here/x")
+        assert path == str(tmp_path / "x")
+        assert open_artifacts("secret://ruth/here/x", None).url == "secret://ruth/here/x"
+        assert secret_urls.hidden("no hunter2 at " + str(tmp_path)) == "no *** at secret://ruth/here"
+    finally:
+        secret_urls.forget("ruth/here")
+    secret_urls.learn(json.dumps({"ruth/odd": "no-such-scheme://u:hunter22@h/a"}))
+    try:
+        with pytest.raises(BadInput) as refused:
+            open_filesystem("secret://ruth/odd")
+        assert "hunter22" not in refused.value.text
+    finally:
+        secret_urls.forget("ruth/odd")
