@@ -200,26 +200,29 @@ class JobState(StrEnum):
     RUNNING = "running"
     RECOVERING = "recovering"
     FINISHING = "finishing"
+    PARKED = "parked"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
-_end = frozenset({JobState.FAILED, JobState.CANCELLED})
+_away = frozenset({JobState.PARKED, JobState.FAILED, JobState.CANCELLED})
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.ANALYSING, JobState.RECOVERING, *_end}),
-    JobState.ANALYSING: frozenset({JobState.DEPLOYING, JobState.QUEUED, *_end}),
-    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.QUEUED, JobState.RECOVERING, *_end}),
-    JobState.RUNNING: frozenset({JobState.RECOVERING, JobState.FINISHING, JobState.QUEUED, *_end}),
-    JobState.RECOVERING: frozenset({JobState.RUNNING, JobState.QUEUED, *_end}),
-    JobState.FINISHING: frozenset({JobState.DONE, JobState.RECOVERING, JobState.QUEUED, *_end}),
+    JobState.QUEUED: frozenset({JobState.ANALYSING, JobState.RECOVERING, *_away}),
+    JobState.ANALYSING: frozenset({JobState.DEPLOYING, JobState.QUEUED, *_away}),
+    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.QUEUED, JobState.RECOVERING, *_away}),
+    JobState.RUNNING: frozenset({JobState.RECOVERING, JobState.FINISHING, JobState.QUEUED, *_away}),
+    JobState.RECOVERING: frozenset({JobState.RUNNING, JobState.QUEUED, *_away}),
+    JobState.FINISHING: frozenset({JobState.DONE, JobState.RECOVERING, JobState.QUEUED, *_away}),
+    JobState.PARKED: frozenset({JobState.DEPLOYING, JobState.FAILED, JobState.CANCELLED}),
     JobState.DONE: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
 """Legal transitions of a job. `… → queued` is a new orchestrator: `recovering` if it adopts the living
-instances, else the job starts again from the last checkpoint. An illegal one raises `IllegalTransition`
-with the job's history."""
+instances, else the job starts again from the last checkpoint. A `parked` one has trained, has no instances
+now, and waits at its last checkpoint: for room, or for somebody to resume it. An illegal one raises
+`IllegalTransition` with the job's history."""
 
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
@@ -311,7 +314,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 9)):
+class JobRecord(Message, wire="job.record", version=(1, 10)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -340,6 +343,8 @@ class JobRecord(Message, wire="job.record", version=(1, 9)):
     sample: str | None = None
     microbatch_faults: tuple[MicrobatchFault, ...] = Field((), description="what a new orchestrator inherits")
     setbacks: tuple[StepSetbacks, ...] = ()
+    roll_backs: int = Field(0, description="in a row, because a step failed too often; none went further")
+    furthest: int = Field(0, description="steps that were ever committed, whatever was rolled back since")
     moves: tuple[StageMove, ...] = Field((), description="instances that changed their stage, the last 16")
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")

@@ -24,6 +24,7 @@ NAMES = {
     JobState.RUNNING: "train",
     JobState.RECOVERING: "recover",
     JobState.FINISHING: "finish",
+    JobState.PARKED: "parked",
 }
 """Of the span of each state."""
 TOLD = ("fault", "recovery", "checkpoint", "alert", "rebalancing", "policy", "skipped")

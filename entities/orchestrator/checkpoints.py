@@ -12,7 +12,7 @@ import contextlib
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bus.connection import Bus
@@ -80,6 +80,7 @@ class Checkpoints:
         self._writing_folder: Folder | None = None
         self._damaged: set[str] = set()
         self._uneven = False
+        self._crew: Collection[Member] | None = None
         self._costs: deque[float] = deque(maxlen=5)
         self._step_s: deque[float] = deque(maxlen=TREND_STEPS)
         self._losses: deque[float] = deque(maxlen=TREND_STEPS)
@@ -270,7 +271,7 @@ class Checkpoints:
             await self._journal.tell("checkpoint", text=text)
 
     # --- going back ---------------------------------------------------------------------------------------
-    async def restore(self, *, fresh: bool = False) -> int:
+    async def restore(self, *, fresh: bool = False, crew: Collection[Member] | None = None) -> int:
         """Every stage instance takes the newest checkpoint that is whole; without any, the job's beginning.
 
         What is being written when this is called is waited for: it may be the newest. The beginning is the
@@ -278,6 +279,7 @@ class Checkpoints:
 
         Args:
             fresh: the instances have just been built, so that for the seed nothing is to be done.
+            crew: only these; others of the job are on their way, and join later.
 
         Returns:
             The version that all are at.
@@ -289,6 +291,7 @@ class Checkpoints:
         """
         await self._settled()
         self._uneven = False
+        self._crew = crew
         version = await self._restore_own()
         if version is None and self._spec.resume_from is not None:
             version = await self._restore_named(self._spec.resume_from)
@@ -355,7 +358,7 @@ class Checkpoints:
 
     async def _order_restore(self, version: int, url: str | None) -> None:
         order = StateRestore(job=self._job, epoch=self._epoch, version=version, checkpoint=url)
-        members = self._instances.stage_members()
+        members = [one for one in self._instances.stage_members() if self._crew is None or one in self._crew]
         await self._instances.order(STATE_RESTORE, order, members, deadline_s=RESTORE_DEADLINE_S)
 
     # --- the end ------------------------------------------------------------------------------------------

@@ -76,6 +76,15 @@ class CleanUp:
                 log.warning("clean-up incomplete", job=self._job, part=name, reason=str(error),
                             exc_info=None if known else error)  # fmt: skip
 
+    async def park(self) -> None:
+        """Its instances end, and their slots are free; whatever goes wrong with that, their agents end them
+        before anything of the next epoch starts there."""
+        for name, step in (("instances", self._instances.stop(now=True)), ("registry", self._release())):
+            try:
+                await step
+            except DmscError as error:
+                log.warning("not parked in order", job=self._job, part=name, reason=str(error))
+
     async def reclaim(self) -> None:
         """An orchestrator before this one left the job open, and nothing of it lives that could go on.
 

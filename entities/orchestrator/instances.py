@@ -120,7 +120,12 @@ class Instances:
         return max(unit.requirements.memory_bytes for unit in self.units) // 2
 
     def stage_members(self) -> list[Member]:
-        return [member for members in self.stages() for member in members]
+        """Those of stages that are not lost."""
+        return [member for members in self.stages() for member in members if member not in self.lost]
+
+    def present(self) -> list[Member]:
+        """All that are not lost, data instances too."""
+        return [member for member in self.members.values() if member not in self.lost]
 
     async def start(self, units: Iterable[TaskUnit], *, joins: bool = False) -> list[Member]:
         """Starts a new incarnation of each unit in its slot and waits until all are ready.

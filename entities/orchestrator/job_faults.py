@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.quarantine import BadMicrobatch
-from entities.orchestrator.setbacks import Unrecoverable
+from entities.orchestrator.setbacks import StepBroken
 from schemas.fault import FaultKind, FaultReport, FaultState, FaultTask, FaultVerdict
 from schemas.registry import ServiceRecord
 from schemas.step import Member
@@ -82,7 +82,7 @@ class JobFaults:
             entity: the SID of an entity that did not do its part.
 
         Raises:
-            Unrecoverable: one task failed in one way more often than its limit allows.
+            StepBroken: one task failed in one way more often than its limit allows.
         """
         lost = list(lost)
         known = {Member(sid=one.sid, incarnation=one.incarnation): one for one in records}
@@ -106,14 +106,19 @@ class JobFaults:
         elif not lost and not any(fault.task.attempt == attempt for fault in self._queue.of_job(self._job)):
             task = FaultTask(job=self._job, step=step, attempt=attempt)
             self._queue.opened("request", task, reporter=self._orchestrator, log=(why,))
+        broken = ""
         for fault in self._queue.of_job(self._job):
             if fault.kind != "microbatch" and self._queue.exhausted(fault.id):
-                raise Unrecoverable(
+                broken = (
                     f"step {step}: {fault.task.sid or 'the step'} failed {fault.attempts} times "
                     f"({fault.kind}), {fault.limit} retries are allowed; the last: {why}"
                 )
+                self._queue.given_up(fault.id, "all go back to the checkpoint")  # from there it counts anew
+                continue
             if fault.state is not FaultState.RETRYING:
                 self._queue.retrying(fault.id, fault.action or "repeat the step")
+        if broken:
+            raise StepBroken(broken)
 
     def recovered(self, text: str) -> None:
         """The job's members are at one version again; the step is tried again."""

@@ -23,9 +23,11 @@ from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.model_work import ModelWork
 from entities.orchestrator.placement import NoRoom
 from entities.orchestrator.planning import plan, why_inexact
-from entities.orchestrator.replacement import OccupiedFn
 from entities.orchestrator.results import export_weights
+from entities.orchestrator.room import Room
+from entities.orchestrator.setbacks import Parked
 from entities.orchestrator.training import Training
+from entities.orchestrator.waiting_line import Waiting, emptied, free_slots, slots_of, turn
 from schemas.errors import Conflict, DmscError, Fenced, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobState, WeightsManifest
@@ -38,15 +40,20 @@ log = get_logger("orchestrator")
 
 CLEAN_UP_S = 3.0
 """A whole mesh may be stopping: then nobody is left who would answer."""
-DEPLOY_TRIES = 4
-"""Plans of one deployment that a node's death may break; the last one fails the job."""
+DEPLOY_AGAIN_S, DEPLOY_AGAIN_MOST_S = 0.1, 10.0
+"""Pause before a deployment that a node's death broke is planned again; it doubles each time."""
 START_TRIES = 3
 REPORTED_S = 2.0
 """How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
 
 
 class JobRun:
-    """Drives one job. `occupied` tells which slots other jobs were promised, by node agent."""
+    """Drives one job: to its end, or until it has to be parked (`parked`: why).
+
+    Args:
+        room: what other jobs hold, and wait for.
+        parked: why the job was parked before this run; None: it was not.
+    """
 
     def __init__(
         self,
@@ -54,13 +61,14 @@ class JobRun:
         mesh: MeshView,
         journal: Journal,
         gateway: str,
-        occupied: OccupiedFn,
+        room: Room,
         faults: FaultQueue,
+        parked: Parked | None = None,
     ) -> None:
         record = journal.record
         self._bus = bus
         self._mesh = mesh
-        self._occupied = occupied
+        self._room = room
         self.journal = journal
         self.job = record.job
         self.spec = record.spec
@@ -71,13 +79,18 @@ class JobRun:
         self._faults = JobFaults(faults, mesh, self.job, bus.sender.name)
         self.entry = EntryGateway(mesh, self.communication, self.job, self.spec, gateway)
         self.training = Training(
-            bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults, occupied,
-            lambda: self.entry.sid, self.entry.leave,
+            bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults,
+            room.occupied, lambda: self.entry.sid, self.entry.leave,
         )  # fmt: skip
         self.model_work = ModelWork(bus, mesh, journal)
         self.clean_up = CleanUp(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self.entry
         )
+        self._fits: bool | None = None
+        self._waits = record.ends_as is None
+        self._resumed = asyncio.Event()
+        self._parked_before = parked
+        self.parked: Parked | None = None
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._over = asyncio.Event()
@@ -87,6 +100,29 @@ class JobRun:
     def over(self) -> bool:
         """How it ends is certain; what is left is to clean up."""
         return self._over.is_set()
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """Its place in the line; None: it has instances, or is held back for another reason than room."""
+        if not self._waits or self.over:
+            return None
+        clusters, slots = self.spec.parallel.clusters, slots_of(self.spec.parallel)
+        if self._fits is None:  # not planned yet: by count
+            nodes = self._mesh.nodes.values()
+            there = sum(len(node.slots) for node in nodes if not clusters or node.cluster in clusters)
+        return Waiting(
+            job=self.job,
+            slots=slots,
+            clusters=tuple(clusters),
+            submitted_at=self.journal.record.submitted_at,
+            parked=self._has_trained,
+            fits=slots <= there if self._fits is None else self._fits,
+        )
+
+    @property
+    def _has_trained(self) -> bool:
+        record = self.journal.record
+        return record.state is JobState.PARKED or record.loss_first is not None
 
     @property
     def step(self) -> int:
@@ -150,6 +186,17 @@ class JobRun:
         stages = range(self.spec.parallel.stages) if stage is None else [stage]
         return "; ".join(self.training.scale(one, replicas) for one in stages)
 
+    def resume(self) -> str:
+        """A parked job tries again now; returns what will happen, in words.
+
+        Raises:
+            Conflict: it is not parked.
+        """
+        if self.journal.record.state is not JobState.PARKED:
+            raise Conflict(f"job {self.job} is {self.journal.record.state}; only a parked one can be resumed")
+        self._resumed.set()
+        return "it goes on from its last checkpoint once there is room"
+
     async def leaving(self, record: ServiceRecord) -> None:
         """The registry says that an instance drains, has failed, or is gone.
 
@@ -178,7 +225,7 @@ class JobRun:
             self._cancelled = reason
             with contextlib.suppress(Unavailable):  # the bus is away; it ends all the same
                 await self.journal.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
-            if self._task is not None:
+            if self._task is not None and self.parked is None:  # else the next run ends it
                 self._task.cancel()
 
     async def shut_down(self, *, deposed: bool) -> None:
@@ -211,6 +258,9 @@ class JobRun:
                 await self.clean_up.agents_back()
             else:
                 state, reason = await self._outcome()
+            if state is JobState.PARKED:
+                await self._park(reason)
+                return
             self._over.set()
             with contextlib.suppress(Unavailable):
                 # also makes sure that it is ours: what follows carries no epoch
@@ -242,21 +292,53 @@ class JobRun:
             return JobState.CANCELLED, self._cancelled
         except Fenced:
             raise
+        except Parked as parked:
+            self.parked = parked
+            return JobState.PARKED, parked.text
         except DmscError as error:
             return JobState.FAILED, error.text
         except Exception as error:
             log.error("job failed on an internal error", job=self.job, exc_info=error)
             return JobState.FAILED, f"internal error: {type(error).__name__}: {error}"
 
+    async def _park(self, reason: str) -> None:
+        """Frees all that the job holds; what it has trained is in its checkpoints.
+
+        The record says so last: until then it is a job that an orchestrator left behind.
+        """
+        log.warning("job parked", job=self.job, reason=reason)
+        await self.checkpoints.abandon()
+        await self.clean_up.park()
+        await self.journal.move(JobState.PARKED, reason, **self.training.counted)
+        await self.journal.tell("recovery", text=f"parked at its last checkpoint: {reason}")
+
     async def _work(self) -> WeightsManifest:
         async with self.training:
-            if self.epoch == 1 or not await self._adopt():
+            if self.journal.record.state is JobState.PARKED:
+                await self._until_resumed()
+                await self._deploy(await self.model_work.analyse())
+            elif self.epoch == 1 or not await self._adopt():
                 if self.epoch > 1:
                     await self.clean_up.reclaim()
                 await self.journal.move(JobState.ANALYSING, "layers, costs, data")
                 await self._deploy(await self.model_work.analyse())
             await self._train()
             return await self._finish()
+
+    async def _until_resumed(self) -> None:
+        """A job that room alone does not help waits for another mesh, or for somebody's word."""
+        if self._parked_before is None or self._parked_before.for_room:
+            return
+        self._waits = False
+        before = self._mesh.open_places()
+        changing = asyncio.create_task(self._mesh.until_open_otherwise(before))
+        asked = asyncio.create_task(self._resumed.wait())
+        try:
+            await asyncio.wait({changing, asked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changing.cancel()
+            asked.cancel()
+        self._waits = True
 
     async def _adopt(self) -> bool:
         """Goes on with the living instances that an orchestrator before this one left; False: none live."""
@@ -272,6 +354,7 @@ class JobRun:
                 await self.journal.tell("recovery", text=text)
             self.instances.graph = None
             return False
+        self._waits = False
         await self.journal.move(JobState.RECOVERING, f"adopted in epoch {self.epoch}")
         await self.entry.choose(record.graph)
         await self.training.go_on(settled)
@@ -291,41 +374,37 @@ class JobRun:
 
     async def _deploy(self, topology: ModelTopology) -> None:
         """Plans, starts all instances, and plans again without a node that turns out to be dead."""
-        for left in reversed(range(DEPLOY_TRIES)):
+        pause_s = DEPLOY_AGAIN_S
+        while True:
             graph = await self._plan(topology)
             await self.entry.choose(graph)
             try:
                 await self._start(graph)
                 break
             except NodeLost as lost:
-                if not left:
-                    raise
+                self._waits = True
                 await self._without_node(lost)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, DEPLOY_AGAIN_MOST_S)
         await self.training.begin()
         await self.journal.tell("instances", instances=self.instances.views())
 
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
-        """Waits in the queue until there is room."""
+        """Waits in the line until there is room, and nobody who came first is waiting for it."""
         while True:
-            occupied = self._occupied(self.job)
             began = time.monotonic()
-            graph = plan(
-                self.job,
-                self.spec,
-                topology,
-                list(self._mesh.nodes.values()),
-                occupied,
-                self._mesh.cordons.places(),
-            )
+            graph = self._in_turn(topology)
             if not isinstance(graph, NoRoom):
                 break
-            if self.journal.record.state is not JobState.QUEUED:
-                await self.journal.move(JobState.QUEUED, graph.reason)
+            waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
+            if self.journal.record.state is not waits_as:
+                await self.journal.move(waits_as, graph.reason)
             else:
                 await self.journal.reason(graph.reason)
             await self._mesh.next_change()
         planned_s = time.monotonic() - began
         self.instances.graph = graph
+        self._waits = False
         if self.journal.record.state is JobState.QUEUED:
             await self.journal.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self.spec, graph)
@@ -333,6 +412,23 @@ class JobRun:
             JobState.DEPLOYING, graph.reason, graph=graph, plan_s=planned_s, exact=not because,
             inexact_because=because,
         )  # fmt: skip
+        return graph
+
+    def _in_turn(self, topology: ModelTopology) -> TaskGraph | NoRoom:
+        nodes, cordoned = list(self._mesh.nodes.values()), self._mesh.cordons.places()
+        occupied, mine = self._room.occupied(self.job), self.waiting
+        assert mine is not None
+        why = turn(mine, self._room.line(), free_slots(nodes, occupied, cordoned))
+        if why:
+            return NoRoom(why)
+        if self._room.urgent():
+            return NoRoom("behind a running job that replaces an instance")
+        graph = plan(self.job, self.spec, topology, nodes, occupied, cordoned)
+        if isinstance(graph, NoRoom):
+            alone = plan(self.job, self.spec, topology, emptied(nodes), {}, cordoned)
+            self._fits = not isinstance(alone, NoRoom)
+            if isinstance(alone, NoRoom):
+                return NoRoom(f"the whole mesh has no room for it, others go first: {alone.reason}")
         return graph
 
     async def _start(self, graph: TaskGraph) -> None:

@@ -59,6 +59,11 @@ class Journal:
     def job(self) -> str:
         return self.record.job
 
+    def next_epoch(self) -> Journal:
+        """For whoever takes the job up behind this one: its first write fences this one's instances."""
+        record = self.record.model_copy(update={"epoch": self.record.epoch + 1})
+        return Journal(self._bus, record, self._revision, self.confirmed)
+
     async def move(
         self, state: JobState, reason: str = "", *, plan_s: float | None = None, **figures: Any
     ) -> None:

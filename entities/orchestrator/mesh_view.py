@@ -50,6 +50,10 @@ class MeshView:
         async with self._changed:
             self._changed.notify_all()
 
+    async def nudge(self) -> None:
+        """Whoever waits for a change looks again."""
+        await self._tell()
+
     async def node(self, status: NodeStatus) -> None:
         """A node agent registered, or its slots changed."""
         self.nodes[status.sid] = status
@@ -204,6 +208,23 @@ class MeshView:
             except TimeoutError:
                 return False
         return True
+
+    def open_places(self) -> frozenset[tuple[str, int]]:
+        """All slots that are not cordoned, by agent and index, whatever runs there."""
+        closed = self.cordons.places()
+        return frozenset(
+            (node.sid, slot.index)
+            for node in self.nodes.values()
+            for slot in node.slots
+            if not {None, slot.index} & set(closed.get(node.sid, ()))
+        )
+
+    async def until_open_otherwise(self, before: frozenset[tuple[str, int]]) -> None:
+        """Returns once a place is open that was not among `before`; one that goes does not count, but may
+        come back."""
+        while not self.open_places() - before:
+            before &= self.open_places()
+            await self.next_change()
 
     async def next_change(self) -> None:
         async with self._changed:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from bus.connection import Bus
 from entities.orchestrator.decision_record import DecisionRecord
 from entities.orchestrator.instances import Instances
+from entities.orchestrator.setbacks import StepBroken
 from entities.orchestrator.step_events import Arrived, in_order
 from entities.orchestrator.step_loop import StepLoop
 from entities.orchestrator.step_machine import StepMachine
@@ -108,6 +109,11 @@ class Progress:
         if self._loop is not None:
             self._loop.give_up(self.step, why)
 
+    def break_off(self, error: StepBroken) -> None:
+        """Ends the loop, wherever it is: all go back to the checkpoint. Without one they are on their way."""
+        if self._loop is not None:
+            self._loop.break_off(error)
+
     # --- where it is ----------------------------------------------------------------------------------
     @property
     def at_end(self) -> bool:
@@ -128,15 +134,16 @@ class Progress:
     def data(self) -> tuple[Member, ...]:
         return self._living(self.loop.machine.data)
 
-    def afresh(self, attempt: int = 0, generation: int = 0) -> Settled:
-        """All instances of the job are at the present step, and nothing of it was begun."""
+    def afresh(self, crew: Collection[Member], attempt: int = 0, generation: int = 0) -> Settled:
+        """`crew` are at the present step, and nothing of it was begun."""
         members = self._instances.members
+        data = [members.get(unit.sid) for unit in self._instances.units if unit.kind is UnitKind.DATA]
         return Settled(
             step=self.step,
             attempt=attempt,
             generation=generation,
-            stages=self._instances.stages(),
-            data=[members[unit.sid] for unit in self._instances.units if unit.kind is UnitKind.DATA],
+            stages=[[one for one in stage if one in crew] for stage in self._instances.stages()],
+            data=[one for one in data if one is not None and one in crew],
         )
 
     def living(self, settled: Settled) -> Settled:

@@ -9,10 +9,15 @@ from entities.orchestrator.guarded_tasks import GuardedTasks
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.progress import Progress
 from entities.orchestrator.replacement import Replacement
-from entities.orchestrator.setbacks import Unrecoverable
+from entities.orchestrator.setbacks import Parked, Unrecoverable
 from entities.orchestrator.takeover import Settled
 from entities.orchestrator.telling import Telling
 from schemas.step import Member
+
+PARKED_AFTER_S = 10.0
+"""How long a stage that has nobody waits for room: less is a node that restarts; more keeps the slots of all
+other stages from other jobs."""
+LOOK_S = 0.2
 
 
 class Recruits:
@@ -70,7 +75,7 @@ class Recruits:
         if first is not None:
             await first()
         try:
-            newcomer = await self._replacement.bring(sid, lost)
+            newcomer = await self._replacement.bring(sid, lost, dispensable=given_up is not None)
         except Unrecoverable as error:
             if given_up is None:
                 raise
@@ -88,9 +93,38 @@ class Recruits:
             self.bring(sid, member)  # it died as soon as it was there
 
     async def until_there(self) -> None:
-        """Returns once every lost unit has its new incarnation."""
-        while self._coming:
-            await self._tasks.unless_failed(asyncio.gather(*self._coming.values()))
+        """Returns once every lost unit has its new incarnation, except those that nobody has to wait for.
+
+        Raises:
+            Parked: somebody must be waited for, and finds no room.
+        """
+        loop, homeless = asyncio.get_running_loop(), self._replacement.homeless
+        began = bare_since = loop.time()
+        while coming := set(self._coming):
+            missing = self._indispensable() & coming
+            late = loop.time() - began > PARKED_AFTER_S
+            if not missing and (late or coming <= homeless.keys()):
+                return
+            if not missing or not missing <= homeless.keys():
+                bare_since = loop.time()
+            if loop.time() - bare_since > PARKED_AFTER_S:
+                why = "; ".join(f"{sid}: {homeless[sid]}" for sid in sorted(missing))
+                raise Parked(why, for_room=True)
+            await self._tasks.unless_failed(asyncio.wait([*self._coming.values()], timeout=LOOK_S))
+
+    def _indispensable(self) -> set[str]:
+        """Units of which the job has none: of a stage without anybody, or data instances."""
+        instances = self._instances
+        present = {member.sid for member in instances.present()} - self._coming.keys()
+        working = {unit.stage for unit in instances.units if unit.sid in present}
+        return {unit.sid for unit in instances.units if unit.stage not in working}
+
+    def forgo(self, sid: str) -> bool:
+        """The unit that finds no room is not wanted any more; False: it is on its way already."""
+        if sid not in self._replacement.homeless:
+            return False
+        self._coming[sid].cancel()
+        return True
 
     async def newcomer(self, stage: int) -> Member | None:
         """One for a stage that has nobody, once it is there to take the state; None: none comes."""

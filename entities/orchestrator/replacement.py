@@ -29,10 +29,10 @@ OccupiedFn = Callable[[str], dict[str, list[Placement]]]
 """Slots promised to all jobs but the named one, by node agent."""
 
 STOP_DEADLINE_S = 3.0
-ROOM_DEADLINE_S = 600.0
-"""How long a job with a lost instance waits for a free slot before it fails."""
 RETRY_S = 0.5
-"""Pause before a start that failed without a culprit is tried again."""
+"""Pause before a start that failed is tried again, at first."""
+RETRY_MOST_S = 30.0
+"""And at most: it doubles with each failure in a row."""
 LAST_WORDS_S = 1.0
 """How long to wait until the registry says how a lost instance ended; mostly it has already."""
 FREE_S = 3.0
@@ -40,7 +40,7 @@ FREE_S = 3.0
 CUTS_KEPT = 16
 """Cuts between nodes remembered in a job's record, the latest."""
 STARTS = 5
-"""Starts of one unit in a row that fail before the job does."""
+"""Starts of one unit in a row that ended by themselves, until it is given up where nobody has its state."""
 
 
 class Replacement:
@@ -56,6 +56,8 @@ class Replacement:
         self._job = journal.job
         self._occupied = occupied
         self._placing = asyncio.Lock()
+        self.homeless: dict[str, str] = {}
+        """Units for which there is no room now, and why."""
         self.cuts = journal.record.cuts
         """Between nodes: what was given up for them is left out of the job (see `partition`)."""
 
@@ -69,24 +71,28 @@ class Replacement:
         record = self._mesh.records.get(sid)
         return None if record is None else Member(sid=sid, incarnation=record.incarnation)
 
-    async def bring(self, sid: str, lost: Member | None) -> Member:
-        """Ends what is left of a lost instance, and starts its unit again where there is room.
+    async def bring(self, sid: str, lost: Member | None, *, dispensable: bool = False) -> Member:
+        """Ends what is left of a lost instance, and starts its unit again where there is room, however long
+        that takes.
+
+        Args:
+            sid: its unit.
+            lost: the one before, of which nothing may be left.
+            dispensable: the job does without, if it fails to start again and again.
 
         Returns:
             The newcomer, built and ready to take the state.
 
         Raises:
-            Unrecoverable: no room in time, or it fails to start again and again.
+            Unrecoverable: it fails to start again and again.
         """
         assert self._instances.graph is not None
         unit = self._instances.graph.unit(sid)
-        last: DmscError | None = None
-        for _ in range(STARTS):
+        own_ends, pause_s = 0, RETRY_S
+        while True:
             if lost is not None:
                 await self._clear(lost)
-            in_turn = self._placing if unit.kind is UnitKind.STAGE else contextlib.nullcontext()
-            async with in_turn:  # a data instance takes no slot, and waits for nobody who waits for one
-                await self._find_room([unit])
+            await self._find_room(unit)
             try:
                 (started,) = await self._instances.start([unit], joins=True)
                 if self.node_of(sid) not in self._avoided():
@@ -94,25 +100,40 @@ class Replacement:
                 lost = started  # its node was given up meanwhile
                 self._instances.mark_lost(lost)
             except StartFailed as error:
-                last = error
                 lost = error.member
                 self._instances.mark_lost(lost)
+                own_ends += 1
+                if own_ends >= STARTS and (dispensable or not self._has_state(unit)):
+                    raise Unrecoverable(
+                        f"{unit.sid} could not be started {STARTS} times, the last: {error}"
+                    ) from None
+                await self._journal.reason(f"{unit.sid} is not replaced yet: {error.text}")
             except NodeLost as error:
-                last = error
                 if error.agent is not None:
                     self._mesh.forget_node(error.agent)
                 log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
             except DmscError as error:  # an agent or the registry is being restarted
-                last = error
                 log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
-            await asyncio.sleep(RETRY_S)
-        raise Unrecoverable(f"{unit.sid} could not be started {STARTS} times, the last: {last}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MOST_S)
+
+    def _has_state(self, unit: TaskUnit) -> bool:
+        """Somebody else of its stage lives, and goes on without it."""
+        assert self._instances.graph is not None
+        others = (one.sid for one in self._instances.graph.stage(unit.stage) if one.sid != unit.sid)
+        members = (self._instances.members.get(sid) for sid in others)
+        return any(member is not None and self._instances.is_present(member) for member in members)
 
     def no_room(self, units: list[TaskUnit]) -> str:
         """Why these units can't be placed (those that are: elsewhere) now; empty if they can."""
         assert self._instances.graph is not None
         placed = self._place(units, self._instances.graph.placements)
         return placed.reason if isinstance(placed, NoRoom) else ""
+
+    def finds_room(self) -> bool:
+        """One of the homeless would not be any more, if it looked now."""
+        graph = self._instances.graph
+        return graph is not None and any(not self.no_room([graph.unit(sid)]) for sid in self.homeless)
 
     def is_open(self, sid: str) -> bool:
         """Its node is there, and its slot may host something new."""
@@ -181,29 +202,36 @@ class Replacement:
         except DmscError as error:
             log.warning("stop of a lost instance failed", sid=lost.sid, reason=str(error))
 
-    async def _find_room(self, units: list[TaskUnit]) -> None:
-        """Keeps each unit's slot if its node is there and it is free, else places it anew; waits for room."""
+    async def _find_room(self, unit: TaskUnit) -> None:
+        """Keeps the unit's slot if its node is there and it is free, else places it anew; waits for room."""
+        try:
+            while True:
+                in_turn = self._placing if unit.kind is UnitKind.STAGE else contextlib.nullcontext()
+                async with in_turn:  # a data instance takes no slot
+                    why = self._settle(unit)
+                if not why:
+                    break
+                self.homeless[unit.sid] = why
+                await self._journal.reason(f"{unit.sid}: {why}")
+                await self._mesh.next_change()
+        finally:
+            waited = self.homeless.pop(unit.sid, None)
+        if waited is not None:
+            left = [f"{sid}: {why}" for sid, why in self.homeless.items()]
+            await self._journal.reason("; ".join(left) or f"{unit.sid} has found room")
+
+    def _settle(self, unit: TaskUnit) -> str:
+        """Gives the unit a place; why that can't be now, or ''."""
         instances = self._instances
         assert instances.graph is not None
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + ROOM_DEADLINE_S
-        while True:
-            homeless = [unit for unit in units if not self.may_stay(unit)]
-            if not homeless:
-                return
-            names = {unit.sid for unit in homeless}
-            others = tuple(one for one in instances.graph.placements if one.sid not in names)
-            placed = self._place(homeless, others)
-            if not isinstance(placed, NoRoom):
-                instances.graph = instances.graph.model_copy(update={"placements": (*others, *placed)})
-                return
-            await self._journal.reason(f"{', '.join(sorted(names))}: {placed.reason}")
-            left = deadline - loop.time()
-            if left <= 0:
-                raise Unrecoverable(f"no room for {', '.join(sorted(names))}: {placed.reason}")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._mesh.next_change()
+        if self.may_stay(unit):
+            return ""
+        others = tuple(one for one in instances.graph.placements if one.sid != unit.sid)
+        placed = self._place([unit], others)
+        if isinstance(placed, NoRoom):
+            return placed.reason
+        instances.graph = instances.graph.model_copy(update={"placements": (*others, *placed)})
+        return ""
 
     def _place(
         self, units: list[TaskUnit], others: Iterable[Placement], without: Node | None = None

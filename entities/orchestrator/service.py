@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,8 @@ from entities.orchestrator.policy_desk import PolicyDesk
 from entities.orchestrator.promotion import PromotionConfig
 from entities.orchestrator.promotions import Promotions
 from entities.orchestrator.record_guards import RecordGuards, above_all
+from entities.orchestrator.room import Room
+from entities.orchestrator.setbacks import Parked
 from schemas import names
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
@@ -55,7 +57,7 @@ from schemas.policy import DirectModule, ModuleLifecycle, ModuleOp
 from schemas.registry import ServiceRecord
 from schemas.signals import NodeRegistration, QosReport, TerminationReport
 from schemas.step import MicrobatchClaim
-from schemas.task_graph import ModelTopology, Placement
+from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
 
@@ -110,6 +112,7 @@ class Leader:
         self._cordoning = Cordoning(bus, self.mesh, self.faults)
         self._draining = Draining(self.mesh, self._cordoning, lambda: self._runs, candidate.confirmed)
         self._runs: dict[str, JobRun] = {}
+        self._room = Room(mesh, self._runs)
         self._ended: dict[str, JobRecord] = {}
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
         self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
@@ -322,24 +325,33 @@ class Leader:
         Raises:
             Fenced: the record is no longer the one of `revision`.
         """
-        journal = Journal(
-            self._bus,
-            record.model_copy(update={"epoch": record.epoch + 1}),
-            revision,
-            self._candidate.confirmed,
-        )
-        run = JobRun(self._bus, self.mesh, journal, gateway, self._occupied, self.faults)
-        # one that was ending only has to be cleaned up: it does not wait for anything
-        await journal.move(JobState.QUEUED if record.ends_as is None else record.state, reason)
+        fresh = record.model_copy(update={"epoch": record.epoch + 1})
+        journal = Journal(self._bus, fresh, revision, self._candidate.confirmed)
+        run = self._new_run(journal, gateway)
+        # one that was ending only has to be cleaned up, and one that was parked goes on waiting
+        stays = record.ends_as is not None or record.state is JobState.PARKED
+        await journal.move(record.state if stays else JobState.QUEUED, record.reason if stays else reason)
         self._runs[record.job] = run
         self._spawn(self._drive(run))
         return journal.record
 
+    def _new_run(self, journal: Journal, gateway: str, parked: Parked | None = None) -> JobRun:
+        return JobRun(self._bus, self.mesh, journal, gateway, self._room, self.faults, parked)
+
     async def _drive(self, run: JobRun) -> None:
+        """To the job's end; one that was parked is taken up by a new run, in the next epoch."""
         try:
-            await run.run()
+            while True:
+                await run.run()
+                if run.parked is None:
+                    return
+                await self.mesh.nudge()  # its slots are others' now
+                journal = run.journal.next_epoch()
+                run = self._runs[run.job] = self._new_run(journal, run.entry.sid, run.parked)
+                await journal.move(JobState.PARKED, journal.record.reason)
         finally:
             del self._runs[run.job]
+            await self.mesh.nudge()  # whoever stood behind it looks again
             self._ended[run.job] = run.journal.record
             while len(self._ended) > self.config.ended_kept:
                 del self._ended[next(iter(self._ended))]
@@ -387,29 +399,16 @@ class Leader:
                 log.warning("taking over waits for the bus", reason=error.text)
                 await asyncio.sleep(RETRY_S)
 
-    def _occupied(self, job: str) -> dict[str, list[Placement]]:
-        """Slots promised to the other jobs, by node agent."""
-        taken: dict[str, list[Placement]] = defaultdict(list)
-        for run in self._runs.values():
-            if run.job == job or run.instances.graph is None:
-                continue
-            for place in run.instances.graph.placements:
-                agent = self.mesh.agent_of(place.cluster, place.node)
-                if agent is not None and place.slot >= 0:
-                    taken[agent].append(place)
-        return taken
+    def _running(self, job: str) -> JobRun:
+        if (run := self._runs.get(job)) is None:
+            raise NotFound(f"no job {job} runs: `dmsc jobs` lists them")
+        return run
 
     async def _scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
-        run = self._runs.get(message.job)
-        if run is None:
-            raise NotFound(f"no job {message.job} runs: `dmsc jobs` lists them")
-        return Ack(note=run.scale(message.stage, message.replicas))
+        return Ack(note=self._running(message.job).scale(message.stage, message.replicas))
 
     async def _change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
-        run = self._runs.get(message.job)
-        if run is None:
-            raise NotFound(f"no job {message.job} runs: `dmsc jobs` lists them")
-        return Ack(note=run.move(message.sid, message.stage, message.user))
+        return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
 
     async def _cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
         run = self._runs.get(message.job)

@@ -15,7 +15,9 @@ from schemas.job import StepSetbacks
 from schemas.registry import InstanceState, ServiceRecord
 
 STEP_ATTEMPTS = 6
-"""Attempts of one step, whatever breaks them, before the job fails."""
+"""Attempts of one step, whatever breaks them, before all go back to the checkpoint."""
+ROLL_BACKS = 3
+"""Steps given up like that, without one committed that never was before, until the job is parked."""
 
 Key = tuple[int, int | None, str]
 """(step, stage, code of the error)."""
@@ -27,14 +29,38 @@ class Unrecoverable(DmscError):
     code = "unrecoverable"
 
 
+class StepBroken(DmscError):
+    """The open step was tried often enough where the job stands: back to the checkpoint."""
+
+    code = "step_broken"
+
+
+class Parked(DmscError):
+    """The job can't go on now, and is not at its end: it waits at its last checkpoint, without instances.
+
+    `for_room`: until there is room for it; else until something changes, or somebody has it resumed.
+    """
+
+    code = "parked"
+
+    def __init__(self, text: str, *, for_room: bool) -> None:
+        super().__init__(text)
+        self.for_room = for_room
+
+
 class Setbacks:
     """What broke each step that was not committed since. A roll-back forgets nothing of later steps.
 
     Args:
         held: what an orchestrator before this one had counted, as its `held` gave it.
+        roll_backs, furthest: likewise.
     """
 
-    def __init__(self, held: Iterable[StepSetbacks] = ()) -> None:
+    def __init__(self, held: Iterable[StepSetbacks] = (), *, roll_backs: int = 0, furthest: int = 0) -> None:
+        self.roll_backs = roll_backs
+        """Since `furthest` has moved."""
+        self.furthest = furthest
+        """Steps that were ever committed; a roll-back takes none of them away."""
         self._attempts: Counter[int] = Counter()
         self._before: set[Key] = set()
         self._now: set[Key] = set()
@@ -59,13 +85,25 @@ class Setbacks:
         """One more attempt of `step` failed.
 
         Raises:
-            Unrecoverable: it was one too many.
+            StepBroken: it was one too many; they are counted anew from here.
         """
         self._before |= self._now
         self._now = set()
         self._attempts[step] += 1
-        if self._attempts[step] > STEP_ATTEMPTS:
-            raise Unrecoverable(f"step {step} failed {self._attempts[step]} times, the last: {why}")
+        if (attempts := self._attempts[step]) > STEP_ATTEMPTS:
+            del self._attempts[step]
+            raise StepBroken(f"step {step} failed {attempts} times, the last: {why}")
+
+    def rolling_back(self, why: str) -> None:
+        """A broken step sends all back to the checkpoint.
+
+        Raises:
+            Parked: that did not help before.
+        """
+        self.roll_backs += 1
+        if self.roll_backs >= ROLL_BACKS:
+            count, self.roll_backs = self.roll_backs, 0
+            raise Parked(f"{count} times back to the checkpoint, and no step further: {why}", for_room=False)
 
     def ended(self, step: int, records: Iterable[ServiceRecord]) -> None:
         """These incarnations ended in the attempt that failed last.
@@ -86,6 +124,8 @@ class Setbacks:
 
     def committed(self, step: int) -> None:
         """`step` is behind the job: what broke it counts no more."""
+        if step >= self.furthest:
+            self.furthest, self.roll_backs = step + 1, 0
         self._attempts = Counter({key: count for key, count in self._attempts.items() if key > step})
         self._before = {key for key in self._before if key[0] > step}
         self._now = {key for key in self._now if key[0] > step}

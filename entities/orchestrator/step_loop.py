@@ -18,6 +18,7 @@ from entities.orchestrator.claim_repair import ClaimRepair
 from entities.orchestrator.decision_record import DecisionRecord
 from entities.orchestrator.guarded_tasks import GuardedTasks
 from entities.orchestrator.instances import Instances
+from entities.orchestrator.setbacks import StepBroken
 from entities.orchestrator.step_clock import StepClock
 from entities.orchestrator.step_machine import StepMachine
 from entities.orchestrator.step_observer import StepObserver
@@ -97,7 +98,7 @@ class StepLoop:
             StageGone: a stage lost everyone; nothing of this loop can go on.
             StepGivenUp: see `give_up`.
             Fenced: another orchestrator leads this job.
-            Unrecoverable: something breaks the step each time.
+            StepBroken: something breaks the step each time.
         """
         self._boundary = asyncio.get_running_loop().create_future()
         self.post(ev.Opened(step, self.machine.attempt))
@@ -111,6 +112,10 @@ class StepLoop:
         """Ends the loop in `step`, if that is open and not decided; members are all at its version then."""
         if (self.machine.step, self.machine.phase) == (step, Phase.GATHERING):
             self._tasks.fail(StepGivenUp(why))
+
+    def break_off(self, error: StepBroken) -> None:
+        """Ends the loop, whatever is under way."""
+        self._tasks.fail(error)
 
     @property
     def over(self) -> bool:

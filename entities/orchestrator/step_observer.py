@@ -29,7 +29,7 @@ class StepObserver(Protocol):
         """Microbatches of the lost are computed again."""
 
     def restarting(self, step: int, reason: str) -> None:
-        """The open step is begun again; raises `Unrecoverable` if that was once too often."""
+        """The open step is begun again; raises `StepBroken` if that was once too often."""
 
     async def bring_back(self, stage: int, version: int) -> Member | None:
         """Nobody of a stage lives: a newcomer that holds its state at `version` again; None if none can."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -35,7 +36,7 @@ from entities.orchestrator.quarantine import BadMicrobatch, Quarantine, skip_dec
 from entities.orchestrator.rebalancing import Rebalancing
 from entities.orchestrator.recruits import Recruits
 from entities.orchestrator.replacement import OccupiedFn, Replacement
-from entities.orchestrator.setbacks import Setbacks, Unrecoverable
+from entities.orchestrator.setbacks import Parked, Setbacks, StepBroken, Unrecoverable
 from entities.orchestrator.stage_moves import StageMoves
 from entities.orchestrator.standbys import Standbys
 from entities.orchestrator.step_events import Replay, in_order
@@ -55,9 +56,10 @@ from schemas.step import Member, MicrobatchClaim, StepAbort, StepDecision
 log = get_logger("orchestrator")
 
 ABORT_DEADLINE_S = 20.0
-ROLL_BACKS = 8
-"""Restorations in a row, each broken by a new loss, before the job fails."""
-RETRY_S = 0.5
+RESTORATIONS = 8
+"""In a row, each broken by a new loss, before the job is parked."""
+RETRY_S, RETRY_MOST_S = 0.5, 5.0
+"""Pause before a store that did not answer is asked again, at first and at most."""
 
 
 class Training:
@@ -90,12 +92,17 @@ class Training:
             bus, self._spec, self._epoch, instances, self.record, gateway, self, self._pauses
         )
         self._quarantine = Quarantine(self._spec.training.on_bad_microbatch, journal.record.microbatch_faults)
-        replacement = Replacement(bus, mesh, instances, journal, occupied)
+        self._replacement = replacement = Replacement(bus, mesh, instances, journal, occupied)
         self._standbys = Standbys(instances, communication, progress, telling)
         self._recruits = Recruits(instances, replacement, progress, telling, tasks)
         self._troubles = Troubles(
             instances, replacement, self._recruits, self._standbys, faults, self._quarantine,
-            Setbacks(journal.record.setbacks), progress, telling, tasks,
+            Setbacks(
+                journal.record.setbacks,
+                roll_backs=journal.record.roll_backs,
+                furthest=journal.record.furthest,
+            ),
+            progress, telling, tasks,
         )  # fmt: skip
         self._changes = CrewChanges(
             instances, replacement, self._recruits, self._standbys, checkpoints, progress, telling, tasks
@@ -166,6 +173,16 @@ class Training:
         """See `Rebalancing.ask`."""
         return self._rebalancing.ask(sid, stage, by, forecast)
 
+    @property
+    def counted(self) -> dict[str, Any]:
+        """See `Troubles.counted`."""
+        return self._troubles.counted
+
+    @property
+    def finds_room(self) -> bool:
+        """There is room now for an instance that was waiting for it, and will be placed in a moment."""
+        return self._replacement.finds_room()
+
     async def told(self) -> None:
         """Returns once everything so far is on the job's stream."""
         await self._tasks.unless_failed(self._telling.told())
@@ -179,10 +196,12 @@ class Training:
         """
         await self.record.take()
         self._rebalancing.disturbed()
-        self._progress.step = await self._restore(fresh=True)
+        self._progress.step, crew = await self._restore(fresh=True)
         if self.step:
             await self._journal.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
-        await self._open(self._progress.afresh())
+        settled = self._progress.afresh(crew)
+        await self._open(settled)
+        self._recruits.introduce(settled)
 
     async def go_on(self, settled: Settled) -> None:
         """Takes up the job with the living instances of an orchestrator before this one."""
@@ -211,7 +230,7 @@ class Training:
                 return
             except StepGivenUp as given_up:
                 log.warning("step given up", job=self._job, step=self.step, reason=given_up.text)
-            except StageGone as gone:
+            except (StageGone, StepBroken) as gone:
                 await self._roll_back(gone)
 
     async def _boundary(self) -> bool:
@@ -258,41 +277,68 @@ class Training:
         await self.told()
 
     # --- going back -------------------------------------------------------------------------------------
-    async def _roll_back(self, gone: StageGone) -> None:
-        """Everyone takes the last checkpoint (or the seed): a stage was lost with its state."""
+    async def _roll_back(self, gone: StageGone | StepBroken) -> None:
+        """Everyone takes the last checkpoint (or the seed): a stage was lost with its state, or a step failed
+        too often.
+
+        Raises:
+            Parked: the job can't be brought back now.
+        """
         began = time.monotonic()
+        if isinstance(gone, StepBroken):
+            self._troubles.rolling_back(gone)
         await self._journal.move(JobState.RECOVERING, gone.text)
         before = await self._progress.close()
-        version = self._progress.step = await self._restore(attempt=before.attempt)
+        version, crew = await self._restore(attempt=before.attempt)
+        self._progress.step = version
         text = f"{gone.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
         self._troubles.rolled_back(text)
         self._rebalancing.disturbed()
         await self._journal.tell("recovery", text=text)
         await self._journal.move(JobState.RUNNING, f"step {version} of {self._spec.training.steps}")
-        await self._open(self._progress.afresh(before.attempt, before.generation))
+        settled = self._progress.afresh(crew, before.attempt, before.generation)
+        await self._open(settled)
+        self._recruits.introduce(settled)
         self._decided_at = time.monotonic()
 
-    async def _restore(self, *, fresh: bool = False, attempt: int | None = None) -> int:
-        """Everyone takes the newest checkpoint that is whole, or the job's beginning; returns its version."""
-        last: DmscError | None = None
-        for _ in range(ROLL_BACKS):
+    async def _restore(
+        self, *, fresh: bool = False, attempt: int | None = None
+    ) -> tuple[int, frozenset[Member]]:
+        """Everyone takes the newest checkpoint that is whole, or the job's beginning.
+
+        Returns:
+            Its version, and who is at it; others join later.
+
+        Raises:
+            Parked: somebody whom the job can't do without finds no room, or they are lost again and again.
+        """
+        failures, pause_s = 0, RETRY_S
+        while True:
             await self._recruits.until_there()
+            crew = frozenset(one for one in self._instances.present() if one.sid not in self._recruits.coming)
             try:
                 if attempt is not None:
-                    await self._tasks.unless_failed(self._abort(attempt))
-                return await self._tasks.unless_failed(self._checkpoints.restore(fresh=fresh))
+                    await self._tasks.unless_failed(self._abort(attempt, crew))
+                restoring = self._checkpoints.restore(fresh=fresh, crew=crew)
+                return await self._tasks.unless_failed(restoring), crew
             except MemberLost as lost:
-                last = lost
+                failures += 1
+                last: DmscError = lost
                 self._troubles.losing(lost.members, str(lost))
-            except Unrecoverable:
+            except (Unrecoverable, Parked):
                 raise
             except DmscError as error:  # the store, or somebody, does not answer
+                failures += not error.retryable
                 last = error
-                await asyncio.sleep(RETRY_S)
+                await self._journal.reason(f"the checkpoint can't be read yet: {error.text}")
+                await self._tasks.unless_failed(asyncio.sleep(pause_s))
+                pause_s = min(2 * pause_s, RETRY_MOST_S)
             fresh = False
-        raise Unrecoverable(f"{ROLL_BACKS} restorations in a row failed; the last: {last}")
+            if failures >= RESTORATIONS:
+                why = f"{failures} restorations in a row failed; the last: {last}"
+                raise Parked(why, for_room=False)
 
-    async def _abort(self, attempt: int) -> None:
+    async def _abort(self, attempt: int, crew: Iterable[Member]) -> None:
         order = StepAbort(
             job=self._job,
             epoch=self._epoch,
@@ -300,8 +346,7 @@ class Training:
             attempt=attempt,
             fenced=in_order(self._instances.lost),
         )
-        members = list(self._instances.members.values())
-        await self._instances.order(STEP_ABORT, order, members, deadline_s=ABORT_DEADLINE_S)
+        await self._instances.order(STEP_ABORT, order, crew, deadline_s=ABORT_DEADLINE_S)
 
     async def until_whole(self) -> None:
         """Returns once every stage has a member again, from a peer's copy or by a roll-back.
@@ -311,7 +356,7 @@ class Training:
         while not all(self._progress.stages):
             try:
                 await self._tasks.unless_failed(self._progress.loop.pause())
-            except StageGone as gone:
+            except (StageGone, StepBroken) as gone:
                 await self._roll_back(gone)
 
     # --- steps that can't be computed -----------------------------------------------------------------

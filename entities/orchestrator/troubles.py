@@ -19,7 +19,7 @@ from entities.orchestrator.progress import Progress
 from entities.orchestrator.quarantine import BadMicrobatch, Quarantine
 from entities.orchestrator.recruits import Recruits
 from entities.orchestrator.replacement import Replacement
-from entities.orchestrator.setbacks import Setbacks, Unrecoverable
+from entities.orchestrator.setbacks import Setbacks, StepBroken
 from entities.orchestrator.standbys import Standbys
 from entities.orchestrator.telling import Telling
 from schemas.step import Member
@@ -76,18 +76,20 @@ class Troubles:
             self._instances.mark_lost(member)
             self._telling.fault(f"{member.sid}: {told}")
             self._lost_at[member] = time.monotonic()
+        broken: StepBroken | None = None
         try:
             names = ", ".join(member.sid for member in lost)
             self._setbacks.attempt_failed(self._progress.step, f"lost {names}: {why}")
-        except Unrecoverable as error:
-            self._tasks.fail(error)
-            return
+        except StepBroken as error:
+            broken = error
         for member in lost:
             self._telling.one_more_lost(self.counted)
             self._progress.lost(member)
         self._standbys.revise()
         for member in lost:
             self._recruits.bring(member.sid, member, partial(self._heed, member, why))
+        if broken is not None:
+            self._progress.break_off(broken)
 
     def missing(self, sid: str) -> None:
         """Nobody of this unit answered the orchestrator that took the job over."""
@@ -104,7 +106,10 @@ class Troubles:
         step, attempt = self._progress.step, self._progress.attempt
         record = await self._replacement.last_words(lost)
         words = [] if record is None else [record]
-        self._faults.broke(why, [lost], words, step=step, attempt=attempt)
+        try:
+            self._faults.broke(why, [lost], words, step=step, attempt=attempt)
+        except StepBroken as error:
+            self._progress.break_off(error)
         present = self._progress.step
         self._quarantine.ended(
             one for one in words if one.culprit is not None and one.culprit.step >= present
@@ -116,7 +121,12 @@ class Troubles:
     @property
     def counted(self) -> dict[str, Any]:
         """What broke steps so far, as in the job's record: a new orchestrator goes on from there."""
-        return {"microbatch_faults": self._quarantine.held, "setbacks": self._setbacks.held}
+        return {
+            "microbatch_faults": self._quarantine.held,
+            "setbacks": self._setbacks.held,
+            "roll_backs": self._setbacks.roll_backs,
+            "furthest": self._setbacks.furthest,
+        }
 
     def _give_up_bad(self) -> None:
         """If the open step turns out to be one that can't be computed: out of it, as soon as that is safe."""
@@ -129,7 +139,7 @@ class Troubles:
         """The open step is begun again.
 
         Raises:
-            Unrecoverable: that was once too often.
+            StepBroken: that was once too often.
         """
         log.warning("step begun again", job=self._progress.job, step=step, reason=reason)
         self._telling.fault(f"step {step} is begun again: {reason}")
@@ -140,7 +150,7 @@ class Troubles:
         """The entry gateway did not begin the step.
 
         Raises:
-            Unrecoverable: that was once too often.
+            StepBroken: that was once too often.
         """
         step, attempt = self._progress.step, self._progress.attempt
         why = f"gateway {sid} did not begin the step"
@@ -151,6 +161,17 @@ class Troubles:
         """Another orchestrator had brought the job to this step."""
         self._setbacks.committed(step - 1)
         self._quarantine.committed(step - 1)
+
+    def rolling_back(self, broken: StepBroken) -> None:
+        """See `Setbacks.rolling_back`.
+
+        Raises:
+            Parked: that did not help before.
+        """
+        try:
+            self._setbacks.rolling_back(broken.text)
+        finally:
+            self._telling.counted(self.counted, now=True)
 
     def rolled_back(self, text: str) -> None:
         """All are at one version again."""

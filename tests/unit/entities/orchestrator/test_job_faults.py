@@ -9,7 +9,7 @@ import pytest
 from entities.orchestrator.fault_queue import RETRIES, FaultQueue
 from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.mesh_view import MeshView
-from entities.orchestrator.setbacks import Unrecoverable
+from entities.orchestrator.setbacks import StepBroken
 from schemas.envelope import EntityKind
 from schemas.fault import FaultKind, FaultReport, FaultState, FaultVerdict
 from schemas.registry import Culprit, Endpoint, InstanceState, ServiceRecord
@@ -113,9 +113,7 @@ def test_one_task_fails_in_one_way_no_more_often_than_its_limit(faults: JobFault
     for attempt in range(RETRIES["instance"] + 1):
         member = Member(sid=SID, incarnation=f"i{attempt}")
         if attempt == RETRIES["instance"]:
-            with pytest.raises(
-                Unrecoverable, match=r"^step 3: j-s0-r0 failed 7 times \(instance\), 6 retries"
-            ):
+            with pytest.raises(StepBroken, match=r"^step 3: j-s0-r0 failed 7 times \(instance\), 6 retries"):
                 faults.broke("no answer", [member], [], step=3, attempt=attempt)
         else:
             faults.broke("no answer", [member], [], step=3, attempt=attempt)

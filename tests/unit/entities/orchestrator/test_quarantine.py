@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entities.orchestrator.quarantine import SKIPS_IN_A_ROW, Quarantine, skip_decision
-from entities.orchestrator.setbacks import STEP_ATTEMPTS, Setbacks, Unrecoverable
+from entities.orchestrator.setbacks import STEP_ATTEMPTS, Setbacks, StepBroken, Unrecoverable
 from entities.orchestrator.step_ledger import members_of
 from entities.orchestrator.takeover import Settled
 from schemas.envelope import EntityKind
@@ -97,7 +97,7 @@ def test_a_new_orchestrator_counts_on_from_the_attempts_and_errors_before_it() -
     again = Setbacks(after.held)
     for _ in range(STEP_ATTEMPTS - 2):
         again.attempt_failed(3, "lost")
-    with pytest.raises(Unrecoverable, match=r"^step 3 failed 7 times"):
+    with pytest.raises(StepBroken, match=r"^step 3 failed 7 times"):
         again.attempt_failed(3, "lost")
     again.committed(3)
     assert again.held == ()
@@ -117,7 +117,7 @@ def test_setbacks_leave_named_microbatches_to_the_quarantine_but_count_attempts(
     for attempt in range(STEP_ATTEMPTS):
         setbacks.attempt_failed(3, "lost j-s0-r0")
         setbacks.ended(3, [ended(f"i{attempt}")])
-    with pytest.raises(Unrecoverable, match=r"^step 3 failed 7 times"):
+    with pytest.raises(StepBroken, match=r"^step 3 failed 7 times"):
         setbacks.attempt_failed(3, "lost j-s0-r0")
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from entities.orchestrator.setbacks import STEP_ATTEMPTS, Setbacks, Unrecoverable
+from entities.orchestrator.setbacks import (
+    ROLL_BACKS,
+    STEP_ATTEMPTS,
+    Parked,
+    Setbacks,
+    StepBroken,
+    Unrecoverable,
+)
 from schemas.envelope import EntityKind
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 
@@ -71,5 +78,40 @@ def test_kills_are_survived_up_to_a_limit_per_step() -> None:
     for _ in range(STEP_ATTEMPTS):
         attempt(setbacks, 3, ended(fault=""))
     attempt(setbacks, 4, ended(fault=""))
-    with pytest.raises(Unrecoverable, match=r"step 3 failed 7 times, the last: lost j-s0-r0"):
+    with pytest.raises(StepBroken, match=r"step 3 failed 7 times, the last: lost j-s0-r0"):
         attempt(setbacks, 3, ended(fault=""))
+    attempt(setbacks, 3, ended(fault=""))  # behind the roll-back it counts anew
+
+
+def test_roll_backs_that_lead_no_further_park_the_job() -> None:
+    setbacks = Setbacks()
+    for step in range(5):
+        setbacks.committed(step)
+    for _ in range(ROLL_BACKS - 1):
+        setbacks.rolling_back("step 5 failed 7 times")
+        for step in range(2, 5):
+            setbacks.committed(step)  # what was committed before is no news
+    with pytest.raises(
+        Parked, match=r"^3 times back to the checkpoint, and no step further: step 5"
+    ) as parked:
+        setbacks.rolling_back("step 5 failed 7 times")
+    assert not parked.value.for_room
+    setbacks.rolling_back("resumed, it has all its tries again")
+
+
+def test_one_step_further_and_roll_backs_count_anew() -> None:
+    setbacks = Setbacks()
+    for step in range(3 * ROLL_BACKS):
+        setbacks.rolling_back("a bad day")
+        setbacks.committed(step)
+
+
+def test_a_new_orchestrator_counts_roll_backs_on() -> None:
+    before = Setbacks()
+    before.committed(4)
+    for _ in range(ROLL_BACKS - 1):
+        before.rolling_back("no")
+    after = Setbacks(before.held, roll_backs=before.roll_backs, furthest=before.furthest)
+    after.committed(3)
+    with pytest.raises(Parked):
+        after.rolling_back("no")

@@ -1,0 +1,98 @@
+"""A mesh without room, with real processes: a healthy job goes on, one that has nothing left is parked."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bus.embedded import EmbeddedServer
+from schemas.job import ENDED, JobEvent, JobRecord, JobState
+from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.own_mesh import OwnMesh, Witness
+from tests.integration.mesh.undisturbed import undisturbed_at
+from tests.patience import PATIENCE_S
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMesh]:
+    """One slot in each of two clusters."""
+    folder = tmp_path_factory.mktemp("own")
+    server = EmbeddedServer(folder / "nats", sync_always=False)
+    asyncio.run(server.start())
+    mesh = OwnMesh(folder, [server], slots=1)
+    try:
+        mesh.start_all("smo-1")
+        yield mesh
+    finally:
+        mesh.stop_all()
+        asyncio.run(server.stop())
+
+
+async def until(client: Witness, job: str, condition: Callable[[JobEvent], bool]) -> JobEvent:
+    """The first event like that, from the job's start."""
+    async with asyncio.timeout(PATIENCE_S):
+        async for event in client.events(job):
+            if condition(event):
+                return event
+    pytest.fail(f"{job} ended before: {(await client.record(job)).reason}")
+
+
+async def done(client: Witness, job: str, sha256: str) -> JobRecord:
+    async with asyncio.timeout(PATIENCE_S):
+        record = await client.ended(job)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    assert record.weights.sha256 == sha256
+    return record
+
+
+async def test_a_job_with_nothing_left_is_parked_and_goes_on_when_there_is_room(own: OwnMesh) -> None:
+    async with own.client() as client:
+        await client.ready()
+        spec = tiny_job(
+            "parks",
+            training={"steps": 500, "checkpoint_every": 20, "validation_microbatches": 0},
+            parallel={"stages": 2, "replicas": 1},
+        )
+        job = await client.submit(spec)
+        later = await client.submit(tiny_job("waits"))
+        behind = await until(client, later, lambda event: event.state is JobState.QUEUED and bool(event.text))
+        assert "submitted" in behind.text or "slots" in behind.text
+        await until(client, job, lambda event: event.result is not None and event.result.step >= 40)
+        own.kill("agent-b")
+        parked = await until(client, job, lambda event: event.state is JobState.PARKED)
+        assert "needs 1 slots" in parked.text
+        own.kill("smo-1")  # also over a restart of who leads
+        own.start("smo-1")
+        await until(client, later, lambda event: event.state in ENDED)  # it freed what it had: others fit
+        record = await client.record(job)
+        assert record.state is JobState.PARKED, record.reason
+        assert record.reason, "it does not say what for"
+        own.start("agent-b")
+        record = await done(client, job, await undisturbed_at(client, spec))
+        assert record.checkpoint_step is not None
+        assert any(line.startswith("parked") for line in record.history)
+
+
+async def test_a_healthy_job_goes_on_without_room_for_its_other_replica(own: OwnMesh) -> None:
+    async with own.client() as client:
+        await client.ready()
+        spec = tiny_job(
+            "healthy",
+            training={"steps": 250, "validation_microbatches": 0},
+            parallel={"stages": 1, "replicas": 2},
+        )
+        job = await client.submit(spec)
+        await client.until_step(job, 5)
+        own.kill("agent-b", signal.SIGKILL)
+        said = await until(
+            client, job, lambda event: event.state is JobState.RUNNING and "needs 1 slots" in event.text
+        )
+        step = (await client.record(job)).step
+        await client.until_step(job, step + 20)  # it goes on, and says what it lacks
+        assert said.state is JobState.RUNNING
+        record = await done(client, job, await undisturbed_at(client, spec))
+        assert not any(line.startswith("parked") for line in record.history)
