@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -400,7 +401,13 @@ def find_binary() -> Path:
 
 def _locked(path: Path) -> IO[str] | None:
     """The file with the lock on it; None while another process has that."""
-    lock = path.open("a+", encoding="ascii")
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        lock = open(os.open(path, flags, 0o600), "a+", encoding="ascii")  # noqa: SIM115  # held by the caller
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        raise BadInput(f"{path} is no plain file: remove it, somebody has put it there") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

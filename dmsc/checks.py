@@ -16,6 +16,7 @@ from bus import subjects
 from bus.connection import Bus
 from dmsc import ports
 from dmsc.async_client import AsyncClient
+from dmsc.sandboxing import REMEDY, sentence, way_here
 from dmsc.settings import BusAddress, find_bus
 from dmsc.state_folder import StateFolder
 from schemas.cluster import NodeStatus
@@ -23,6 +24,7 @@ from schemas.door import MeshStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError
 from schemas.registry import Heartbeat
+from workers.sandbox.confinement import Way
 
 MIN_SERVER = (2, 11)
 """The first server with expiry markers of key-value entries."""
@@ -45,7 +47,7 @@ class Finding:
 
 async def examine(state: StateFolder, servers: str | None, bus_token: str | None) -> list[Finding]:
     """All checks, in the order in which one would look; those that need a mesh are left out without one."""
-    found = [await _torch(), _disk(state)]
+    found = [await _torch(), _disk(state), _sandbox(state)]
     try:
         address = find_bus(servers, bus_token, state.path)
     except DmscError as error:
@@ -92,6 +94,14 @@ def _disk(state: StateFolder) -> Finding:
     free = shutil.disk_usage(place).free
     text = f"{free / 2**30:.1f} GiB free at {place}"
     return Finding("disk", free >= MIN_FREE_BYTES, text, "make room, or put the state elsewhere with --state")
+
+
+def _sandbox(state: StateFolder) -> Finding:
+    """What holds users' code: of the mesh that runs there, or of one that would."""
+    mesh = state.mesh()
+    held = way_here() is not Way.NONE if mesh is None else not mesh.sandbox.startswith(Way.NONE.described)
+    text = (mesh.sandbox if mesh is not None else "") or sentence(way_here(), trusted=False)
+    return Finding("sandbox", held, text, REMEDY)
 
 
 def _default_ports() -> list[Finding]:

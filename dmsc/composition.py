@@ -20,6 +20,7 @@ from schemas.errors import BadInput
 
 if TYPE_CHECKING:
     from bus.connection import Bus
+    from entities.cluster_processes import Confinement
 
 
 class Entity(Protocol):
@@ -56,6 +57,7 @@ class RunOptions:
     keys_file: Path | None = None  # with which the authorizer guards the bus; None: it does not
     access_file: Path | None = None  # the rules; None: the default ones
     audit_folder: Path | None = None  # of the audit's records; None: the stream alone has them
+    researchers: bool = True  # whether there are any
     user_key: Path | None = None  # signs users' tokens; None: those of the file are all there is
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
     precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
@@ -78,6 +80,7 @@ class AgentOptions:
     logs: Path = Path(".dmsc/logs")
     stores: Path | None = None  # the instances' local stores; None: beside the logs
     keep_stores: bool = False  # whether they outlive their job
+    confinement: Confinement | None = None  # of users' code; None: it does what this process's user may
 
 
 ENTITIES = ("service-registry", "authorizer", "orchestrator", "gateway", "router")
@@ -175,6 +178,7 @@ def _authorizer(options: RunOptions) -> Part:
         user_key=options.user_key,
         audit_folder=None if options.audit_folder is None else options.audit_folder / options.authorizer,
         keys_file=options.keys_file,
+        researchers=options.researchers,
         servers=options.servers,
         bus_token=options.token,
     )
@@ -271,6 +275,7 @@ def agent_part(options: AgentOptions) -> Part:
         logs=options.logs,
         stores=options.stores,
         keep_stores=options.keep_stores,
+        confinement=options.confinement,
     )
     return Part(
         sid=names.agent_name(options.cluster, options.node),

@@ -41,6 +41,11 @@ class MeshOptions:
     proxies: tuple[str, ...] = ()  # whose word on a client's address the HTTP doors believe
     tls: bool = False  # the bus and the HTTP doors speak TLS
     access_file: Path | None = None  # who may do what; None: the default rules
+    code: tuple[str, ...] = ()  # folders with users' modules; none: the working directory
+    allow_urls: tuple[str, ...] = ()  # folders and URLs that jobs may name
+    trust_researchers: bool = False  # users' code is not confined
+    instance_users: str | None = None  # LO-HI: system users for instances
+    researchers: bool = True  # False: nothing can hold their code, and they are not trusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,7 @@ class ChildSpec:
     arguments: tuple[str, ...]
     stop_order: int
     identities: tuple[Identity, ...] = ()  # as whom it may be on the bus
+    users_code: bool = False  # whether it runs a file that somebody has written: it is confined
     may_leave: bool = False  # whether it may end in order by itself, and then stays away
 
 
@@ -101,6 +107,7 @@ def lay_out(
             arguments=(
                 *("join", bus_url, "--cluster", cluster, "--node", options.node),
                 *("--slots", str(options.slots), "--address", options.address, "--logs", str(logs)),
+                *("--state", str(options.state), *_users_code(options)),
             ),
             stop_order=2,
             identities=(identities.agent(cluster, options.node),),
@@ -110,10 +117,11 @@ def lay_out(
     modules = [
         ChildSpec(
             name=f"policy-{index}",
-            arguments=("policy", "run", source),
+            arguments=("policy", "run", source, "--state", str(options.state), *_trust(options)),
             stop_order=0,
             identities=(identities.module(source),),
             may_leave=True,
+            users_code=".py" in source,
         )
         for index, source in enumerate(options.policies)
     ]
@@ -129,12 +137,29 @@ def lay_out(
     ]  # agents load torch: they take longest
 
 
+def _users_code(options: MeshOptions) -> tuple[str, ...]:
+    """Where it lies, and what holds it."""
+    users = () if options.instance_users is None else ("--instance-users", options.instance_users)
+    return (
+        *(part for folder in options.code for part in ("--code", folder)),
+        *(part for url in options.allow_urls for part in ("--allow-url", url)),
+        *_trust(options),
+        *users,
+    )
+
+
+def _trust(options: MeshOptions) -> tuple[str, ...]:
+    """Where nothing could hold users' code, only operators have some."""
+    return ("--trust-researchers",) if options.trust_researchers or not options.researchers else ()
+
+
 def _files(options: MeshOptions, tokens: Path, keys: Path | None) -> tuple[str, ...]:
     """What an authorizer is told: where its files are. The key of tokens lies beside the users' file."""
     rules = () if options.access_file is None else ("--access-file", str(options.access_file))
     guard = () if keys is None else ("--keys", str(keys))
+    strangers = () if options.researchers else ("--no-researchers",)
     beside = ("--user-key", str(tokens.with_name(USER_KEY)), "--audit-folder", str(tokens.with_name(AUDIT)))
-    return ("--tokens", str(tokens), *beside, *rules, *guard)
+    return ("--tokens", str(tokens), *beside, *rules, *guard, *strangers)
 
 
 def _clusters(child: ChildSpec) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from dmsc.identities import credentials
 from dmsc.incubation import incubating
 from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.log_rotation import rotating
+from dmsc.sandboxing import sentence, way_here
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
 from dmsc.tenancy import HostsBus, hosts_bus, not_one_mesh
@@ -30,6 +31,7 @@ from dmsc.zygote import Zygote, reap_orphan
 from schemas.door import MeshStatus
 from schemas.errors import BadInput, DmscError, Unavailable
 from schemas.registry import InstanceState
+from workers.sandbox.confinement import Way
 
 NATS_PORT, HTTP_PORT = 4222, 8080
 
@@ -68,6 +70,8 @@ async def running_mesh(
         BadInput: the state folder is in use, a port that was asked for is taken, a setting can't be.
         Unavailable: it did not become ready; the text says what is missing.
     """
+    way = way_here(trusted=options.trust_researchers)
+    options = replace(options, researchers=options.trust_researchers or way is not Way.NONE)
     folder = StateFolder(options.state)
     if folder.tenants():
         raise not_one_mesh(folder)
@@ -94,6 +98,7 @@ async def running_mesh(
                 started_at=started_at,
                 ready_at=time.time(),
                 clusters=dict.fromkeys(options.clusters, options.slots),
+                sandbox=sentence(way, trusted=options.trust_researchers),
                 metrics=metrics,
             )
             yield await stack.enter_async_context(tended(folder, file, bus, supervisor, zygote))

@@ -72,3 +72,40 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
         console = Console(width=500)
         table.pad_edge = False
     console.print(table)
+
+
+CodeOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--code",
+        metavar="PATH",
+        envvar="DMSC_CODE",
+        help="Folder with your modules; repeatable (the working directory).",
+    ),
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-researchers",
+        envvar="DMSC_TRUST_RESEARCHERS",
+        help="Let users' code do whatever this process's user may; else it is confined.",
+    ),
+]
+InstanceUsersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--instance-users",
+        metavar="LO-HI",
+        envvar="DMSC_INSTANCE_USERS",
+        help="As root: the numbers from which each instance gets a system user of its own (60578-61183).",
+    ),
+]
+AllowUrlOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-url",
+        metavar="PATH|URL",
+        envvar="DMSC_ALLOW_URL",
+        help="A folder that all jobs may read, and put their artifacts below; repeatable.",
+    ),
+]

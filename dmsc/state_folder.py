@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from schemas.errors import BadInput
 
 DEFAULT_STATE = ".dmsc"
+_LOCK_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Of a link or a pipe that somebody has put there: an error, at once."""
 
 
 def default_state() -> Path:
@@ -55,6 +57,7 @@ class MeshFile:
     children: dict[str, int] = field(default_factory=dict)  # process name → pid
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # process name → arguments of `dmsc`
     metrics: dict[str, str] = field(default_factory=dict)  # process name → URL for Prometheus
+    sandbox: str = ""  # what holds users' code, in one line
     tenants: dict[str, str] = field(default_factory=dict)  # of a host: tenant → its state folder
 
 
@@ -139,13 +142,21 @@ class StateFolder:
         from schemas.errors import BadInput
 
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.stat().st_uid == os.geteuid():
+                self.path.chmod(0o700)  # nobody else puts a link where we open a lock
         except OSError as error:
             reason = error.strerror or str(error)
             raise BadInput(
                 f"can't use {self.path} as a state folder: {reason}; choose --state DIR"
             ) from error
-        descriptor = self._lock()
+        try:
+            descriptor = self._lock()
+        except OSError as error:
+            what = error.strerror or str(error)
+            raise BadInput(
+                f"can't lock {self.lock_file}: {what}; remove it if it is no plain file"
+            ) from error
         if descriptor is None:
             raise self.in_use()
         try:
@@ -161,7 +172,7 @@ class StateFolder:
     def _is_lock(self, descriptor: int) -> bool:
         """Whether the lock's name still stands for the file that this descriptor has open."""
         try:
-            return os.fstat(descriptor).st_ino == os.stat(self.lock_file).st_ino
+            return os.path.samestat(os.fstat(descriptor), os.lstat(self.lock_file))
         except FileNotFoundError:
             return False
 
@@ -171,7 +182,7 @@ class StateFolder:
         The file is removed by its last owner, so what we locked may no longer be what the name says.
         """
         while True:
-            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self.lock_file, _LOCK_FLAGS | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -195,7 +206,7 @@ class StateFolder:
     def owner(self) -> int | None:
         """The process id of the supervisor that holds this folder now; None if nobody does."""
         try:
-            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(self.lock_file, _LOCK_FLAGS)
         except OSError:
             return None
         try:
@@ -277,7 +288,8 @@ def _read_secret(path: Path) -> str | None:
 def write_private(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace `path` in one go; nobody ever sees half of it, nor a secret with wider permissions."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    partial.unlink(missing_ok=True)  # a process of this number before us has left it, or somebody has put it
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     partial.replace(path)

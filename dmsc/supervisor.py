@@ -131,7 +131,7 @@ class Supervisor:
         environment = {**self._environment, **self._secrets(child)}
         with (self._logs / f"{child.name}.log").open("ab") as log:
             process: Child | None = None
-            if self._zygote is not None:
+            if self._zygote is not None and not child.users_code:  # whose memory knows of all children
                 order = Order(child_arguments(child, os.getpid()), environment)
                 process = await self._zygote.fork(order, log.fileno())
             if process is None:

@@ -30,7 +30,7 @@ from bus.subject import Subject
 from entities import metrics
 from entities.cluster_core import judge, offer_slots
 from entities.cluster_instances import Instances
-from entities.cluster_processes import ForkServerClient, last_lines, look
+from entities.cluster_processes import Confinement, ForkServerClient, last_lines, look
 from entities.cluster_stores import Stores
 from entities.cluster_workers import ShortLivedWorkers
 from schemas.base import Message, is_token
@@ -105,6 +105,8 @@ class ClusterConfig:
     """Where `instance`, `analysis` and `sample` are found by the fork server."""
     start_method: Literal["auto", "fork", "spawn"] = "auto"
     """How instances come to be; `auto` forks where that is safe."""
+    confinement: Confinement | None = None
+    """What keeps users' code from the rest of this machine; None: nothing."""
 
     def __post_init__(self) -> None:
         for name, value in (("cluster", self.cluster), ("node", self.node)):
@@ -147,7 +149,9 @@ class ClusterAgent:
             method=config.start_method,
             on_change=self._fork_server_changed,
             at_once=False,
+            confinement=config.confinement,
         )
+        closed = config.confinement.closed if config.confinement is not None else ()
         place = {
             "cluster": config.cluster,
             "node": config.node,
@@ -169,6 +173,7 @@ class ClusterAgent:
             start=self._task,
             tell=self._tell,
             on_change=self._changed.set,
+            closed=closed,
         )
         self._workers = ShortLivedWorkers(
             self._processes,
@@ -179,6 +184,7 @@ class ClusterAgent:
             start=self._task,
             tell=self._tell,
             timeout_s=config.analysis_timeout_s,
+            closed=closed,
         )
 
     def _credential(self, sid: str, job: str) -> str | None:
@@ -231,7 +237,9 @@ class ClusterAgent:
                 self._processes.begin()  # not before: on few cores torch's import holds up who is to answer
                 await self._processes.wait_ready()
                 await presence.update(capability=self._record().capability)
-                log.info("node offers slots", node=self._config.sid, slots=len(self._instances.ledger.slots))
+                way = self._processes.ready.way if self._processes.ready is not None else ""
+                slots = len(self._instances.ledger.slots)
+                log.info("node offers slots", node=self._config.sid, slots=slots, sandbox=way)
                 await asyncio.Event().wait()
 
     # --- orders ---------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ An exit that nobody ordered is a fault and reported as such at once; nothing is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from bus.subject import Subject
 from entities.cluster_core import Exit, Held, Ledger, explain_exit
 from entities.cluster_processes import ForkServerClient, Spawned, look
 from entities.cluster_stores import Stores
+from entities.node_reach import reach_of
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStarted, Slot
 from schemas.envelope import EntityKind
@@ -59,6 +61,7 @@ class Instances:
         start: owner of the tasks that watch them.
         tell: how the registry learns of their ends.
         on_change: called when a slot was taken or became free.
+        closed: files and folders that no job is given.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class Instances:
         start: StartTask,
         tell: Tell,
         on_change: Callable[[], None],
+        closed: Sequence[str] = (),
     ) -> None:
+        self._closed = closed
         self._processes = processes
         self._agent = agent
         self._module = module
@@ -121,6 +126,10 @@ class Instances:
 
     async def _bear(self, held: Held, payload: dict[str, Any], order: InstanceStart) -> Spawned | DmscError:
         """Spawn an instance that was admitted; its end is watched from here on."""
+        reached = reach_of(held.job, order.spec, closed=self._closed)
+        store = self._stores.folder(held.job, held.sid)
+        with contextlib.suppress(OSError):  # then it does without, and says so
+            store.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             await self._processes.wait_ready(_START_WAIT_S)
             child = await self._processes.spawn(
@@ -130,6 +139,8 @@ class Instances:
                 log_path=self._logs / f"{held.sid}.log",
                 threads=order.spec.training.compute_threads,
                 needs=_needs(order),
+                read=reached.read,
+                write=(str(store), *reached.write),
             )
         except DmscError as error:
             self._commit(self.ledger.withdraw(held))

@@ -54,6 +54,22 @@ class ForkServerReady:
     devices: tuple[Device, ...]
     method: str
     preload_s: float
+    way: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confinement:
+    """How children are kept from what is not theirs (ADR-0034).
+
+    `way`: `auto`, or a stricter or laxer one by name. `users`: LO-HI, from which each child gets a system
+    user of its own, where that is possible. `closed`: files and folders that no child ever sees. `read`:
+    folders that each may read besides its code.
+    """
+
+    way: str = "auto"
+    users: str = ""
+    closed: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +93,7 @@ class ForkServerClient:
         on_change: called when the server became ready or was lost.
         method: how it starts children: `auto`, `fork` or `spawn`.
         at_once: otherwise the server is started by `begin`: it takes a core for seconds.
+        confinement: of the children; None: they do whatever this process's user may.
     """
 
     def __init__(
@@ -88,7 +105,10 @@ class ForkServerClient:
         on_change: Callable[[], None] = lambda: None,
         method: str = "auto",
         at_once: bool = True,
+        confinement: Confinement | None = None,
     ) -> None:
+        self._confinement = confinement
+        self._orders = 0
         self._name = name
         self._logs = logs.absolute()
         self._code_path = tuple(os.path.abspath(path) for path in code_path)
@@ -182,6 +202,8 @@ class ForkServerClient:
         threads: int | None = None,
         result: Path | None = None,
         needs: Sequence[str] = (),
+        read: Sequence[str] = (),
+        write: Sequence[str] = (),
     ) -> Spawned:
         """Run `module.main(payload, result)` in a new process; returns once it exists.
 
@@ -193,6 +215,7 @@ class ForkServerClient:
             threads: torch's compute threads in it.
             result: file that it may write its answer to.
             needs: modules that it uses and that are costly to import: that is done once, before the fork.
+            read, write: files and folders that it has besides its code, where it is confined.
 
         Raises:
             Unavailable: the server is away, or the system gives no process.
@@ -200,19 +223,20 @@ class ForkServerClient:
         if self._writer is None or self.ready is None:
             raise Unavailable(f"{self._name}: the fork server is restarting; try again")
         child = Spawned(name=name, log_path=log_path, log_start=file_size(log_path))
+        order: dict[str, Any] = {
+            "op": "spawn",
+            "id": name,
+            "module": module,
+            "payload": payload,
+            "result": str(result) if result else None,
+            "log": str(log_path),
+            "threads": threads,
+            "needs": list(needs),
+        }
+        if self._confinement is not None:
+            order |= self._confined(payload, read, write)
         self._children[name] = child
-        self._send(
-            {
-                "op": "spawn",
-                "id": name,
-                "module": module,
-                "payload": payload,
-                "result": str(result) if result else None,
-                "log": str(log_path),
-                "threads": threads,
-                "needs": list(needs),
-            }
-        )
+        self._send(order)
         try:
             async with asyncio.timeout(SPAWN_TIMEOUT_S):
                 await asyncio.shield(child.pid)
@@ -244,6 +268,23 @@ class ForkServerClient:
         with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(asyncio.shield(child.exit), KILL_TIMEOUT_S)
         raise Unavailable(f"{self._name}: {child.name} does not end, even by SIGKILL")
+
+    def _confined(self, payload: dict[str, Any], read: Sequence[str], write: Sequence[str]) -> dict[str, Any]:
+        """What an order has in addition: its secrets go by a file, past the fork server's memory."""
+        assert self._confinement is not None
+        assert self.scratch is not None
+        self._orders += 1
+        path = self.scratch / f"order-{self._orders}"
+        try:
+            write_secret(path, json.dumps(payload))
+        except OSError as error:
+            raise Unavailable(f"{self._name}: no order can be written: {error.strerror}") from error
+        reach = {
+            "read": [*self._confinement.read, *read],
+            "write": list(write),
+            "closed": list(self._confinement.closed),
+        }
+        return {"payload": str(path), "reach": reach}
 
     def _send(self, order: dict[str, Any]) -> None:
         assert self._writer is not None
@@ -297,6 +338,10 @@ class ForkServerClient:
     def _arguments(self, scratch: Path) -> list[str]:
         arguments = ["--agent", str(os.getpid()), "--method", self._method]
         arguments += ["--scratch", str(scratch), "--directory", os.getcwd()]
+        if self._confinement is not None:
+            arguments += ["--confine", self._confinement.way]
+            if self._confinement.users:
+                arguments += ["--users", self._confinement.users]
         return arguments + [part for path in self._code_path for part in ("--code-path", path)]
 
     def _heed(self, event: dict[str, Any]) -> None:
@@ -309,6 +354,7 @@ class ForkServerClient:
                 devices=tuple(Device(**device) for device in event["devices"]),
                 method=event["method"],
                 preload_s=event["preload_s"],
+                way=event.get("way", "none"),
             )
             if event["warning"]:
                 log.warning("fork server: " + event["warning"], node=self._name)
@@ -363,6 +409,13 @@ class ForkServerClient:
         if self._scratch is not None:
             self._scratch.remove()
             self._scratch = self.scratch = None
+
+
+def write_secret(path: Path, text: str) -> None:
+    """A new file that only this process's user may read. Raises `OSError`, also if there is one already."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "w") as file:
+        file.write(text)
 
 
 def file_size(path: Path) -> int:

@@ -7,8 +7,12 @@ happens to it, the orchestrator gets an answer: the topology, or one line that s
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
-from collections.abc import Callable, Coroutine
+import os
+import shutil
+import stat
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from bus.subject import Subject
 from entities.cluster_core import Exit
 from entities.cluster_instances import StartTask, Tell
 from entities.cluster_processes import ForkServerClient, Spawned
+from entities.node_reach import reach_of
 from schemas.base import Message
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import Ack, DmscError
@@ -29,6 +34,7 @@ from schemas.task_graph import ModelTopology
 
 log = get_logger("cluster")
 
+_RESULT_BYTES = 64 << 20
 _ATTEMPTS = 3  # a worker that was lost with its fork server is no verdict on the job
 _WAIT_READY_S = 30.0
 
@@ -53,6 +59,7 @@ class ShortLivedWorkers:
         start: owner of the tasks that wait for them.
         tell: how results reach the orchestrator.
         timeout_s: how long one may take from its start.
+        closed: files and folders that no job is given.
     """
 
     def __init__(
@@ -66,7 +73,9 @@ class ShortLivedWorkers:
         start: StartTask,
         tell: Tell,
         timeout_s: float,
+        closed: Sequence[str] = (),
     ) -> None:
+        self._closed = closed
         self._processes = processes
         self._start = start
         self._tell = tell
@@ -171,7 +180,7 @@ class ShortLivedWorkers:
         async with self._lane:
             for _ in range(_ATTEMPTS):
                 try:
-                    outcome = await self._run_once(kind, job, payload, spec.training.compute_threads)
+                    outcome = await self._run_once(kind, job, payload, spec)
                 except DmscError as error:
                     outcome = Failure(error.code, error.text)
                 if not isinstance(outcome, Failure) or outcome.code != "unavailable":
@@ -179,19 +188,25 @@ class ShortLivedWorkers:
         return outcome
 
     async def _run_once(
-        self, kind: str, job: str, payload: dict[str, Any], threads: int
+        self, kind: str, job: str, payload: dict[str, Any], spec: JobSpec
     ) -> dict[str, Any] | Failure:
         await self._processes.wait_ready(_WAIT_READY_S)
         assert self._processes.scratch is not None
         self._runs += 1
-        result = self._processes.scratch / f"{kind}-{self._runs}.json"
+        folder = self._processes.scratch / f"{kind}-{self._runs}"
+        folder.mkdir(mode=0o700)
+        result = folder / "result.json"
+        weights = filter(None, [payload.get("weights_url")])
+        reached = reach_of(job, spec, closed=self._closed, more=weights)
         child = await self._processes.spawn(
             f"{kind}-{job}-{self._runs}",
             f"{self._package}.{kind}",
             payload,
             log_path=self._logs / f"{job}-{kind}.log",
-            threads=threads,
+            threads=spec.training.compute_threads,
             result=result,
+            read=reached.read,
+            write=(str(folder),),
         )
         where = f"{kind} of the model on {self._node}"
         try:
@@ -202,7 +217,7 @@ class ShortLivedWorkers:
                 )
             return read_result(result, exit, where)
         finally:
-            result.unlink(missing_ok=True)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _bounded(self, child: Spawned) -> Exit | None:
         """The worker's end, or None if it had to be killed at the deadline. Cancelled: kill it too."""
@@ -223,11 +238,24 @@ class ShortLivedWorkers:
             log.error("worker left behind", node=self._node, error=error.text)
 
 
+def read_foreign(path: Path, most: int) -> bytes:
+    """A file that users' code may have made: no link is followed, no pipe waited for, no end of it believed.
+
+    Raises:
+        OSError: it is not there, or no plain file, or larger than `most` bytes.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        seen = os.fstat(file.fileno())
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > most:
+            raise OSError(errno.EINVAL, "not the file of a result")
+        return file.read(most)
+
+
 def read_result(path: Path, exit: Exit, where: str) -> dict[str, Any] | Failure:
     """What a worker left: its result, its own account of a failure, or how it ended."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found = json.loads(read_foreign(path, _RESULT_BYTES))
+    except (OSError, ValueError, RecursionError):
         if exit.code is None and exit.signal is None:
             return Failure("unavailable", f"{where} was lost with its fork server")
         return Failure("internal", f"{where} gave no result ({exit})")

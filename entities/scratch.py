@@ -10,12 +10,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
 
 PREFIX = "dmsc-node-"
 LOCK = ".lock"
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 FRESH_S = 60.0
 """A folder as young as this may not have its lock yet."""
 
@@ -26,7 +28,7 @@ class Scratch:
     def __init__(self) -> None:
         sweep(Path(tempfile.gettempdir()))
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(self.path / LOCK, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
@@ -42,7 +44,7 @@ def sweep(parent: Path) -> list[Path]:
     removed = []
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
-            if time.time() - folder.stat().st_mtime < FRESH_S or not _abandoned(folder):
+            if time.time() - folder.lstat().st_mtime < FRESH_S or not _abandoned(folder):
                 continue
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder)
@@ -51,7 +53,10 @@ def sweep(parent: Path) -> list[Path]:
 
 def _abandoned(folder: Path) -> bool:
     """Raises `OSError` where there is no lock: another version's folder is left alone."""
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    seen = folder.lstat()
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not ours")
+    lock = os.open(folder / LOCK, _FLAGS)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

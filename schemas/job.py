@@ -5,17 +5,25 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
+from schemas.callables import MODELS, misnamed
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
 from schemas.task_graph import TaskGraph
 
-Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-"""`module:callable`, importable on every node that runs the job."""
+
+def _for_jobs(value: str) -> str:
+    if reason := misnamed(value, MODELS):
+        raise ValueError(reason)
+    return value
+
+
+Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), AfterValidator(_for_jobs)]
+"""`module:callable` of the user's own code, importable on every node of the job, or one of `MODELS`."""
 
 
 MOST_STEPS = 1 << 40
@@ -42,6 +50,8 @@ class ModelSpec(Part):
     def _known_loss(cls, value: str) -> str:
         if value != "cross_entropy" and ":" not in value:
             raise ValueError("must be cross_entropy or module:callable")
+        if reason := misnamed(value):
+            raise ValueError(reason)
         return value
 
 

@@ -17,7 +17,6 @@ Another one is named `module:factory` in the job; the factory takes a seed and r
 
 from __future__ import annotations
 
-import importlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,8 +24,10 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from schemas.callables import BALANCERS
 from schemas.errors import BadModel
 from schemas.step import Member
+from workers.user_code import load
 
 REMOTE_PART = 0.05
 """Another cluster's instance counts as this part of its service time farther away: decides between equals."""
@@ -283,12 +284,13 @@ def balancer(algorithm: str, seed: int = 0) -> Balancer:
     """
     if algorithm in _built_in():
         return _built_in()[algorithm](seed)
-    module, _, factory = algorithm.partition(":")
-    if not factory:
+    if ":" not in algorithm:
         known = ", ".join(_built_in())
         raise BadModel(f"routing.algorithm {algorithm!r} is none of {known}, nor module:factory")
     try:
-        made: Balancer = getattr(importlib.import_module(module), factory)(seed)
+        made: Balancer = load(algorithm, BALANCERS)(seed)
+    except BadModel as error:
+        raise BadModel(f"routing.algorithm {error.text}") from error
     except Exception as error:  # user code may raise anything
         raise BadModel(f"routing.algorithm {algorithm}: {type(error).__name__}: {error}") from error
     return made

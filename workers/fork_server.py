@@ -5,14 +5,17 @@ single-threaded, runs no event loop, and never initialises a device, because a c
 broken. It is started by the node agent as `python -m workers.fork_server --fd N`, or forked for it from an
 incubator (`workers/incubator.py`), and speaks JSON lines over that inherited socket:
 
-    agent  → {"op": "spawn", "id", "module", "payload", "result", "log", "threads", "needs"}
+    agent  → {"op": "spawn", "id", "module", "payload", "result", "log", "threads", "needs", "reach"}
              {"op": "kill", "id", "signal"}
-    server → {"event": "ready", "pid", "torch", "devices", "threads", "method", "warning"}
+    server → {"event": "ready", "pid", "torch", "devices", "threads", "method", "warning", "way"}
              {"event": "spawned", "id", "pid"}
              {"event": "failed", "id", "text"}                       no process could be made
              {"event": "exited", "id", "pid", "code", "signal"}      one of the two is null
 
-A child runs `module.main(payload, result)` and exits with the number it returns. When the agent goes
+A child runs `module.main(payload, result)` and exits with the number it returns. A `payload` that is a
+path is a file with it, for the child alone to read and remove: what this process knew, every later child
+would have in its memory. With `reach` the child is confined (`workers/sandbox`, ADR-0034) before it imports
+the module; if that fails, it ends. When the agent goes
 away (end of file on the socket, or SIGTERM) children get SIGTERM, after 2 s SIGKILL, and the server ends;
 when the server itself is killed, the kernel kills the children (Linux) or they notice within a second.
 
@@ -23,15 +26,11 @@ the same behaviour at the price of the import. The `ready` event says so in `war
 from __future__ import annotations
 
 import argparse
-import ctypes
-import faulthandler
 import gc
 import hashlib
 import importlib
-import io
 import json
 import os
-import random
 import selectors
 import shutil
 import signal
@@ -41,9 +40,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from workers.child_process import die_with, run_child
+from workers.sandbox import confinement, users
+from workers.sandbox.confinement import Way
 
 TERMINATE_GRACE_S = 2.0
 """How long children may take to end by themselves once the agent is gone."""
@@ -75,15 +78,25 @@ _QUIET_S = 3.0
 
 _DEVICE_PROBE_TIMEOUT_S = 60.0
 _BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LINUX = sys.platform == "linux"
 
 
 class ForkServer:
     """The server's whole state: its channel to the agent and the children that it has not reaped yet."""
 
-    def __init__(self, channel: socket.socket, *, method: str, scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        channel: socket.socket,
+        *,
+        method: str,
+        scratch: Path | None = None,
+        way: Way = Way.NONE,
+        instance_users: tuple[int, int] = users.DEFAULT_RANGE,
+    ) -> None:
         self._channel = channel
+        self._way = way
+        self._users = instance_users
+        self._leases: dict[str, users.Lease] = {}
         self._method = method
         self._in_quiet = PRELOAD_IN_QUIET if method == "fork" else ()
         self._scratch = scratch
@@ -154,16 +167,36 @@ class ForkServer:
             self._say({"event": "failed", "id": name, "text": f"{name} runs already"})
             return
         try:
+            if order.get("reach") is not None:
+                self._prepare(order)
             if self._method == "fork":
                 _bring(order.get("needs") or ())
                 pid = self._fork(order)
             else:
                 pid = _start_afresh(order)
         except OSError as error:
+            self._tidy(name)
             self._say({"event": "failed", "id": name, "text": f"no new process: {error.strerror}"})
             return
         self._children[name] = pid
         self._say({"event": "spawned", "id": name, "pid": pid})
+
+    def _prepare(self, order: dict[str, Any]) -> None:
+        """Who the child will be, and where its temporary files go."""
+        order["way"] = self._way
+        if self._way is Way.OWN_USER:
+            lease = self._leases[order["id"]] = users.lease(self._users)
+            order["user"] = lease.user
+        if self._scratch is not None:
+            order["reach"]["scratch"] = str(self._scratch / order["id"])
+
+    def _tidy(self, name: str) -> None:
+        """After a child's end: its user is free, its temporary files go."""
+        lease = self._leases.pop(name, None)
+        if lease is not None:
+            lease.end()
+        if self._scratch is not None and self._way is not Way.NONE:
+            shutil.rmtree(self._scratch / name, ignore_errors=True)
 
     def _fork(self, order: dict[str, Any]) -> int:
         parent = os.getpid()
@@ -173,7 +206,7 @@ class ForkServer:
             pid = os.fork()
             if pid == 0:
                 try:
-                    _die_with(parent)
+                    die_with(parent)
                     self._forget_server()
                 except BaseException:
                     os._exit(1)
@@ -201,6 +234,7 @@ class ForkServer:
             if ended == 0:
                 continue
             del self._children[name]
+            self._tidy(name)
             code = os.waitstatus_to_exitcode(status)
             self._say(
                 {
@@ -229,53 +263,11 @@ class ForkServer:
             os.kill(pid, number)
 
 
-def run_child(order: dict[str, Any]) -> NoReturn:
-    """In the new process: its own log, its own randomness, then the module's `main`; never returns."""
-
-    def work() -> int:
-        _open_log(Path(order["log"]))
-        _name_process(order["id"])
-        faulthandler.enable()
-        _reseed()
-        if order.get("threads"):
-            importlib.import_module("torch").set_num_threads(order["threads"])
-        result = order.get("result")
-        module = importlib.import_module(order["module"])
-        return int(module.main(order["payload"], Path(result) if result else None))
-
-    end_with(work, order.get("module"))
-
-
-def end_with(work: Callable[[], int], name: str | None) -> NoReturn:
-    """Ends this process with what `work` returns; whatever it raises belongs into the log."""
-    code = 1
-    try:
-        code = work()
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:
-        traceback.print_exc()
-        text = " ".join(str(error).split())
-        print(f"{name} failed: {type(error).__name__}: {text}", file=sys.stderr)
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code & 0xFF)
-
-
-def run_afresh(parent: int) -> NoReturn:
-    """Entry of a child that was not forked: its order arrives on standard input."""
-    _die_with(parent)
-    run_child(json.load(sys.stdin))
-
-
 def _start_afresh(order: dict[str, Any]) -> int:
     """Start a child without fork; it imports torch by itself. The order never shows in `ps`."""
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        f"from workers.fork_server import run_afresh; run_afresh({os.getpid()})"
+        f"from workers.child_process import run_afresh; run_afresh({os.getpid()})"
     )
     with tempfile.TemporaryFile() as stdin:
         stdin.write(json.dumps(order).encode())
@@ -289,50 +281,6 @@ def _start_afresh(order: dict[str, Any]) -> int:
             setsigmask=[],
             setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGCHLD],
         )
-
-
-def _die_with(parent: int) -> None:
-    """The kernel kills this process with its parent; elsewhere a thread looks once a second."""
-    if _LINUX:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    else:
-        threading.Thread(target=_watch_parent, args=(parent,), name="parent-watch", daemon=True).start()
-    if os.getppid() != parent:  # it died before the kernel was told
-        os._exit(1)
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _open_log(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    null = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(null)
-    os.close(log)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
-
-
-def _name_process(name: str) -> None:
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-
-
-def _reseed() -> None:
-    """Forked children would otherwise all draw the server's random numbers."""
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
-    if "torch" in sys.modules:
-        sys.modules["torch"].seed()
 
 
 def _receive(channel: socket.socket) -> bytes:
@@ -438,6 +386,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--scratch", type=Path, help="folder to remove at the end")
     parser.add_argument("--directory", type=Path, help="working directory of the instances")
     parser.add_argument("--code-path", action="append", default=[], help="users' modules; repeatable")
+    parser.add_argument("--confine", choices=["auto", *Way], default=Way.NONE, help="children with a reach")
+    parser.add_argument("--users", type=users.parse_range, default=users.DEFAULT_RANGE, metavar="LO-HI")
     parser.add_argument("--method", choices=["auto", "fork", "spawn"], default="auto")
     options = parser.parse_args(arguments)
     if options.scratch is not None:  # so that an instance killed while it writes leaves nothing behind
@@ -450,6 +400,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if sys.path[0] in sys.path[1:]:  # `-m` put our own folder first: only a checkout needs it there
         del sys.path[0]
     sys.path.extend(path for path in options.code_path if path not in sys.path)
+    named = [*filter(None, os.environ.get(confinement.CODE_PATH, "").split(os.pathsep)), *options.code_path]
+    os.environ[confinement.CODE_PATH] = os.pathsep.join(dict.fromkeys(named))
     if options.directory is not None:
         os.chdir(options.directory)
     started = time.monotonic()
@@ -462,6 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if warning:
         _complain(f"WARNING: {warning}")
     devices = probe_devices()
+    way = confinement.best_way() if options.confine == "auto" else Way(options.confine)
     gc.collect()
     gc.disable()
     gc.freeze()  # a child's collector would look at all of it, and so copy every page that is shared
@@ -473,9 +426,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "threads": threads,
         "method": method,
         "warning": warning,
+        "way": way,
         "preload_s": round(time.monotonic() - started, 3),
     }
-    ForkServer(channel, method=method, scratch=options.scratch).serve(ready)
+    server = ForkServer(
+        channel, method=method, scratch=options.scratch, way=way, instance_users=options.users
+    )
+    server.serve(ready)
 
 
 def _choose_method(wanted: str, threads: int) -> tuple[str, str]:

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from workers import fork_server
+from workers.child_process import end_with
 
 LENGTH = struct.Struct("!I")
 PID = struct.Struct("!i")
@@ -151,7 +152,7 @@ def _become(
         fork_server.main(given)
         return 0
 
-    fork_server.end_with(work, "the fork server")
+    end_with(work, "the fork server")
 
 
 def _title(text: str) -> None:

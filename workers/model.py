@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from schemas.callables import MODELS
 from schemas.errors import BadModel
 from schemas.job import ModelSpec
 from workers.user_code import describe, load
@@ -55,7 +56,7 @@ def build(spec: ModelSpec, seed: int) -> list[Layer]:
     Raises:
         BadModel: the factory fails or returns something else.
     """
-    factory = load(spec.factory)
+    factory = load(spec.factory, MODELS)
     with torch.random.fork_rng(devices=_cuda_devices()):
         seed_generators(seed)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -15,23 +16,26 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from schemas.callables import OWN_PACKAGES, misnamed
 from schemas.errors import BadModel
+from workers.sandbox.confinement import CODE_PATH
 
-CODE_PATH = "DMSC_CODE_PATH"
-"""Environment variable: folders with user code, as in `PATH`; searched after the working directory."""
-
-_OWN = frozenset({"bus", "dmsc", "entities", "policies", "schemas", "workers"})
+_OWN = OWN_PACKAGES
 _ROOT = Path(__file__).parents[1]
 
 
-def load(factory: str) -> Callable[..., Any]:
-    """The callable that `module:name` stands for.
+def load(factory: str, ours: frozenset[str] = frozenset()) -> Callable[..., Any]:
+    """The callable that `module:name` stands for: defined in one of `folders()`, or one of `ours`.
 
     Raises:
-        BadModel: no such module, importing it fails, no such name in it, or not callable.
+        BadModel: not such a one, no such module, importing it fails, no such name in it, or not callable.
     """
     module_name, _, name = factory.partition(":")
+    if reason := misnamed(factory, ours):
+        raise BadModel(reason)
     _extend_path()
+    if factory not in ours:
+        _check_place(factory, _find(module_name.partition(".")[0]))
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -48,7 +52,46 @@ def load(factory: str) -> Callable[..., Any]:
         raise BadModel(f"{factory}: module {module_name} ({module.__file__}) has no {name!r}")
     if not callable(found):
         raise BadModel(f"{factory}: {name} is a {type(found).__name__}, not a function or class")
+    if factory not in ours:
+        _check_definition(factory, found)
     return found  # type: ignore[no-any-return]  # callable() narrows Any to an unknown callable
+
+
+def folders() -> list[Path]:
+    """Where users' code lies: the working directory, and the folders of `--code` and `$DMSC_CODE_PATH`."""
+    named = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
+    return [Path(os.path.realpath(folder)) for folder in dict.fromkeys(named)]
+
+
+def _check_place(factory: str, spec: ModuleSpec | None) -> None:
+    """Before it is imported: importing runs it."""
+    if spec is None:
+        return
+    places = (
+        [spec.origin] if spec.origin and spec.has_location else [*(spec.submodule_search_locations or ())]
+    )
+    for place in places:
+        if not _is_code(Path(place)):
+            raise BadModel(
+                f"{factory}: {spec.name} lies in {Path(place).parent}, which is no folder of users' code; "
+                "name it with --code where the node is started, or put your own module there"
+            )
+
+
+def _check_definition(factory: str, found: Any) -> None:
+    """What a user's module has imported from elsewhere is not the user's."""
+    made = found.func if isinstance(found, functools.partial) else found
+    module = sys.modules.get(getattr(made, "__module__", None) or type(made).__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or not _is_code(Path(file)):
+        where = "Python itself" if module is None else module.__name__
+        raise BadModel(f"{factory}: it is imported there, from {where}; name a function or class of your own")
+
+
+def _is_code(path: Path) -> bool:
+    real = path.resolve()
+    near = [folder for folder in folders() if real.is_relative_to(folder)]
+    return bool(near) and (not _installed(real) or any(_installed(folder) for folder in near))
 
 
 def describe(error: BaseException) -> str:
@@ -106,8 +149,8 @@ def code_digest(*factories: str) -> str:
 
 
 def _extend_path() -> None:
-    folders = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
-    for folder in reversed([os.path.abspath(folder) for folder in folders]):
+    named = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
+    for folder in reversed([os.path.abspath(folder) for folder in named]):
         if folder not in sys.path:
             sys.path.insert(0, folder)
             importlib.invalidate_caches()

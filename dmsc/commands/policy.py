@@ -17,6 +17,7 @@ from dmsc.options import (
     ModuleArgument,
     StateOption,
     TokenOption,
+    TrustOption,
     print_json,
     print_table,
 )
@@ -63,6 +64,7 @@ def run(
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
     ] = 30.0,
+    trust_researchers: TrustOption = False,
     parent: ParentOption = None,
 ) -> None:
     """Run a policy as a functional module of the mesh, until Ctrl-C.
@@ -83,6 +85,10 @@ def run(
     address = find_bus(bus, bus_token, state)
     given = None if parent is not None else given_token(token)
     owner = run_async(_user(gateway, given, state)) if given else ""
+    if parent is not None and not trust_researchers:  # whoever starts it at a shell has written it
+        from dmsc.sandboxing import confine_module
+
+        confine_module(source, state)
     part = policy_part(source, shadow=shadow, jobs=job or (), owner=owner)
     run_parts([part], address, parent=parent, level=log_level, patience_s=wait)
 

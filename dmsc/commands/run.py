@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.options import AccessFileOption, BusTokenOption, StateOption
+from dmsc.options import (
+    AccessFileOption,
+    AllowUrlOption,
+    BusTokenOption,
+    CodeOption,
+    InstanceUsersOption,
+    StateOption,
+    TrustOption,
+)
 from dmsc.running import run_async
 
 if TYPE_CHECKING:
@@ -107,6 +115,14 @@ def run(
     name: Annotated[
         str, typer.Option("--name", metavar="SID", help="The authorizer's; several have one each.")
     ] = "authorizer",
+    no_researchers: Annotated[
+        bool,
+        typer.Option(
+            "--no-researchers",
+            envvar="DMSC_NO_RESEARCHERS",
+            help="The authorizer refuses researchers: nothing holds their code here.",
+        ),
+    ] = False,
     keys: Annotated[
         Path | None,
         typer.Option(
@@ -198,6 +214,7 @@ def run(
         tls=_pair(tls_cert, tls_key),
         proxies=check_proxies(proxy or ()),
         tokens_file=tokens,
+        researchers=not no_researchers,
         keys_file=keys,
         authorizer=name,
         access_file=access_file,
@@ -264,15 +281,10 @@ def join(
             help="Port range of the tensor links (any); open it for peers.",
         ),
     ] = None,
-    code: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--code",
-            metavar="PATH",
-            envvar="DMSC_CODE",
-            help="Folder with your modules; repeatable (the working directory).",
-        ),
-    ] = None,
+    code: CodeOption = None,
+    allow_url: AllowUrlOption = None,
+    trust_researchers: TrustOption = False,
+    instance_users: InstanceUsersOption = None,
     logs: Annotated[
         Path | None,
         typer.Option("--logs", metavar="DIR", envvar="DMSC_LOGS", help="The instances' log files."),
@@ -308,6 +320,7 @@ def join(
     """
     from dmsc import identities
     from dmsc.composition import AgentOptions, address_towards, agent_part, check_clusters, node_name
+    from dmsc.sandboxing import closed_files, confinement
     from dmsc.settings import find_bus, read_token
     from dmsc.state_folder import default_state
 
@@ -317,6 +330,12 @@ def join(
     check_clusters((cluster,))
     node = node or node_name()
     bus = replace(bus, token=identities.own(bus.token, (identities.agent(cluster, node),)))
+    held = confinement(
+        trusted=trust_researchers,
+        users=instance_users,
+        closed=closed_files(state or default_state(), credential, logs, stores),
+        read=allow_url or (),
+    )
     options = AgentOptions(
         servers=bus.servers,
         token=bus.token,
@@ -329,6 +348,7 @@ def join(
         logs=(logs or (state or default_state()) / "logs").absolute(),
         stores=None if stores is None else stores.absolute(),
         keep_stores=keep_stores,
+        confinement=held,
     )
     run_parts(
         [agent_part(options)],
@@ -364,7 +384,9 @@ def run_parts(
     from dmsc.parent_death import end_with_parent
     from dmsc.serving import serve
     from schemas.errors import BadInput
+    from workers.sandbox.kernel import keep_private
 
+    keep_private()  # instances may run as our user
     if parent is not None:
         end_with_parent(parent)
     if level not in ("debug", "info", "warning", "error"):

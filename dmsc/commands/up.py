@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmsc.exit_codes import ExitCode
-from dmsc.options import AccessFileOption, JsonOption, StateOption, print_json
+from dmsc.options import (
+    AccessFileOption,
+    AllowUrlOption,
+    CodeOption,
+    InstanceUsersOption,
+    JsonOption,
+    StateOption,
+    TrustOption,
+    print_json,
+)
 from dmsc.running import leave, run_async
 
 if TYPE_CHECKING:
@@ -91,6 +100,10 @@ def up(
         bool, typer.Option("--tls", help="Encrypt the bus and the gateways, by a CA in the state folder.")
     ] = False,
     access_file: AccessFileOption = None,
+    code: CodeOption = None,
+    allow_url: AllowUrlOption = None,
+    trust_researchers: TrustOption = False,
+    instance_users: InstanceUsersOption = None,
     tenant: Annotated[
         list[str] | None,
         typer.Option(
@@ -136,6 +149,10 @@ def up(
         policy,
         tls,
         access_file,
+        code,
+        allow_url,
+        trust_researchers,
+        instance_users,
     )
     running = _host(options, tenant, quota) if tenant else _mesh(options, quota)
     if detach:
@@ -193,17 +210,24 @@ def _options(
     policy: list[str] | None,
     tls: bool,
     access_file: Path | None,
+    code: list[Path] | None,
+    allow_url: list[str] | None,
+    trust_researchers: bool,
+    instance_users: str | None,
 ) -> MeshOptions:
     from dmsc.commands.run import metrics_options, port_or_off
     from dmsc.composition import check_clusters, check_proxies, node_name, own_address
     from dmsc.layout import MeshOptions
     from dmsc.state_folder import default_state
+    from workers.sandbox.users import parse_range
 
     if access_file is not None:
         from dmsc.commands.access import check_access_file
 
         check_access_file(access_file)
     metrics = metrics_options(metrics_port, metrics_bind)
+    if instance_users is not None:
+        parse_range(instance_users)
     return MeshOptions(
         state=(state or default_state()).absolute(),
         clusters=check_clusters(tuple(cluster or ("a", "b"))),
@@ -224,6 +248,10 @@ def _options(
         policies=tuple(policy or ()),
         tls=tls,
         access_file=None if access_file is None else access_file.absolute(),
+        code=tuple(str(folder.absolute()) for folder in code or ()),
+        allow_urls=tuple(allow_url or ()),
+        trust_researchers=trust_researchers,
+        instance_users=instance_users,
     )
 
 
@@ -338,6 +366,8 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     for name, url in mesh.gateways.items():
         table.add_row(f"cluster {name}", f"{url}  {mesh.clusters.get(name, 0)} slots")
     table.add_row("state", str(folder.path))
+    if mesh.sandbox:
+        table.add_row("sandbox", mesh.sandbox)
     what = "tenants" if mesh.tenants else "mesh"
     console.print(f"{what} ready in {took_s:.1f} s (pid {mesh.pid})", style="bold", highlight=False)
     console.print(table)

@@ -51,6 +51,8 @@ log = get_logger("authorizer")
 
 QUEUE_GROUP = "authorizer"
 
+NO_RESEARCHERS = "this mesh has no researchers: nothing holds their code on its machine (dmsc doctor)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorizerConfig:
@@ -62,6 +64,7 @@ class AuthorizerConfig:
     audit_folder: Path | None = None  # keeps the audit's records off the bus; None: the stream alone has them
     keys_file: Path | None = None  # of the guard's keys; None: the bus asks somebody else, or nobody
     servers: tuple[str, ...] = ()  # of the bus: those that it guards
+    researchers: bool = True  # whether there are any: nothing may hold their code
     bus_token: str | None = None  # the authorizer's own credential there
     sid: str = "authorizer"
     node: str = "mesh"
@@ -155,6 +158,8 @@ class Authorizer:
     async def _rule(self, found: User | Stranger, action: str, resource: str) -> Ruling:
         if isinstance(found, Stranger):
             return nobody(found.reason)
+        if found.role is Role.RESEARCHER and not self.config.researchers:
+            return nobody(NO_RESEARCHERS)
         policy = self.rules.policy
         owner = await self._owner(action, resource) if needs_owner(policy, found, action, resource) else None
         ruling = decide(policy, found, action, resource, owner, self.config.valid_s)

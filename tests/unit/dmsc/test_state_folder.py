@@ -102,3 +102,20 @@ def test_a_folder_that_can_not_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="can't use"), StateFolder(tmp_path / "file" / "below").hold():
         raise AssertionError
+
+
+def test_a_planted_link_is_neither_locked_nor_written_through(tmp_path: Path) -> None:
+    folder, precious = StateFolder(tmp_path / "state"), tmp_path / "precious"
+    precious.write_text("keep")
+    folder.path.mkdir(mode=0o755)
+    folder.lock_file.symlink_to(precious)
+    with pytest.raises(BadInput, match="can't lock"), folder.hold():
+        raise AssertionError
+    assert folder.owner() is None
+    folder.lock_file.unlink()
+    (folder.path / f".token.{os.getpid()}").symlink_to(precious)  # where the new file is made up
+    with folder.hold():
+        folder.write_tokens()
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert folder.token()
+    assert precious.read_text() == "keep"

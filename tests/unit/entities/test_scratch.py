@@ -62,8 +62,27 @@ def test_a_folder_goes_when_its_owner_is_dead_and_not_before(
 
 def test_one_that_is_just_being_made_is_left_alone(tmp_path: Path) -> None:
     young = tmp_path / "dmsc-node-young"
-    young.mkdir()
+    young.mkdir(mode=0o700)
     (young / ".lock").touch()
     assert sweep(tmp_path) == []
     age(young)
     assert sweep(tmp_path) == [young]
+
+
+def test_no_link_is_followed_and_no_strangers_folder_touched(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    linked, open_to_all, link = (tmp_path / f"dmsc-node-{name}" for name in ("linked", "open", "link"))
+    linked.mkdir(mode=0o700)
+    (linked / ".lock").symlink_to(precious)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    (open_to_all / ".lock").touch()
+    link.symlink_to(tmp_path)
+    (tmp_path / ".lock").touch()
+    for folder in (linked, open_to_all):
+        age(folder)
+    then = time.time() - 2 * FRESH_S
+    os.utime(link, (then, then), follow_symlinks=False)
+    assert sweep(tmp_path) == []
+    assert precious.read_text() == "keep"

@@ -130,6 +130,8 @@ def test_a_choice_looks_at_few_of_very_many() -> None:
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(BadModel, match="none of expected-completion"):
         balancer("fastest")
-    with pytest.raises(BadModel, match="ModuleNotFoundError"):
+    with pytest.raises(BadModel, match="there is no module 'no_such_module'"):
         balancer("no_such_module:make")
+    with pytest.raises(BadModel, match=r"os is a module of Python itself"):
+        balancer("os:system")
     assert isinstance(balancer("workers.balancers:RoundRobin", 3), type(balancer("round-robin")))

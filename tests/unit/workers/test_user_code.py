@@ -21,7 +21,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mine.py").write_text(
-        "import json\nimport torch\nimport helper\n\ndef build(): return 1\nsize = 3\n"
+        "import functools\nimport torch\nimport helper\nfrom json import dumps\n"
+        "partial = functools.partial(dumps)\n"
+        "def build(): return 1\nsize = 3\n"
     )
     (tmp_path / "helper.py").write_text("width = 8\n")
     (tmp_path / "unrelated.py").write_text("x = 1\n")
@@ -66,6 +68,11 @@ def test_factories_load_from_the_working_directory_and_the_code_path(
         ("package.other:build", "there is no module 'package.other' here"),
         ("mine:missing", "has no 'missing'"),
         ("mine:size", "size is a int, not a function or class"),
+        ("mine:torch", "torch is a module, not a function or class"),
+        ("mine:dumps", "it is imported there, from json; name a function or class of your own"),
+        ("mine:partial", "it is imported there, from json; name a function or class of your own"),
+        ("numpy:load", "which is no folder of users' code; name it with --code"),
+        ("subprocess:run", "subprocess is a module of Python itself"),
         ("broken:f", "SyntaxError: invalid syntax (broken.py:1)"),
         ("absent_import:f", "No module named 'no_such_library' (absent_import.py:1)"),
     ],

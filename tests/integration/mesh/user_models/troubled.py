@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -77,17 +78,15 @@ class Allergic(nn.Embedding):
             return embedded
         if how.startswith("raise at") or how in ("raise", "raise twice"):
             raise LookupError("no such word\nin any dictionary")
-        if how == "raise once" and not Path(mark).exists():
-            Path(mark).touch()
+        if how == "raise once" and self.met_before(mark) == 0:
             raise LookupError("no such word\nin any dictionary")
         return embedded * torch.nan if how == "nan" else embedded
 
     def met_before(self, mark: str) -> int:
-        """How many have met the poison, one after the other, before this one."""
-        with Path(mark).open("a") as file:
-            before = file.tell()
-            file.write(".")
-        return before
+        """How many have met the poison, before this one: `mark` counts (`counter.py`)."""
+        host, _, port = mark.partition(":")
+        with socket.create_connection((host, int(port))) as counter, counter.makefile() as answer:
+            return int(answer.readline())
 
     def refuse(self, gradient: Tensor) -> Tensor:
         raise LookupError("no such gradient")

@@ -1,0 +1,116 @@
+"""A model whose author tries to get at what is not theirs, on a whole mesh: it gets nothing (ADR-0034)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.job import JobState
+from tests.integration.mesh.conftest import Mesh, _children_of, outcome, start_mesh, stop_mesh
+from tests.integration.mesh.user_jobs import user_job, words
+from workers.sandbox.confinement import Way, works
+
+MARK = "a-neighbours-file"
+
+
+class Listener(socketserver.ThreadingTCPServer):
+    """Hears what hostile models tell."""
+
+    daemon_threads = True
+    told: list[dict[str, Any]]
+
+    def __init__(self) -> None:
+        self.told = []
+        super().__init__(("127.0.0.1", 0), Hearing)
+
+
+class Hearing(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Listener)
+        self.server.told.append(json.loads(self.rfile.readline()))
+
+
+@contextmanager
+def listening() -> Iterator[Listener]:
+    with Listener() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def unix_sockets() -> list[str]:
+    """Those that listen on this machine: of the incubator, and of whatever else there is."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return [fields[7] for fields in lines if len(fields) > 7 and int(fields[3], 16) & 0x10000]
+
+
+def target(mesh: Mesh, listener: Listener, neighbour: Path) -> dict[str, Any]:
+    """All that somebody could know who has read the code, and who may look at the process table."""
+    state = mesh.state
+    pids = [mesh.process.pid, *_children_of(mesh.process.pid)]
+    return {
+        "host": "127.0.0.1",
+        "port": listener.server_address[1],
+        "files": [
+            *(str(path) for path in sorted(state.rglob("*")) if path.is_file()),
+            str(neighbour),
+            "/etc/shadow",
+            *(f"/proc/{pid}/{name}" for pid in pids for name in ("environ", "mem")),
+        ],
+        "folders": [str(state), str(state / "logs"), str(state.parent), str(Path.cwd()), "/etc", "/usr/lib"],
+        "pids": pids,
+        "sockets": unix_sockets(),
+        "needles": [
+            "".join(chr(ord(letter) + 1) for letter in (state / name).read_text().strip())
+            for name in ("bus_token", "token")
+        ],
+        "names": [MARK],
+    }
+
+
+@pytest.mark.parametrize("way", [Way.OWN_USER, Way.LANDLOCK])
+def test_a_hostile_model_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
+    if not works(way):
+        pytest.skip(f"this machine can't confine anybody by {way}")
+    monkeypatch.setenv("DMSC_SANDBOX", way)
+    state = tmp_path / "mesh" / "state"
+    state.parent.mkdir()
+    neighbour = Path("/dev/shm") / MARK
+    neighbour.write_text("another's numbers")
+    mesh = start_mesh(state, "--cluster", "a", "--slots", "2", "--allow-url", str(tmp_path))
+    try:
+        with listening() as listener:
+            known = target(mesh, listener, neighbour)
+            assert len(known["pids"]) >= 4, "the mesh's processes are not known"
+            assert any("incubator" in name for name in known["sockets"]), (
+                "the incubator's socket is not known"
+            )
+            job = user_job(
+                "sound", words(tmp_path), model={"factory": "hostile:hostile", "args": {"target": known}}
+            )
+            record = outcome(mesh.client, job)
+        assert record.state is JobState.DONE, record.reason  # what it needs, it had
+        told = listener.told
+        assert len({one["pid"] for one in told}) >= 2, "it ran neither in the analysis nor in an instance"
+        got = {name: what for one in told for name, what in one["got"].items() if what}
+        assert not got
+        if way is Way.OWN_USER:
+            users = [one["uid"] for one in told]
+            assert os.getuid() not in users
+            assert len(set(users)) == len(users), "two processes had the same user"
+        assert not list(tmp_path.rglob("hostile-*"))
+    finally:
+        neighbour.unlink()
+        assert stop_mesh(mesh) == 0

@@ -1,0 +1,279 @@
+"""Decides how a process can be confined on this machine, and confines the one that calls.
+
+| way | files | other processes | temporary files |
+|---|---|---|---|
+| `own-user` (root) | a root of its own | a user of its own, hidden /proc | own /tmp, own /dev/shm |
+| `landlock` | Landlock | Landlock; its filter, where that knows no signals | own folder, no /dev/shm |
+| `none` | all of its user's | all of its user's | shared |
+
+The first two have in common: no new privileges, a filter of system calls, no core dumps, no inherited
+descriptors, nobody of the same user looks into its memory. The network is open in all: an instance needs the
+bus and its peers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from workers.sandbox import kernel, landlock, mounts, seccomp
+
+CODE_PATH = "DMSC_CODE_PATH"
+"""Environment variable: folders with user code, as in `PATH`; searched after the working directory."""
+
+_CERTIFICATES = ("DMSC_CA_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_PROCESSES = 4096
+"""At most, of one instance's own user: threads count, children too."""
+_PROBE_USER = 61183
+
+
+class Way(StrEnum):
+    """How users' code is confined; see this module's table."""
+
+    OWN_USER = "own-user"
+    LANDLOCK = "landlock"
+    NONE = "none"
+
+    @property
+    def described(self) -> str:
+        """What users' code reaches, in one line."""
+        return _DESCRIBED[self]
+
+
+_DESCRIBED = {
+    Way.OWN_USER: "a system user of its own for each instance, in a root of its own: it reads its code, the "
+    "installed packages and allowed folders, writes below its own job, and reaches the network",
+    Way.LANDLOCK: "Landlock: it reads its code, the installed packages, /etc and allowed folders, writes "
+    "below its own job, and reaches the network; it has no /dev/shm",
+    Way.NONE: "nothing holds it: it does whatever the user can do that runs the node",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What one process may reach besides the interpreter, its packages and its code.
+
+    Args:
+        read: files and folders.
+        write: folders, made if they are missing.
+        closed: files and folders that are kept from it, wherever they lie.
+        scratch: its own folder for temporary files, made if missing; also its HOME.
+    """
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+    scratch: str = ""
+
+    @classmethod
+    def of(cls, order: dict[str, Any]) -> Reach:
+        """From the JSON of an order."""
+        return cls(**{key: tuple(order.get(key, ())) for key in ("read", "write", "closed")},
+                   scratch=str(order.get("scratch", "")))  # fmt: skip
+
+
+@cache
+def best_way() -> Way:
+    """The strictest one that works here; it is tried, in a process of its own."""
+    return next((way for way in (Way.OWN_USER, Way.LANDLOCK) if works(way)), Way.NONE)
+
+
+def works(way: Way) -> bool:
+    """Whether a process of this machine can be confined in that way; one is."""
+    if not kernel.LINUX or not seccomp.known() or (way is Way.OWN_USER and os.geteuid() != 0):
+        return False
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            confine(Reach(), way, user=_PROBE_USER)
+            code = 0
+        except BaseException:  # whatever it is, this way is none
+            code = 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def confine(reach: Reach, way: Way, *, user: int | None = None, parent: int | None = None) -> None:
+    """Confines this process, which has one thread, for good.
+
+    Args:
+        reach: what it keeps.
+        way: not `none`.
+        user: of the way `own-user`: the number of its user, nobody else's.
+        parent: whose death ends it, if anybody's; it is killed where that has happened already.
+
+    Raises:
+        OSError: the system refuses; then users' code must not run.
+    """
+    os.umask(0o022)
+    for folder in reach.write:
+        os.makedirs(folder, exist_ok=True)
+    if reach.scratch:
+        os.makedirs(reach.scratch, mode=0o700, exist_ok=True)
+    paths = _Paths.of(reach)
+    _set_environment(reach.scratch)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if way is Way.OWN_USER:
+        assert user is not None
+        _own_user(user, paths)
+        resource.setrlimit(resource.RLIMIT_NPROC, (_PROCESSES, _PROCESSES))
+    elif os.geteuid() == 0:
+        kernel.drop_capabilities()
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.keep_private()
+    known = landlock.version()
+    if way is Way.LANDLOCK and not known:
+        raise OSError(errno.ENOSYS, "this kernel has no Landlock")
+    if way is Way.OWN_USER:
+        if known:
+            landlock.restrict(_rules_in_own_root(paths))
+        seccomp.restrict(signals=True)
+    else:
+        _fence(paths, signals=known >= landlock.SCOPES_SIGNALS)
+    if parent is not None:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def close_descriptors() -> None:
+    """Closes all but standard input, output and error."""
+    highest = max((int(name) for name in os.listdir("/proc/self/fd")), default=2)
+    os.closerange(3, highest + 1)
+
+
+def _own_user(user: int, paths: _Paths) -> None:
+    groups = mounts.device_groups()
+    mounts.enter(mounts.Plan(paths.read, paths.write, paths.closed, user, paths.links))
+    os.setgroups(groups)
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def _fence(paths: _Paths, *, signals: bool) -> None:
+    landlock.restrict(_rules(paths))
+    seccomp.restrict(signals=signals)
+
+
+def _set_environment(scratch: str) -> None:
+    os.environ.update(USER="dmsc-instance", LOGNAME="dmsc-instance")
+    for name in ("SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"):
+        os.environ.pop(name, None)
+    if scratch:
+        os.environ.update(HOME=scratch, TMPDIR=scratch, XDG_CACHE_HOME=f"{scratch}/.cache")
+        tempfile.tempdir = None
+
+
+# --- which paths ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Paths:
+    """Absolute, resolved, existing."""
+
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    closed: tuple[str, ...]
+    links: tuple[tuple[str, str], ...] = field(default=())
+
+    @classmethod
+    def of(cls, reach: Reach) -> _Paths:
+        write = _resolved((*reach.write, *filter(None, [reach.scratch])))
+        installed = _resolved(_interpreter())
+        folders = _resolved((*_code(), *reach.read))
+        closed = {os.path.realpath(path) for path in reach.closed}
+        for folder in folders:
+            if os.path.isdir(folder) and not mounts.below(folder, (*installed, *mounts.SYSTEM)):
+                closed |= {path for path in _hidden(folder) if path not in (*installed, *folders, *write)}
+        links = []
+        for path in (*reach.read, *reach.write):
+            absolute = os.path.abspath(path)
+            if os.path.realpath(absolute) != absolute:
+                links.append((absolute, os.path.realpath(absolute)))
+        read = tuple(path for path in dict.fromkeys((*installed, *folders)) if path not in write)
+        return cls(read, write, tuple(sorted(closed)), tuple(links))
+
+
+def _resolved(paths: Iterable[str]) -> tuple[str, ...]:
+    found = dict.fromkeys(os.path.realpath(path) for path in paths if path)
+    return tuple(path for path in found if path != "/" and os.path.exists(path))
+
+
+def _hidden(folder: str) -> Iterator[str]:
+    """What has a dot before its name: version control, environments with secrets, keys, our own state."""
+    try:
+        with os.scandir(folder) as entries:
+            yield from [entry.path for entry in entries if entry.name.startswith(".")]
+    except OSError:
+        return
+
+
+def _interpreter() -> Iterator[str]:
+    yield from (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
+    yield os.path.dirname(os.path.realpath(sys.executable))
+    yield os.path.realpath("/etc/resolv.conf")
+    yield from (os.environ.get(name, "") for name in _CERTIFICATES)
+    yield from os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+
+
+def _code() -> Iterator[str]:
+    yield from (path for path in sys.path if path)
+    yield os.getcwd()
+    yield from os.environ.get(CODE_PATH, "").split(os.pathsep)
+
+
+# --- Landlock's rules -----------------------------------------------------------------------------------
+def _rules_in_own_root(paths: _Paths) -> Iterator[tuple[str, int]]:
+    """That root has nothing else in it: what is left for Landlock are other processes."""
+    yield "/", landlock.READ
+    yield "/dev", landlock.USE
+    for path in (*paths.write, "/tmp", "/dev/shm"):
+        yield path, landlock.READ | landlock.CHANGE
+
+
+def _rules(paths: _Paths) -> Iterator[tuple[str, int]]:
+    for path in mounts.SYSTEM:
+        if path == "/etc" and os.geteuid() == 0:
+            yield from ((each, landlock.READ) for each in _public(path))
+        else:
+            yield os.path.realpath(path), landlock.READ
+    yield "/proc", landlock.READ
+    for path in paths.read:
+        yield from _spread(path, [each for each in paths.closed if mounts.below(each, [path])])
+    for path in mounts.devices():
+        yield path, landlock.USE
+    for path in paths.write:
+        yield path, landlock.READ | landlock.CHANGE
+
+
+def _public(folder: str) -> Iterator[str]:
+    """What anybody may read there: root's own secrets are no instance's business."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_symlink() and entry.stat().st_mode & stat.S_IROTH:
+                yield entry.path
+
+
+def _spread(folder: str, closed: list[str]) -> Iterator[tuple[str, int]]:
+    """Rules for all of a folder but what is closed: a rule can't be taken back further below."""
+    if not closed:
+        yield folder, landlock.READ
+        return
+    if folder in closed:
+        return
+    yield folder, landlock.LIST
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_symlink():
+                inside = [each for each in closed if mounts.below(each, [entry.path])]
+                yield from _spread(entry.path, inside)

@@ -1,0 +1,61 @@
+"""System calls that Python has no function for."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from typing import Any
+
+LINUX = sys.platform == "linux"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
+_CAPABILITY_VERSION = 0x20080522
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+_LAST_CAPABILITY = 63
+
+
+def call(number: int, *arguments: Any) -> int:
+    """The system call of this number; integers are passed as longs. Raises `OSError`."""
+    passed = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    result = int(_libc.syscall(ctypes.c_long(number), *passed))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def function(name: str, *arguments: Any) -> int:
+    """The C library's function of this name. Raises `OSError`."""
+    result = int(getattr(_libc, name)(*arguments))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def prctl(option: int, argument: int) -> None:
+    """Raises `OSError`."""
+    passed = [ctypes.c_ulong(each) for each in (argument, 0, 0, 0)]
+    function("prctl", ctypes.c_int(option), *passed)
+
+
+def drop_capabilities() -> None:
+    """Root without its powers: none is left, and no program that is executed gets one back."""
+    for capability in range(_LAST_CAPABILITY + 1):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # this kernel knows fewer
+                raise
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    call(_CAPSET[os.uname().machine], ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+
+
+def keep_private() -> None:
+    """No other process of this user may read this one's memory or environment, or attach to it."""
+    if LINUX:
+        prctl(PR_SET_DUMPABLE, 0)
