@@ -448,6 +448,9 @@ KEPT_ANSWER = _row(
     "kept answer", "{key}", door.KeptAnswer, MG, MG, KV,
     "what was answered to a request with an idempotency key", bucket="answers",
 )  # fmt: skip
+DATASET_OWNER = _row(
+    "dataset owner", "{key}", door.DatasetOwner, MG, MG, KV, "who stored which data set", bucket="datasets",
+)  # fmt: skip
 SUBMIT = _row(
     "submit", "job.command.submit", door.SubmitJob, MG, SMO, REQUEST, "queue a job", reply=job.JobRecord,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Seconds, Time, Token
 from schemas.marks import SECRET, Secret
+from schemas.quota import Quota, QuotaUse
 from schemas.signals import Role
 
 UserOp = Literal["add", "list", "token", "revoke", "remove"]
@@ -146,9 +147,11 @@ class AccessExplanation(Message, wire="access.explanation"):
     source: str = Field("", description="where the rules come from: a file, or the default")
 
 
-class WhoAmI(Message, wire="access.whoami"):
-    """Whose token it is. `expires_at` is None for tokens of the users' file."""
+class WhoAmI(Message, wire="access.whoami", version=(1, 1)):
+    """Whose token it is, and how much of the mesh they have. `expires_at`: None for tokens of the file."""
 
     user: str
     role: Role
     expires_at: Time | None = None
+    quota: Quota | None = Field(None, description="the most that they may have at a time; None: no limit")
+    use: QuotaUse = QuotaUse()

@@ -14,6 +14,7 @@ from schemas.job import MOST_INSTANCES, JobRecord, JobSpec
 from schemas.marks import HOLDS_USER_VALUES, Secret
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation
+from schemas.quota import Quota
 from schemas.registry import ServiceRecord
 from schemas.signals import ComputeEntry, QosReport, Role
 from schemas.unreadable import UnreadableNote
@@ -46,22 +47,31 @@ class DoorKey(Message, wire="door.key"):
     key: str
 
 
-class SubmitJob(Message, wire="job.submit", version=(1, 1)):
+class SubmitJob(Message, wire="job.submit", version=(1, 2)):
     """MG → SMO, after Type 3: queue this job."""
 
     spec: JobSpec
     user: str
     gateway: Token
     caller_span: CallerSpan = ""
+    quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
 
 
-class ScaleJob(Message, wire="job.scale"):
+class DatasetOwner(Message, wire="dataset.owner"):
+    """Who stored a data set. In the bucket `datasets`, by the first 32 digits of the SHA-256 of its name."""
+
+    name: str
+    user: str
+
+
+class ScaleJob(Message, wire="job.scale", version=(1, 1)):
     """MG → SMO: give a stage (all of them, where none is named) this many working replicas."""
 
     job: Token
     replicas: int = Field(ge=1, le=MOST_INSTANCES)
     stage: int | None = Field(None, ge=0, le=MOST_INSTANCES)
     user: str = ""
+    quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
 
 
 class ChangeStage(Message, wire="job.change_stage"):

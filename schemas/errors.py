@@ -10,6 +10,7 @@
     │   ├── BadMessage        malformed, unknown or wrongly versioned message
     │   └── NewerRecord       a record of the mesh that only another version of this software reads
     ├── Refused               asked properly, not permitted
+    │   └── OverQuota         … because this user has as much as they may
     ├── NotFound              no such job, instance, artifact
     ├── Conflict              a compare-and-set lost; the record moved on
     │   └── InProgress        the same request is being answered at this moment
@@ -95,6 +96,12 @@ class UnreadableRecord(DmscError):
 
 class Refused(DmscError):
     code = "refused"
+
+
+class OverQuota(Refused):
+    """Not now: this user has as much as they may; the text says of what, how much, and the remedy."""
+
+    code = "over_quota"
 
 
 class NotFound(DmscError):

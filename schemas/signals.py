@@ -8,6 +8,7 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Time, Token
 from schemas.marks import Secret
+from schemas.quota import Quota
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.routing import DEFAULT_ALGORITHM, Algorithm
 from schemas.telemetry import LinkFigures
@@ -64,7 +65,7 @@ class AccessRequest(Message, wire="signal.access"):
     gateway: Token
 
 
-class AccessDecision(Message, wire="signal.access.decision", version=(1, 1)):
+class AccessDecision(Message, wire="signal.access.decision", version=(1, 2)):
     """The authorizer's answer, with its reason; `valid_s` bounds how long it may be cached.
 
     `rule` is the access file's rule that decided. `token_id`, `issued_at` and `expires_at` say which token it
@@ -80,6 +81,9 @@ class AccessDecision(Message, wire="signal.access.decision", version=(1, 1)):
     token_id: str = ""
     issued_at: Time = 0.0
     expires_at: Time | None = None
+    quota: Quota | None = Field(
+        None, description="of who may begin something that takes room; None: no limit"
+    )
 
 
 # Type 4: Compute-Aware Routing Notification (SR → MG, SR) -----------------------------------------------

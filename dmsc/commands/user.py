@@ -13,6 +13,7 @@ from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
     from schemas.access import UserAnswer, UserInfo, WhoAmI
+from schemas.quota import GIB, Quota
 
 app = typer.Typer(
     help="Who may use the mesh: add users, hand out tokens that expire, revoke them at once.",
@@ -138,7 +139,7 @@ def whoami(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say whose token this is, with which role, and until when.
+    """Say whose token this is, with which role, until when, and how much of the mesh its user has.
 
     Example: dmsc user whoami
     """
@@ -148,6 +149,23 @@ def whoami(
     else:
         until = "" if me.expires_at is None else f", until {when(me.expires_at)}"
         print(f"{me.user}: {me.role}{until}")
+        print(f"has {having(me)}")
+
+
+def having(me: WhoAmI) -> str:
+    """Each of what a user has, with their limit where there is one."""
+    quota = me.quota or Quota()
+    parts = [
+        (me.use.jobs, quota.jobs, "jobs"),
+        (me.use.slots, quota.slots, "slots"),
+        (me.use.datasets, quota.datasets, "data sets"),
+    ]
+    said = [f"{used} {what}" if most is None else f"{used} of {most} {what}" for used, most, what in parts]
+    stored, most = me.use.stored_bytes / GIB, quota.stored_bytes
+    said.append(
+        f"{stored:.3g} GiB stored" if most is None else f"{stored:.3g} of {most / GIB:.3g} GiB stored"
+    )
+    return ", ".join(said)
 
 
 def when(at: float) -> str:

@@ -17,9 +17,11 @@ import yaml
 from entities.authorizer.access_rules import User
 from schemas.access import AccessExplanation, RuleView
 from schemas.errors import BadInput
+from schemas.quota import GIB, MOST, Quota
 from schemas.signals import AccessDecision, Role
 
 MOST_BYTES = 1 << 20
+_QUOTA_KEYS = ("name", "roles", "users", "jobs", "slots", "stored_gib", "datasets")
 _KEYS = ("name", "roles", "users", "actions", "resources", "own", "effect", "audit")
 
 
@@ -51,11 +53,24 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class QuotaRule:
+    """One entry under `quotas`. Empty `roles`, `users`: any."""
+
+    roles: frozenset[Role] = frozenset()
+    users: frozenset[str] = frozenset()
+    quota: Quota
+
+    def fits(self, user: User) -> bool:
+        return (not self.roles or user.role in self.roles) and (not self.users or user.name in self.users)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AccessPolicy:
-    """A file's rules, in their order."""
+    """A file's rules and quotas, in their order."""
 
     source: str
     rules: tuple[Rule, ...]
+    quotas: tuple[QuotaRule, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,10 +111,14 @@ def parse_policy(text: str, where: str) -> AccessPolicy:
         raise BadInput(f"{where}:{line} is not YAML ({problem})") from None
     if (
         not isinstance(document, dict)
-        or set(document) != {"rules"}
+        or not {"rules"} <= set(document) <= {"rules", "quotas"}
         or not isinstance(document["rules"], list)
+        or not isinstance(document.get("quotas", []), list)
     ):
-        raise BadInput(f"{where}: must have one key, rules, with a list; `dmsc access default` prints one")
+        raise BadInput(
+            f"{where}: must have a key rules with a list, and may have quotas with another; "
+            "`dmsc access default` prints them"
+        )
     lines = [node.start_mark.line + 1 for node in _entries(root)]
     rules: list[Rule] = []
     for entry, line in zip(document["rules"], lines, strict=True):
@@ -107,7 +126,11 @@ def parse_policy(text: str, where: str) -> AccessPolicy:
         if any(rule.name == other.name for other in rules):
             raise BadInput(f"{where} line {line}: there is a rule {rule.name!r} above already")
         rules.append(rule)
-    return AccessPolicy(source=where, rules=tuple(rules))
+    quotas = tuple(
+        _parse_quota(entry, f"{where}: quotas[{index}]")
+        for index, entry in enumerate(document.get("quotas", []))
+    )
+    return AccessPolicy(source=where, rules=tuple(rules), quotas=quotas)
 
 
 def _entries(root: Any) -> list[Any]:
@@ -155,6 +178,37 @@ def _parse_rule(entry: Any, line: int, place: str) -> Rule:
     )
 
 
+def _parse_quota(entry: Any, place: str) -> QuotaRule:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
+        raise BadInput(f"{place}: a quota has a name, and limits: {', '.join(_QUOTA_KEYS[3:])}")
+    place = f"{place}: {entry['name']}"
+    unknown = [key for key in entry if key not in _QUOTA_KEYS]
+    if unknown:
+        raise BadInput(f"{place}: unknown key {str(unknown[0])!r}; a quota has {', '.join(_QUOTA_KEYS)}")
+    roles = _texts(entry, "roles", place)
+    wrong = [role for role in roles if role not in {known.value for known in Role}]
+    if wrong:
+        raise BadInput(f"{place}: roles: {wrong[0]!r} is not one of {', '.join(role.value for role in Role)}")
+    for key in _QUOTA_KEYS[3:]:
+        limit = entry.get(key)
+        if limit is not None and (
+            not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit <= MOST
+        ):
+            raise BadInput(
+                f"{place}: {key}: must be a whole number from 0 to {MOST}; leave it out for no limit"
+            )
+    stored_gib = entry.get("stored_gib")
+    quota = Quota(
+        rule=entry["name"],
+        jobs=entry.get("jobs"),
+        slots=entry.get("slots"),
+        stored_bytes=None if stored_gib is None else stored_gib * GIB,
+        datasets=entry.get("datasets"),
+    )
+    users = frozenset(_texts(entry, "users", place))
+    return QuotaRule(roles=frozenset(Role(role) for role in roles), users=users, quota=quota)
+
+
 def _texts(entry: dict[str, Any], key: str, place: str) -> tuple[str, ...]:
     found = entry.get(key, [])
     if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
@@ -167,6 +221,11 @@ def needs_owner(policy: AccessPolicy, user: User, action: str, resource: str) ->
     """Whether the answer depends on whose the resource is."""
     first = next((rule for rule in policy.rules if not rule.misfit(user, action, resource)), None)
     return first is not None and first.own
+
+
+def quota_of(policy: AccessPolicy, user: User) -> Quota | None:
+    """The first entry that fits; None: no limit."""
+    return next((entry.quota for entry in policy.quotas if entry.fits(user)), None)
 
 
 def decide(

@@ -21,7 +21,7 @@ from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
-from entities.authorizer.access_policy import Ruling, decide, explain, needs_owner, nobody
+from entities.authorizer.access_policy import Ruling, decide, explain, needs_owner, nobody, quota_of
 from entities.authorizer.access_rules import Stranger, User
 from entities.authorizer.audit_archive import AuditArchive
 from entities.authorizer.audit_trail import AuditTrail, about
@@ -172,6 +172,7 @@ class Authorizer:
                     "token_id": found.token_id,
                     "issued_at": found.issued_at,
                     "expires_at": found.expires_at,
+                    "quota": quota_of(policy, found),
                 }
             )
         return replace(ruling, decision=decision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway.guard import Guard
+from entities.gateway.stored_use import StoredUse
 from schemas.access import (
     AccessExplanation,
     ExplainAccess,
@@ -25,10 +26,11 @@ TIMEOUT_S = 12.0
 class AccessDesk:
     """For whoever may."""
 
-    def __init__(self, bus: Bus, guard: Guard, gateway: str) -> None:
+    def __init__(self, bus: Bus, guard: Guard, gateway: str, stored: StoredUse) -> None:
         self._bus = bus
         self._guard = guard
         self._gateway = gateway
+        self._stored = stored
 
     async def command(
         self,
@@ -58,7 +60,10 @@ class AccessDesk:
     async def who(self, token: str) -> WhoAmI:
         access = await self._guard.check(token, "self.read", "self")
         assert access.role is not None
-        return WhoAmI(user=access.user, role=access.role, expires_at=access.expires_at)
+        use = await self._stored.of(access.user)
+        return WhoAmI(
+            user=access.user, role=access.role, expires_at=access.expires_at, quota=access.quota, use=use
+        )
 
     async def explain(self, token: str, user: str, action: str, resource: str) -> AccessExplanation:
         message = ExplainAccess(

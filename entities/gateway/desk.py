@@ -15,6 +15,7 @@ from entities.gateway.guard import Guard
 from entities.gateway.job_view import JobView
 from entities.gateway.module_desk import ModuleDesk
 from entities.gateway.secret_desk import SecretDesk
+from entities.gateway.stored_use import StoredUse
 from schemas.base import Message
 from schemas.door import (
     DOOR_KEY,
@@ -67,6 +68,7 @@ class Desk:
         self.modules = ModuleDesk(bus, backends, guard)
         self.secrets = SecretDesk(bus, guard)
         self.view: JobView | None = None
+        self.stored = StoredUse(bus, lambda: () if self.view is None else self.view.all())
         self._compute = compute
         self._bus = bus
         self._backends = backends
@@ -78,7 +80,10 @@ class Desk:
             correlate(new_correlation(), cause=current_cause())
         access = await self.guard.check(token, "job.submit", spec.name)
         spec = await self.secrets.keep(spec, access.user)
-        message = SubmitJob(spec=spec, user=access.user, gateway=self._gateway, caller_span=caller_span())
+        await self.stored.admit_job(access)
+        message = SubmitJob(
+            spec=spec, user=access.user, gateway=self._gateway, caller_span=caller_span(), quota=access.quota
+        )
         record = await self._backends.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
         return self._learn(record)
 
@@ -111,7 +116,7 @@ class Desk:
 
     async def scale(self, token: str, job: str, replicas: int, stage: int | None) -> Ack:
         access = await self.guard.check(token, "job.change", job)
-        message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user)
+        message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user, quota=access.quota)
         answer = await self._backends.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
         assert isinstance(answer, Ack)
         return answer

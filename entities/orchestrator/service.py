@@ -22,6 +22,7 @@ from bus.subject import Subject
 from entities import metrics
 from entities.leadership import Candidate
 from entities.lease import LeaseConfig
+from entities.orchestrator.admission import Admission
 from entities.orchestrator.arbitration import ArbitrationConfig
 from entities.orchestrator.cordoning import Cordoning
 from entities.orchestrator.draining import Draining
@@ -114,6 +115,7 @@ class Leader:
         self._runs: dict[str, JobRun] = {}
         self._room = Room(mesh, self._runs)
         self._ended: dict[str, JobRecord] = {}
+        self._admission = Admission(self._records)
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
         self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
         self._promotions = Promotions(bus, self._policies, self._runs, candidate.confirmed, config.promotion)
@@ -304,6 +306,15 @@ class Leader:
         return promise
 
     async def _queue(self, message: SubmitJob, command: str) -> JobRecord:
+        """
+        Raises:
+            OverQuota: its user has as much as they may.
+        """
+        async with self._admission.turn:  # the next one counts this one, too
+            self._admission.submission(message)
+            return await self._queued(message, command)
+
+    async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
         names.refuse_taken("job", message.spec.name)
         now = time.time()
         record = JobRecord(
@@ -405,7 +416,9 @@ class Leader:
         return run
 
     async def _scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
-        return Ack(note=self._running(message.job).scale(message.stage, message.replicas))
+        run = self._running(message.job)
+        self._admission.scaling(message, run.journal.record)
+        return Ack(note=run.scale(message.stage, message.replicas))
 
     async def _change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
         return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))

@@ -35,7 +35,7 @@ class NewUser(Part):
 def access(door: Door) -> APIRouter:
     """The routes below `/v1/users`, `/v1/access`, `/v1/audit`, and `/v1/whoami`."""
     router = APIRouter(prefix="/v1")
-    desk = AccessDesk(door.bus, door.guard, door.metrics.gateway)
+    desk = AccessDesk(door.bus, door.guard, door.metrics.gateway, door.desk.stored)
 
     @router.get("/whoami", response_model=WhoAmI, tags=["users"])
     async def whoami(token: Token) -> Response:

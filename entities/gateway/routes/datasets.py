@@ -14,12 +14,13 @@ from entities.gateway.context import Door
 from entities.gateway.files import BYTES, DOCUMENTED, File, file_answer
 from entities.gateway.paging import cut
 from entities.gateway.requests import ByteRange, Counted, PageAsked, Token, answer, check_length, paged
+from entities.gateway.stored_use import DATASETS
 from schemas.errors import Ack, BadInput, NotFound
 from schemas.pages import Dataset, DatasetPage
 
 log = get_logger("door")
 
-FOLDER = "datasets"
+FOLDER = DATASETS
 URL = f"bus://{FOLDER}"
 PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
 _name = re.compile(PATTERN)
@@ -54,11 +55,14 @@ def datasets(door: Door) -> APIRouter:
     @router.put("/{name}", status_code=201, response_model=Dataset, openapi_extra=UPLOAD)
     async def store(name: Name, request: Request, token: Token) -> Response:
         """Store a dataset; a job then names it as `data.source`. One of that name is replaced."""
-        await door.guard.check(token, "dataset.write", name)
+        access = await door.guard.check(token, "dataset.write", name)
         limit = door.config.max_dataset_bytes
-        check_length(request, limit)
-        info = await objects.put(f"{FOLDER}/{name}", Counted(request, limit).pieces())
-        log.info("dataset stored", name=name, bytes=info.size)
+        stated = check_length(request, limit)
+        left = await door.desk.stored.admit_dataset(access, name, stated)
+        body = Counted(request, limit, left).pieces()
+        info = await objects.put(f"{FOLDER}/{name}", body)
+        await door.desk.stored.stored(name, access.user)
+        log.info("dataset stored", name=name, bytes=info.size, user=access.user)
         return answer(_dataset(info), 201, {"Location": f"/v1/datasets/{name}"})
 
     @router.get("/{name}", response_class=File, responses=DOCUMENTED)
@@ -73,6 +77,7 @@ def datasets(door: Door) -> APIRouter:
         access = await door.guard.check(token, "dataset.delete", name)
         if not await objects.delete(f"{FOLDER}/{name}"):
             raise NotFound(f"there is no dataset {name}")
+        await door.desk.stored.removed(name)
         log.info("dataset removed", name=name, user=access.user)
         return answer(Ack(note=f"{name} removed"))
 

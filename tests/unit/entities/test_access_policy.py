@@ -13,6 +13,7 @@ from entities.authorizer.access_policy import (
     explain,
     needs_owner,
     parse_policy,
+    quota_of,
 )
 from entities.authorizer.access_rules import User
 from schemas.errors import BadInput
@@ -122,9 +123,9 @@ def test_each_rule_of_the_default_file_has_a_comment() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "must have one key, rules"),
-        ("rules: 3", "must have one key, rules"),
-        ("rules: []\nmore: 1", "must have one key, rules"),
+        ("", "must have a key rules with a list"),
+        ("rules: 3", "must have a key rules with a list"),
+        ("rules: []\nmore: 1", "must have a key rules with a list"),
         ("rules: [", "is not YAML"),
         ("rules: [3]", "line 1: a rule has a name"),
         ("rules:\n  - name: a\n    action: [x]", "line 2: unknown key 'action'"),
@@ -144,3 +145,43 @@ def test_a_wrong_file_is_one_line_with_the_place(text: str, says: str) -> None:
     assert caught.value.text.startswith("access.yaml")
     assert says in caught.value.text
     assert "\n" not in caught.value.text
+
+
+def test_the_first_quota_that_fits_counts() -> None:
+    text = """
+rules: []
+quotas:
+  - {name: big, users: [ann], jobs: 9, stored_gib: 2}
+  - {name: small, roles: [researcher], slots: 3}
+"""
+    policy = parse_policy(text, "f")
+    big, small = quota_of(policy, user(Role.RESEARCHER)), quota_of(policy, user(Role.RESEARCHER, "bob"))
+    assert big is not None
+    assert (big.rule, big.jobs, big.slots, big.stored_bytes) == ("big", 9, None, 2 << 30)
+    assert small is not None
+    assert (small.rule, small.slots, small.jobs) == ("small", 3, None)
+    assert quota_of(policy, user(Role.ADMIN, "root")) is None
+    assert quota_of(DEFAULT, user(Role.RESEARCHER)) is not None
+    assert quota_of(DEFAULT, user(Role.OPERATOR)) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{jobs: 3}", "a quota has a name, and limits: jobs, slots, stored_gib, datasets"),
+        ("{name: q, job: 3}", "q: unknown key 'job'"),
+        (
+            "{name: q, jobs: -1}",
+            "q: jobs: must be a whole number from 0 to 1000000; leave it out for no limit",
+        ),
+        ("{name: q, slots: true}", "q: slots: must be a whole number"),
+        ("{name: q, roles: [king]}", "q: roles: 'king' is not one of"),
+        ("3", "a quota has a name"),
+    ],
+)
+def test_a_wrong_quota_is_one_line_with_its_place(entry: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_policy(f"rules: []\nquotas:\n  - {entry}\n", "access.yaml")
+    assert refused.value.text.startswith("access.yaml: quotas[0]: ")
+    assert said in refused.value.text
+    assert "\n" not in refused.value.text

@@ -66,6 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     # commands
     "replicas": set(),
     "stage": {"zero"},
+    **{f"quota.{limit}": {"zero"} for limit in ("jobs", "slots", "stored_bytes", "datasets")},
 }
 """By the place of each number: which of `BAD` are none there. Written by hand."""
 

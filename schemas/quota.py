@@ -1,0 +1,97 @@
+"""How much of a mesh one user may take, and how much they have: pure. The rules' file says it (`quotas`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from schemas.base import Part
+from schemas.job import ENDED, JobRecord, JobSpec
+from schemas.task_graph import UnitKind
+
+GIB = 1 << 30
+MOST = 1_000_000
+"""Of anything that a limit is in, GiB for bytes: more is no limit."""
+
+
+class QuotaUse(Part):
+    """What a user has of each."""
+
+    jobs: int = Field(0, ge=0)
+    slots: int = Field(0, ge=0)
+    stored_bytes: int = Field(0, ge=0)
+    datasets: int = Field(0, ge=0)
+
+    def plus(self, other: QuotaUse) -> QuotaUse:
+        return QuotaUse(**{key: getattr(self, key) + getattr(other, key) for key in QuotaUse.model_fields})
+
+
+class Quota(Part):
+    """The most of each that one user may have at a time; None: as much as there is.
+
+    `jobs` have not ended, waiting ones too; `slots` are for their instances of stages, standbys too;
+    `stored_bytes` are data sets, and weights and checkpoints of all their jobs, on the bus.
+    """
+
+    rule: str = Field("", description="the entry of the rules' file that says so")
+    jobs: int | None = Field(None, ge=0, le=MOST)
+    slots: int | None = Field(None, ge=0, le=MOST)
+    stored_bytes: int | None = Field(None, ge=0, le=MOST * GIB)
+    datasets: int | None = Field(None, ge=0, le=MOST)
+
+    def excess(self, use: QuotaUse, more: QuotaUse) -> str:
+        """Why there may not be `more`, in one line with the remedy; empty where there may."""
+        for key, what, remedy in _WORDS:
+            most, wanted = getattr(self, key), getattr(more, key)
+            if most is not None and wanted and getattr(use, key) + wanted > most:
+                have = f"you have {_said(key, getattr(use, key))}, this would add {_said(key, wanted)}"
+                return f"{what}: at most {_said(key, most)} (quota {self.rule}); {have}; {remedy}"
+        return ""
+
+
+_WORDS = (
+    ("jobs", "jobs that have not ended", "wait for one of them, or cancel one"),
+    (
+        "slots",
+        "slots of jobs that have not ended",
+        "ask for fewer replicas, or wait for another job of yours",
+    ),
+    ("stored_bytes", "what is stored on the bus", "remove data sets or checkpoints, or store elsewhere"),
+    ("datasets", "data sets", "remove one that is not needed any more"),
+)
+
+
+def _said(key: str, count: int) -> str:
+    return f"{count / GIB:.3g} GiB" if key == "stored_bytes" else f"{count:,}"
+
+
+def asked_for(spec: JobSpec) -> QuotaUse:
+    """What one more job takes."""
+    parallel = spec.parallel
+    return QuotaUse(jobs=1, slots=sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage()))
+
+
+def used_by(user: str, records: Iterable[JobRecord]) -> QuotaUse:
+    """Jobs and slots that a user's unfinished jobs have or wait for."""
+    use = QuotaUse()
+    for record in records:
+        if record.user == user and record.state not in ENDED:
+            use = use.plus(QuotaUse(jobs=1, slots=slots_of(record)))
+    return use
+
+
+def slots_of(record: JobRecord) -> int:
+    """As the job stands now, scaled or not; before it is placed, as it was asked for."""
+    if record.graph is None:
+        return asked_for(record.spec).slots
+    return sum(unit.kind is UnitKind.STAGE for unit in record.graph.units)
+
+
+def wider_by(record: JobRecord, stage: int | None, replicas: int) -> int:
+    """How many slots more a job takes with this many working replicas of a stage, or of all."""
+    if record.graph is None:
+        return 0
+    stages = [unit.stage for unit in record.graph.units if unit.kind is UnitKind.STAGE]
+    wanted = set(stages) if stage is None else {stage} & set(stages)
+    return sum(max(0, replicas - stages.count(each)) for each in wanted)
