@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +59,8 @@ class Connections:
         finally:
             await link.close()
 
-    async def of(self, names: Collection[str], account: str = ACCOUNT) -> list[Connection]:
-        """The connections of whoever was let into `account` under one of these names, on all servers."""
+    async def of(self, wanted_as: Callable[[str], bool], account: str = ACCOUNT) -> list[Connection]:
+        """The connections of whoever was let into `account` under such a name, on all servers."""
         found: list[Connection] = []
         offset = 0
         while True:
@@ -76,7 +76,7 @@ class Connections:
                         str(one.get("name", "")),
                     )
                     for one in listed
-                    if one.get("authorized_user") in names
+                    if wanted_as(str(one.get("authorized_user")))
                 ]  # fmt: skip
             if not more:
                 return found

@@ -14,6 +14,7 @@ What travels at connecting is the chain and a signature of the server's nonce: n
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ TYPE = "dmsc-identity"
 BETWEEN = "~"
 """Between the JWTs of a chain."""
 LONGEST_CHAIN = 3
+ID_DIGITS = 12
 CHAIN_MOST_BYTES = 3_000
 """The server reads no CONNECT beyond 4 KiB."""
 CLOCK_SKEW_S = 60.0
@@ -66,6 +68,15 @@ class Credential:
     def identity(self) -> Identity:
         """What it says of itself, unchecked."""
         return Identity.of_claims(nats_jwt.decode(self.chain[-1]).get("id"))
+
+    @property
+    def id(self) -> str:
+        """Of its last link."""
+        return id_of(self.chain[-1])
+
+    @property
+    def expires_at(self) -> int:
+        return int(nats_jwt.decode(self.chain[-1])["exp"])
 
     @classmethod
     def parse(cls, text: str) -> Credential:
@@ -104,6 +115,8 @@ class Checked:
 
     identity: Identity
     expires_at: int
+    ids: tuple[str, ...] = ()
+    """Of each credential in the chain, the root's first: one that is revoked ends all that follow from it."""
 
 
 def new_root() -> str:
@@ -215,7 +228,13 @@ def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Chec
         raise Refused(
             "it does not hold the key of its credential, or answered an older nonce", why="key"
         ) from None
-    return Checked(before, int(expires))
+    return Checked(before, int(expires), tuple(map(id_of, links)))
+
+
+def id_of(link: str) -> str:
+    """What a credential is called where it is revoked: a digest of it, so that each has one that nobody
+    chooses."""
+    return hashlib.sha256(link.encode()).hexdigest()[:ID_DIGITS]
 
 
 def root_of(chain: str) -> str:

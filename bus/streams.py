@@ -35,6 +35,8 @@ UNCHANGEABLE = ("storage", "retention", "persist_mode", "max_consumers")
 """A stream keeps these for life; one that an older version made is adjusted in the rest."""
 DUPLICATES_S = 120
 """Within this time, the same message id is stored once."""
+LEAST_DUPLICATES_NS = 100_000_000
+"""What is merely recorded has no ids; one that a sender makes up is soon forgotten. The least there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def _recording(spec: stream_specs.StreamSpec, replicas: int) -> dict[str, Any]:
         # Recording core traffic must not answer into the inbox of whoever asked.
         "no_ack": not spec.acknowledged,
         "allow_direct": True,
-        "duplicate_window": DUPLICATES_S * NANO,
+        "duplicate_window": DUPLICATES_S * NANO if spec.acknowledged else LEAST_DUPLICATES_NS,
         "num_replicas": replicas,
     }
     if spec.final:

@@ -47,14 +47,15 @@ class StoredUser(Message, wire="access.user", version=(1, 1)):
     tokens: tuple[IssuedToken, ...] = ()
 
 
-class Revocation(Message, wire="access.revocation"):
-    """What opens nothing any more, from this moment on: one token, or all of a user's up to `at`.
+class Revocation(Message, wire="access.revocation", version=(1, 1)):
+    """What opens nothing any more, from this moment on: one token, or all of a user's up to `at`; or, since
+    version 1.1, one credential and all that were signed with it (`user` says whose it is).
 
-    Key in the bucket `revocations`: `token.<its id>` or `user.<its name>`. It goes by itself once all that it
-    concerns has expired.
+    Key in the bucket `revocations`: `token.<its id>`, `user.<its name>` or `credential.<its id>`.
+    It goes by itself once all that it concerns has expired.
     """
 
-    kind: Literal["token", "user"]
+    kind: Literal["token", "user", "credential"]
     id: Token
     user: str
     at: Time

@@ -1,61 +1,161 @@
-"""`dmsc credential`: what lets a node, an entity or a module of another machine onto a mesh's bus."""
+"""`dmsc credential …`: what lets a node, an entity or a module of another machine onto a mesh's bus."""
 
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmsc.durations import parse_duration
-from dmsc.options import StateOption
+from dmsc.options import JsonOption, StateOption, print_json, print_table
 
 if TYPE_CHECKING:
     from bus.identity import Identity
+    from dmsc.state_folder import StateFolder
+
+app = typer.Typer(
+    help="Credentials for parts of this mesh that run elsewhere: make, list, revoke at once.",
+    no_args_is_help=True,
+)
+
+ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Its cluster.")]
+ExpiresOption = Annotated[
+    str, typer.Option("--expires", metavar="TIME", help="Until when: 8h, 30d. Ends its connections, too.")
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write it there, for you alone to read (stdout)."),
+]
 
 
-class Whose(StrEnum):
-    """What `dmsc credential` makes one for."""
-
-    AGENT = "agent"
-    GATEWAY = "gateway"
-    ROUTER = "router"
-    MODULE = "module"
-
-
-def credential(
-    whose: Annotated[Whose, typer.Argument(help="agent (for `dmsc join`), gateway, router, or module.")],
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", help="Its cluster; required but for a module.")
-    ] = None,
+@app.command()
+def agent(
+    cluster: ClusterOption,
     node: Annotated[
-        str | None, typer.Option("--node", metavar="NAME", help="For an agent: this node alone (any).")
+        str | None, typer.Option("--node", metavar="NAME", help="This node alone (any of the cluster).")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="For a module: the policy's name.")
-    ] = None,
-    expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="Until when: 8h, 30d. Ends its connections, too.")
-    ] = "365d",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write it there, for you alone to read (stdout)."
-        ),
-    ] = None,
+    expires: ExpiresOption = "365d",
+    output: OutputOption = None,
     state: StateOption = None,
 ) -> None:
-    """Make a credential for a part of this mesh that runs elsewhere: signed here, checked by the authorizer.
+    """Let a node join a cluster, by `dmsc join --credential FILE`.
 
-    Nothing is stored, and no mesh need run: only its state folder is read. Take it along as a file, and give
-    it to `dmsc join --credential FILE`, or in DMSC_BUS_TOKEN to `dmsc run` and `dmsc policy run`.
+    It is signed here and checked by the authorizer; no mesh need run, only its state folder is needed.
 
     Example: dmsc credential agent --cluster b --expires 30d -o b.cred
     """
+    from bus.identity import ANY, Identity
+    from dmsc import identities
+    from schemas.envelope import EntityKind
+
+    if node is not None:
+        who = identities.agent(cluster, node)
+    else:
+        who = Identity(name=f"join-{cluster}", kind=EntityKind.CLUSTER, cluster=cluster, node=ANY)
+    _make(who, expires, output, state)
+
+
+@app.command()
+def gateway(
+    cluster: ClusterOption,
+    expires: ExpiresOption = "365d",
+    output: OutputOption = None,
+    state: StateOption = None,
+) -> None:
+    """Let a gateway run elsewhere: in DMSC_BUS_TOKEN for `dmsc run gateway`."""
+    from dmsc import identities
+
+    _make(identities.entities(("gateway",), (cluster,))[0], expires, output, state)
+
+
+@app.command()
+def router(
+    cluster: ClusterOption,
+    expires: ExpiresOption = "365d",
+    output: OutputOption = None,
+    state: StateOption = None,
+) -> None:
+    """Let a router run elsewhere: in DMSC_BUS_TOKEN for `dmsc run router`."""
+    from dmsc import identities
+
+    _make(identities.entities(("router",), (cluster,))[0], expires, output, state)
+
+
+@app.command()
+def module(
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The policy's name.")],
+    expires: ExpiresOption = "365d",
+    output: OutputOption = None,
+    state: StateOption = None,
+) -> None:
+    """Let a functional module run elsewhere: in DMSC_BUS_TOKEN for `dmsc policy run`."""
+    from bus.identity import Identity
+    from schemas.envelope import EntityKind
+
+    who = Identity(name=name, kind=EntityKind.FUNCTIONAL_MODULE, module=name)
+    _make(who, expires, output, state)
+
+
+@app.command("list")
+def list_(state: StateOption = None, json: JsonOption = False) -> None:
+    """The credentials that were made here, with the ids by which they are revoked.
+
+    What `dmsc up` gives its own processes is not among them: each start signs anew. The authorizer's log says
+    by which ids somebody was let in.
+    """
+    from dmsc.issued import Issued
+
+    folder, _ = _root_of(state)
+    found = Issued(folder.path).all()
+    if json:
+        print_json([vars(one) for one in found])
+        return
+    print_table(
+        ("id", "for", "kind", "made", "expires", "state"),
+        [
+            (one.id, one.name, one.kind, _day(one.made_at), _day(one.expires_at), one.state(time.time()))
+            for one in found
+        ],
+    )
+
+
+@app.command()
+def revoke(
+    which: Annotated[str, typer.Argument(metavar="ID", help="An id, or a name: all that were made for it.")],
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; on the audit stream.", show_default=False)
+    ] = "",
+    state: StateOption = None,
+) -> None:
+    """End a credential now, and all that was signed with it: its connections are ended by the server.
+
+    Example: dmsc credential revoke 3f9a0c1b2d4e --reason "node b-7 was sold"
+    """
+    import asyncio
+
+    from dmsc.issued import Issued, revoke
+    from dmsc.settings import find_bus
+
+    folder, root = _root_of(state)
+    issued = Issued(folder.path)
+    ids = issued.ids_of(which)
+    address = find_bus(state=folder.path)
+    asyncio.run(revoke(address.servers, root, ids, issued, reason))
+    for id in ids:
+        print(f"revoked {id}: it opens nothing any more, and what it opened is being closed")
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _root_of(state: Path | None) -> tuple[StateFolder, str]:
     from bus.identity import is_root
-    from dmsc.state_folder import StateFolder, default_state, write_private
+    from dmsc.state_folder import StateFolder, default_state
     from schemas.errors import BadInput
 
     folder = StateFolder(state or default_state())
@@ -64,30 +164,23 @@ def credential(
         raise BadInput(f"{folder.path} is no mesh's state folder: `dmsc up` makes one")
     if not is_root(root):
         raise BadInput(f"the mesh of {folder.path} has a plain token, and knows no identities")
-    from bus.credentials import issue
+    return folder, root
 
-    text = issue(root, _identity(whose, cluster, node, name), lifetime_s=parse_duration(expires, "--expires"))
+
+def _make(who: Identity, expires: str, output: Path | None, state: Path | None) -> None:
+    from bus.credentials import Credential, issue
+    from dmsc.issued import Issued
+    from dmsc.state_folder import write_private
+
+    folder, root = _root_of(state)
+    text = issue(root, who, lifetime_s=parse_duration(expires, "--expires"))
+    made = Credential.parse(text)
+    Issued(folder.path).add(made, time.time())
     if output is None:
         print(text)
         return
     write_private(output, text + "\n")
-    print(f"wrote {output}; whoever has it can join, until it expires", file=sys.stderr)
-
-
-def _identity(whose: Whose, cluster: str | None, node: str | None, name: str | None) -> Identity:
-    from bus.identity import ANY, Identity
-    from dmsc import identities
-    from schemas.envelope import EntityKind
-    from schemas.errors import BadInput
-
-    if whose is Whose.MODULE:
-        if name is None:
-            raise BadInput("dmsc credential module needs --name, the policy's name")
-        return Identity(name=name, kind=EntityKind.FUNCTIONAL_MODULE, module=name)
-    if cluster is None:
-        raise BadInput(f"dmsc credential {whose} needs --cluster NAME")
-    if whose is not Whose.AGENT:
-        return identities.entities((whose,), (cluster,))[0]
-    if node is not None:
-        return identities.agent(cluster, node)
-    return Identity(name=f"join-{cluster}", kind=EntityKind.CLUSTER, cluster=cluster, node=ANY)
+    print(
+        f"wrote {output}; whoever has it can join, until it expires or `dmsc credential revoke {made.id}`",
+        file=sys.stderr,
+    )

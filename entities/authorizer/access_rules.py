@@ -54,6 +54,7 @@ class Users:
     records: Mapping[str, UserRecord] = field(default_factory=dict)
     revoked_tokens: Mapping[str, Revocation] = field(default_factory=dict)
     revoked_users: Mapping[str, Revocation] = field(default_factory=dict)
+    revoked_credentials: Mapping[str, Revocation] = field(default_factory=dict)
     key: VerifyKey | None = None
 
 

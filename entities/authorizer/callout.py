@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Protocol
 
 from bus.callout import Caller, Callout, Grant
-from bus.credentials import check
+from bus.credentials import Checked, check
 from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
 from bus.identity import Identity
@@ -21,7 +21,7 @@ from bus.inboxes import inbox_of_token
 from bus.logs import get_logger
 from bus.permissions import of_identity, of_role
 from entities.authorizer.access_rules import Stranger, User, Users, recognise
-from entities.authorizer.evictions import connection_of
+from entities.authorizer.evictions import connection_by, connection_of
 from entities.authorizer.folding import Refusal
 from entities.authorizer.refusals import Refusals
 from schemas import names
@@ -61,9 +61,10 @@ class Doorkeeper:
         root: str = "",
         account: str = ACCOUNT,
         refusals: Refusals | None = None,
+        ended_jobs: Collection[str] = frozenset(),
     ) -> None:
         """`tell` takes the lines about those who were let in; by default they go to the log.
-        `refusals`: where who was not is put down for the audit stream.
+        `refusals`: where who was not is put down for the audit stream. `ended_jobs`: may change.
 
         `account`: where they are put; `root`: checks its credentials, if not that of `keys` (public).
         """
@@ -76,6 +77,7 @@ class Doorkeeper:
         self._users = users
         self._tell: Tell = tell or log.info
         self._refusals = refusals
+        self._ended_jobs = ended_jobs
 
     @contextlib.asynccontextmanager
     async def at_door(
@@ -115,15 +117,32 @@ class Doorkeeper:
         if caller.signature:
             checked = check(caller.token, caller.nonce, caller.signature, self._root, now)
             identity = checked.identity
-            return identity.kind, Grant(
-                identity.name, of_identity(identity), checked.expires_at, self.account
-            )
+            self._refuse_ended(checked)
+            name = connection_by(identity.name, checked.ids)
+            return identity.kind, Grant(name, of_identity(identity), checked.expires_at, self.account)
         found = recognise(self._users(), caller.token, now)
         if isinstance(found, Stranger):
             why = "user" if found.name else "unknown"
             reason = found.reason if found.name else "neither a credential of this mesh nor a user's token"
             raise Refused(reason, why=why, user=found.name)
         return self._user(found, caller, now)
+
+    def _refuse_ended(self, checked: Checked) -> None:
+        """
+        Raises:
+            Refused: it was revoked, or its job has ended.
+        """
+        users, who = self._users(), checked.identity
+        revoked = users.revoked_credentials if isinstance(users, Users) else {}
+        for id in checked.ids:
+            if id in revoked:
+                why = f": {revoked[id].reason}" if revoked[id].reason else ""
+                raise Refused(
+                    f"credential {id}, by which {who.name} comes, was revoked by {revoked[id].by}{why}",
+                    why="revoked",
+                )
+        if who.kind is EntityKind.INSTANCE and who.job in self._ended_jobs:
+            raise Refused(f"the job of {who.name} has ended, and its credentials with it", why="ended")
 
     def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
         permissions = of_role(user.role, inbox_of_token(caller.token))

@@ -7,19 +7,27 @@ first, then this.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from bus.connections import Connections
 from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
 from schemas.errors import DmscError
+from schemas.names import job_of
 
 log = get_logger("authorizer.evictions")
 
 AGAIN_S = 0.3
 """One who was let in a moment before, and was not yet on the server's list, is found at the second look."""
 USER_PREFIX = "user:"
+BETWEEN = "/"
+"""Between a name and the ids of its credentials."""
+
+
+def connection_by(name: str, credentials: Sequence[str]) -> str:
+    """What the servers call a connection by a credential: the name, and the ids of its chain."""
+    return BETWEEN.join((name, *credentials))
 
 
 def connection_of(user: str) -> str:
@@ -53,18 +61,29 @@ class Evictions:
         Returns how many. What can't be reached is logged: the credential's own expiry remains.
         """
         names = {name, connection_of(name)}
+        return await self._end(lambda as_: as_.partition(BETWEEN)[0] in names, name)
+
+    async def throw_out_credential(self, id: str) -> int:
+        """The same for whoever came in by this credential, or by one that was signed with it."""
+        return await self._end(lambda as_: id in as_.split(BETWEEN)[1:], f"credential {id}")
+
+    async def throw_out_jobs(self, jobs: Collection[str]) -> int:
+        """The same for the instances of these jobs."""
+        return await self._end(lambda as_: job_of(as_.partition(BETWEEN)[0]) in jobs, "instances")
+
+    async def _end(self, wanted: Callable[[str], bool], who: str) -> int:
         ended: set[tuple[str, int]] = set()
         try:
             async with Connections.open(self._servers, self._keys, name=self._name) as connections:
                 for look in range(2):
                     if look:
                         await asyncio.sleep(AGAIN_S)
-                    for one in await connections.of(names, self._account):
+                    for one in await connections.of(wanted, self._account):
                         await connections.end(one)
                         if (one.server, one.number) not in ended:
                             ended.add((one.server, one.number))
                             self.ended += 1
                             log.warning("thrown out", who=one.as_, connection=one.name[:120])
         except DmscError as error:
-            log.error("not thrown out", who=name, error=error.text)
+            log.error("not thrown out", who=who, error=error.text)
         return len(ended)

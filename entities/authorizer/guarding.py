@@ -16,6 +16,9 @@ from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
 from entities.authorizer.audit_trail import AuditTrail
 from entities.authorizer.callout import Doorkeeper, Tell
+from entities.authorizer.evictions import Evictions
+from entities.authorizer.expulsions import Expulsions
+from entities.authorizer.job_ends import JobEnds
 from entities.authorizer.refusals import Refusals
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.user_directory import UserDirectory
@@ -39,20 +42,27 @@ async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncI
     directory = UserDirectory(config.tokens_file, config.user_key)
     refusals = Refusals(config.sid, config.door_folding)
     keys = GuardKeys.read(config.keys_file)
-    doorkeeper = Doorkeeper(keys, lambda: directory.users, tell, refusals=refusals)
-    async with doorkeeper.at_door(config.servers, config.sid), following(directory, config, refusals):
+    ends = JobEnds()
+    doorkeeper = Doorkeeper(keys, lambda: directory.users, tell, refusals=refusals, ended_jobs=ends.jobs)
+    expulsions = Expulsions(Evictions(config.servers, keys, name=config.sid), ends)
+    directory.revoked = expulsions.revoked
+    async with (
+        doorkeeper.at_door(config.servers, config.sid),
+        expulsions.carried_out(),
+        following(directory, ends, config, refusals),
+    ):
         yield doorkeeper
 
 
 @asynccontextmanager
 async def following(
-    directory: UserDirectory, config: AuthorizerConfig, refusals: Refusals
+    directory: UserDirectory, ends: JobEnds, config: AuthorizerConfig, refusals: Refusals
 ) -> AsyncIterator[None]:
-    """Until the end of the block: keeps `directory` up with file and bus, and puts `refusals`
-    on its audit stream."""
+    """Until the end of the block: keeps `directory` up with file and bus, `ends` with the bus, and puts
+    `refusals` on its audit stream."""
     tasks = (
         asyncio.create_task(_refreshing(directory, config.check_s)),
-        asyncio.create_task(_following(directory, config, refusals)),
+        asyncio.create_task(_following(directory, ends, config, refusals)),
     )
     try:
         yield
@@ -68,7 +78,9 @@ async def _refreshing(directory: UserDirectory, every_s: float) -> None:
         directory.refresh()
 
 
-async def _following(directory: UserDirectory, config: AuthorizerConfig, refusals: Refusals) -> None:
+async def _following(
+    directory: UserDirectory, ends: JobEnds, config: AuthorizerConfig, refusals: Refusals
+) -> None:
     """Reads users and revocations from the buckets; a new mesh has these only a moment later."""
     while True:
         try:
@@ -77,9 +89,11 @@ async def _following(directory: UserDirectory, config: AuthorizerConfig, refusal
             ) as bus:
                 await directory.start(bus)
                 try:
+                    await ends.start(bus)
                     await AuditTrail(bus, config.sid, refusals).run()
                 finally:
                     await directory.stop()
+                    await ends.stop()
         except DmscError as error:
             log.debug("users on the bus not followed yet", reason=error.text)
             await asyncio.sleep(config.check_s)

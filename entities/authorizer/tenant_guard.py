@@ -7,8 +7,6 @@ the audit stream of the tenant that knew them; strangers to all are in the log a
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -19,21 +17,18 @@ from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
 from entities.authorizer.callout import Doorkeeper, PresentUsers, Tell
 from entities.authorizer.evictions import Evictions
+from entities.authorizer.expulsions import Expulsions
 from entities.authorizer.guarding import following
+from entities.authorizer.job_ends import JobEnds
 from entities.authorizer.refusals import Refusals
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.user_directory import UserDirectory
-from schemas.access import Revocation
 from schemas.errors import BadInput, Refused
 
 log = get_logger("authorizer.tenants")
 
 GUARD = "guard"
 """As whom the guard connects to the server, and into each tenant's account."""
-SKEW_S = 30.0
-"""How far the clock of a tenant's authorizer may be behind ours."""
-TICK_S = 1e-6
-"""Two revocations of one user are this far apart at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,60 +91,22 @@ async def guarding_tenants(
                     " folder have; remove bus_token from one"
                 )
             refusals = Refusals(tenant.users.sid, tenant.users.door_folding)
+            ends = JobEnds()
             doorkeepers[root] = Doorkeeper(
-                keys, _present(directory), tell, root=root, account=tenant.account, refusals=refusals
-            )
+                keys, _present(directory), tell, root=root, account=tenant.account, refusals=refusals,
+                ended_jobs=ends.jobs,
+            )  # fmt: skip
             evictions = Evictions(servers, keys, name=GUARD, account=tenant.account)
-            revocations = _Revocations(evictions, time.time())
-            directory.revoked = revocations.heard
-            followed.append((directory, tenant.users, refusals, revocations))
+            expulsions = Expulsions(evictions, ends, users=True)
+            directory.revoked = expulsions.revoked
+            followed.append((directory, ends, tenant.users, refusals, expulsions))
         guard = TenantGuard(doorkeepers, Doorkeeper(keys, lambda: (), tell, account=""))
         await stack.enter_async_context(Callout.running(servers, keys, guard.decide, name=GUARD))
-        for directory, config, refusals, revocations in followed:
-            await stack.enter_async_context(revocations.carried_out())
-            await stack.enter_async_context(following(directory, config, refusals))
+        for directory, ends, config, refusals, expulsions in followed:
+            await stack.enter_async_context(expulsions.carried_out())
+            await stack.enter_async_context(following(directory, ends, config, refusals))
         yield guard
 
 
 def _present(directory: UserDirectory) -> PresentUsers:
     return lambda: directory.users
-
-
-class _Revocations:
-    """Ends the connections of whoever is revoked while we watch, once each.
-
-    Older ones come, too, whenever the bucket is read anew: who comes in after them came by a newer token.
-    """
-
-    def __init__(self, evictions: Evictions, since: float) -> None:
-        self._evictions = evictions
-        self._since = since - SKEW_S
-        self._done: dict[tuple[str, str], float] = {}
-        self._waiting: dict[str, None] = {}
-        self._some = asyncio.Event()
-
-    def heard(self, revocation: Revocation) -> None:
-        what = (revocation.kind, revocation.id)
-        if revocation.at < max(self._since, self._done.get(what, 0.0) + TICK_S):
-            return
-        self._done[what] = revocation.at
-        self._waiting[revocation.user] = None
-        self._some.set()
-
-    @asynccontextmanager
-    async def carried_out(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._carry_out())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _carry_out(self) -> None:
-        while True:
-            await self._some.wait()
-            self._some.clear()
-            while self._waiting:
-                user = next(iter(self._waiting))
-                del self._waiting[user]
-                await self._evictions.throw_out(user)

@@ -108,5 +108,6 @@ class UserDirectory:
             records=dict(self._known),
             revoked_tokens={each.id: each for each in revoked if each.kind == "token"},
             revoked_users={each.id: each for each in revoked if each.kind == "user"},
+            revoked_credentials={each.id: each for each in revoked if each.kind == "credential"},
             key=None if self.key is None else self.key.verify_key,
         )

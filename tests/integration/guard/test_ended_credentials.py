@@ -1,0 +1,129 @@
+"""A credential ends with its job, or when it is taken back: who is connected by it is out, and stays out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from bus.credentials import Credential, delegate, issue, new_root
+from bus.embedded import EmbeddedServer
+from bus.guard_keys import GuardKeys
+from bus.identity import Identity
+from dmsc.issued import Issued, revoke
+from entities.authorizer.guarding import guarding
+from entities.authorizer.service import AuthorizerConfig
+from schemas.envelope import EntityKind as K
+from schemas.job import JobRecord, JobSpec, JobState, ModelSpec, TrainingSpec
+from tests.integration.guard.wire import Shut, Wire, wire
+from tests.patience import PATIENCE_S
+
+SPEC = JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1))
+AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
+
+
+def instance(job: str) -> Identity:
+    return Identity(name=f"{job}-s0-r0", kind=K.INSTANCE, cluster="a", node="n", job=job)
+
+
+async def closed(connection: Wire) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(ConnectionError):
+            while await connection.reader.readline():
+                pass
+
+
+async def shut(url: str, token: str, door: Any, why: str) -> None:
+    with pytest.raises(Shut):
+        async with wire(url, token):
+            pass
+    assert why in "; ".join(door.reasons)
+
+
+@contextlib.asynccontextmanager
+async def mesh(folder: Path) -> AsyncIterator[tuple[str, str, AuthorizerConfig]]:
+    root = new_root()
+    keys = GuardKeys.generate(root)
+    (folder / "guard.json").write_text(keys.text())
+    (folder / "users.yaml").write_text("users: []\n")
+    async with EmbeddedServer(folder / "nats", guard=keys, sync_always=False) as server:
+        yield server.url, root, AuthorizerConfig(
+            tokens_file=folder / "users.yaml", keys_file=folder / "guard.json", servers=(server.url,),
+            bus_token=root, sid="supervisor", check_s=0.05,
+        )  # fmt: skip
+
+
+def owner(url: str, root: str) -> Any:
+    return Bus.connect(
+        url, name="orchestrator", kind=K.ORCHESTRATOR, token=root, connect_timeout_s=PATIENCE_S
+    )
+
+
+def record(job: str, state: JobState) -> JobRecord:
+    return JobRecord(job=job, spec=SPEC, state=state, submitted_at=1.0, changed_at=1.0)
+
+
+async def test_a_credential_that_is_taken_back_ends_with_all_that_it_signed(tmp_path: Path) -> None:
+    issued = Issued(tmp_path)
+    async with mesh(tmp_path) as (url, root, config):
+        agent, other = issue(root, AGENT), issue(root, AGENT)
+        issued.add(Credential.parse(agent), 1.0)
+        theirs = delegate(agent, instance("j")) or ""
+        async with guarding(config) as door:
+            async with owner(url, root) as bus:
+                await bus.provision()
+            async with wire(url, agent) as one, wire(url, theirs) as two, wire(url, other) as bystander:
+                await revoke([url], root, issued.ids_of(Credential.parse(agent).id), issued, "sold")
+                await closed(one)
+                await closed(two)
+                await bystander.until_pong()
+            id = Credential.parse(agent).id
+            await shut(url, agent, door, f"credential {id}, by which a-n comes, was revoked by owner: sold")
+            await shut(url, theirs, door, f"credential {id}, by which j-s0-r0 comes, was revoked by owner")
+        assert [(one.id, one.state(2.0)) for one in issued.all()] == [(id, "revoked")]
+        async with guarding(config) as door:  # another guard learns it from the bus
+            async with asyncio.timeout(PATIENCE_S):
+                while not any("was revoked" in reason for reason in door.reasons):
+                    with contextlib.suppress(Shut):
+                        async with wire(url, agent) as late:  # before the guard had read it
+                            await closed(late)
+            async with wire(url, other) as bystander:
+                await bystander.until_pong()
+
+
+async def test_an_instances_credential_ends_with_its_job(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (url, root, config):
+        agent = issue(root, AGENT)
+        ended, running = (delegate(agent, instance(job)) or "" for job in ("j1", "j2"))
+        async with guarding(config) as door, owner(url, root) as bus:
+            await bus.provision()
+            jobs = bus.bucket(subjects.JOB_RECORD)
+            for job in ("j1", "j2"):
+                await jobs.put(record(job, JobState.RUNNING), job=job)
+            async with wire(url, ended) as one, wire(url, running) as two, wire(url, agent) as node:
+                await jobs.put(record("j1", JobState.DONE), job="j1")
+                await closed(one)
+                await two.until_pong()
+                await node.until_pong()
+            await shut(url, ended, door, "the job of j1-s0-r0 has ended, and its credentials with it")
+            async with wire(url, running) as two:
+                await two.until_pong()
+
+
+def test_what_was_made_is_listed_and_found_by_id_or_name(tmp_path: Path) -> None:
+    issued, made = Issued(tmp_path), Credential.parse(issue(new_root(), AGENT))
+    issued.add(made, 1.0)
+    assert issued.ids_of("a-n") == issued.ids_of(made.id) == [made.id]
+    assert issued.ids_of("0" * 12) == ["0" * 12]
+    with pytest.raises(Exception, match="no credential 'b-n' was made here"):
+        issued.ids_of("b-n")
+    text = (tmp_path / "credentials.jsonl").read_text()
+    assert made.text not in text
+    assert made.keys.seed not in text
+    assert (tmp_path / "credentials.jsonl").stat().st_mode & 0o077 == 0
