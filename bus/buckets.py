@@ -338,7 +338,7 @@ class Bucket:
                     async for item in reader.present():
                         latest[item.subject] = item
                 return [item for item in latest.values() if not item.is_marker]
-            except Unavailable:
+            except (Unavailable, NotFound):
                 if not link.online.is_set() or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(PAUSE_S)

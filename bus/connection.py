@@ -427,6 +427,8 @@ class Bus:
         await streams.provision(self.link, replicas=replicas)
         if self._provisioned is None:
             self.on_reconnect(self._provision_again)
+            keeping = streams.keep_provisioned(self.link, replicas=replicas)
+            self.link.spawn(keeping, "keep streams provisioned")
         self._provisioned = replicas
 
     async def _provision_again(self) -> None:

@@ -7,6 +7,7 @@ loopback, for trying it and for tests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 from bus.embedded import EmbeddedServer, Peers
 from bus.logs import get_logger
+from bus.store_watch import StoreWatch
 from schemas.errors import BadInput, DmscError
 
 log = get_logger("bus.embedded")
@@ -113,13 +115,19 @@ class EmbeddedCluster:
         await asyncio.gather(*(server.stop() for server in self.servers))
 
     async def keep(self, say: Callable[[str], None]) -> None:
-        """Starts again what dies, on the same port and store, until cancelled; then calls `restarted`."""
-        await asyncio.gather(*(self._keep(server, say) for server in self.servers))
+        """Starts again what dies, or can't go on, on the same port and store, until cancelled; then calls
+        `restarted`."""
+
+        def tell(text: str) -> None:
+            log.warning("bus server", what=text)
+            with contextlib.suppress(OSError):  # where it goes to may be full as well
+                say(text)
+
+        await asyncio.gather(*(self._keep(server, tell) for server in self.servers))
 
     async def _keep(self, server: EmbeddedServer, say: Callable[[str], None]) -> None:
         while True:
-            code = await server.exited()
-            say(f"the bus's server died ({code}, port {server.port}); starting it again")
+            say(f"the bus's server {await self._over(server, say)}; starting it again")
             while True:
                 await server.stop()
                 try:
@@ -132,6 +140,20 @@ class EmbeddedCluster:
                 self.restarted()
             except OSError as error:
                 say(f"who runs is not written down: {error}")
+
+    async def _over(self, server: EmbeddedServer, say: Callable[[str], None]) -> str:
+        """Waits until it has to be started again; says why."""
+        ended = asyncio.ensure_future(server.exited())
+        unusable = asyncio.ensure_future(StoreWatch(server, say).trouble())
+        try:
+            await asyncio.wait({ended, unusable}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return f"died ({ended.result()}, port {server.port})"
+            return f"can't go on ({unusable.result()}, port {server.port})"
+        finally:
+            for task in (ended, unusable):
+                task.cancel()
+            await asyncio.gather(ended, unusable, return_exceptions=True)
 
 
 def _held(folder: Path) -> int | None:

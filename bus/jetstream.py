@@ -207,7 +207,8 @@ async def _through_leader(
     except NotFound as error:
         if error.fields.get("what") == "message":
             return None
-        raise
+        # Deleted, and made anew in a moment by who provisions: as when the bus is not there.
+        raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from error
     raw = base64.b64decode(message.get("hdrs", ""))
     return Stored(
         int(message["seq"]), message["subject"], base64.b64decode(message.get("data", "")), _headers(raw)

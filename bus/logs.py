@@ -8,6 +8,7 @@ say so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -16,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import structlog
 
@@ -91,6 +92,23 @@ class _Shipping:
 _shipping = _Shipping()
 
 
+class _Patient:
+    """A stream whose disk may be full: a line is lost then, and nobody who logs stumbles over it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+        except OSError:
+            counted.dropped += 1
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 def configure_logging(
     *, level: str = "info", json: bool | None = None, stream: TextIO = sys.stderr, ship_level: str = ""
 ) -> None:
@@ -123,7 +141,7 @@ def configure_logging(
             *renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Patient(stream))),
         cache_logger_on_first_use=False,
     )
     # The NATS client reports each failed reconnect attempt through logging; our own lines say it once.

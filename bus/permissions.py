@@ -249,6 +249,7 @@ def _read(lists: _Lists, stream: str, wanted: str) -> None:
 
 
 def _provision(lists: _Lists) -> None:
+    lists.publish.add(f"{API}.STREAM.NAMES")
     for config in streams.stream_configs(1):
         lists.publish.update(f"{API}.STREAM.{call}.{config['name']}" for call in ("CREATE", "INFO", "UPDATE"))
 

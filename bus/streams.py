@@ -17,7 +17,7 @@ from bus.reader import Reader
 from bus.subject import ROOT, Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
-from schemas.errors import BadMessage, Conflict, DeadlineExceeded, NotFound, Unavailable
+from schemas.errors import BadMessage, Conflict, DeadlineExceeded, DmscError, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from bus.connection import Bus
@@ -26,6 +26,8 @@ log = get_logger("bus.streams")
 
 RETRY_S = 0.05
 """Between attempts while JetStream is not ready."""
+LOOK_S = 3.0
+"""Between looks whether all streams are there."""
 OBJECT_BUCKET = "artifacts"
 RENDEZVOUS_BUCKET = "rendezvous"
 COUNTER_STREAM = "RENDEZVOUS_COUNTERS"
@@ -133,6 +135,22 @@ async def provision(link: Link, *, replicas: int = 1, deadline_s: float = 30.0) 
 
         # JetStream is still starting, or a cluster is choosing its leader.
         await _persistently(link, make, deadline_s, f"provisioning of {config['name']}")
+
+
+async def keep_provisioned(link: Link, *, replicas: int = 1) -> None:
+    """Makes streams anew that somebody has deleted, until cancelled: they are empty then, and whoever writes
+    them goes on from what it knows."""
+    configs = stream_configs(replicas)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            names = (await jetstream.call(link, "STREAM.NAMES")).get("streams") or ()
+            missing = sorted({config["name"] for config in configs} - set(names))
+            if missing:
+                log.error("streams were deleted; they are made anew, empty", streams=missing)
+                await provision(link, replicas=replicas)
+        except DmscError as error:
+            log.debug("streams not looked at", error=error.text)
 
 
 _Result = TypeVar("_Result")
@@ -259,7 +277,7 @@ async def history(
                         if recorded is not None:
                             yield recorded
                 return
-        except Unavailable:
+        except (Unavailable, NotFound):
             if not follow or bus.link.closing:
                 raise
         await asyncio.sleep(RETRY_S)

@@ -96,7 +96,7 @@ class AsyncClient(AccessCalls):
         try:
             return Readiness.model_validate(await self._door.ask("GET", "/readyz"))
         except Unavailable as error:
-            return Readiness(ready=False, waiting={"gateway": error.text})
+            return Readiness(ready=False, waiting=error.fields.get("waiting", {"gateway": error.text}))
 
     # --- jobs -----------------------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bus import subjects
+from bus import jetstream, subjects
 from bus.connection import Bus
+from bus.streams import stream_configs
 from dmsc import ports
 from dmsc.async_client import AsyncClient
 from dmsc.sandboxing import REMEDY, sentence, way_here
@@ -22,7 +23,7 @@ from dmsc.state_folder import StateFolder
 from schemas.cluster import NodeStatus
 from schemas.door import MeshStatus
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import DmscError
+from schemas.errors import DmscError, NotFound
 from schemas.registry import Heartbeat
 from workers.sandbox.confinement import Way
 
@@ -30,6 +31,11 @@ MIN_SERVER = (2, 11)
 """The first server with expiry markers of key-value entries."""
 MAX_SKEW_S = 1.0
 MIN_FREE_BYTES = 2 << 30
+
+STORE_REMEDY = (
+    "was the server's store deleted, or is its disk full? make room and start the server again; one of "
+    "`dmsc up` is started again by itself, and the mesh makes its streams anew"
+)
 
 _listen_s = 1.5  # heartbeats come once a second
 _connect_s = 2.0
@@ -62,6 +68,7 @@ async def examine(state: StateFolder, servers: str | None, bus_token: str | None
         ) as bus:
             found.append(Finding("bus token", True, "accepted"))
             found.append(await _clocks(bus))
+            found.append(await _streams(bus))
     except DmscError as error:
         found.append(
             Finding(
@@ -168,9 +175,27 @@ async def _clocks(bus: Bus) -> Finding:
     )
 
 
+async def _streams(bus: Bus) -> Finding:
+    """Whether the server has all that the mesh keeps: somebody may have deleted its store, or a stream."""
+    missing = []
+    for config in stream_configs(1):
+        try:
+            await jetstream.call(bus.link, f"STREAM.INFO.{config['name']}")
+        except NotFound:
+            missing.append(config["name"])
+        except DmscError as error:
+            return Finding("streams", False, error.text, STORE_REMEDY)
+    if missing:
+        return Finding("streams", False, f"not there: {', '.join(missing)}", STORE_REMEDY)
+    return Finding("streams", True, "all there")
+
+
 async def _gateways(state: StateFolder) -> list[Finding]:
     try:
         async with AsyncClient(state=state.path, timeout_s=5.0) as client:
+            waiting = (await client.ready()).waiting
+            if "store" in waiting:
+                return [Finding("store", False, waiting["store"], STORE_REMEDY)]
             mesh = await client.mesh()
     except DmscError as error:
         return [Finding("gateway", False, error.text, "name it with DMSC_GATEWAY and DMSC_TOKEN")]

@@ -94,14 +94,16 @@ def raise_for(response: httpx.Response) -> None:
     if not response.is_error:
         return
     status = response.status_code
+    fields: dict[str, Any] = {}
     try:
         problem: dict[str, Any] = response.json()
         text = str(problem.get("detail") or problem.get("title") or response.reason_phrase)
         text = "\n".join(problem.get("problems") or [text])
         code = problem.get("code")
+        fields |= {"waiting": problem["waiting"]} if isinstance(problem.get("waiting"), dict) else {}
     except (ValueError, AttributeError):
         text, code = f"{response.url} answered {status} {response.reason_phrase}", None
-    fields = {"retry_after_s": wait_s(response)} if "retry-after" in response.headers else {}
+    fields |= {"retry_after_s": wait_s(response)} if "retry-after" in response.headers else {}
     known = ErrorReply(code=code, text=text).to_exception() if isinstance(code, str) else None
     if known is not None and (type(known) is not DmscError or code == DmscError.code):
         known.fields.update(fields)

@@ -245,8 +245,9 @@ async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
     with (folder.logs / "guard.log").open("a", encoding="utf-8") as record:
 
         def tell(event: str, **fields: str) -> None:
-            record.write(json.dumps({"timestamp": time.time(), "event": event, **fields}) + "\n")
-            record.flush()
+            with contextlib.suppress(OSError):  # a full disk must keep nobody out
+                record.write(json.dumps({"timestamp": time.time(), "event": event, **fields}) + "\n")
+                record.flush()
 
         async with guarding(config, tell):
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -18,10 +19,11 @@ class StartingView:
         self._began = time.monotonic()
 
     def say(self, text: str) -> None:
-        if self._status is not None:
-            self._console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a file on a full disk, a terminal that is gone
+            if self._status is not None:
+                self._console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
     def progress(self, text: str) -> None:
         """Show what is waited for, on a terminal only."""

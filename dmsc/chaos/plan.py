@@ -17,7 +17,7 @@ from schemas.errors import BadInput
 
 
 class FaultKind(StrEnum):
-    """What a fault does. All but `freeze` are SIGKILL."""
+    """What a fault does: SIGKILL, but where something else is said."""
 
     INSTANCE = "instance"  # one stage or data instance of the job
     FREEZE = "freeze"  # one instance is stopped (SIGSTOP) and never goes on by itself
@@ -29,6 +29,8 @@ class FaultKind(StrEnum):
     ROUTER = "router"
     REGISTRY = "registry"
     SERVER = "server"  # the bus's server
+    GARBAGE_VALUE = "garbage-value"  # a key of one of the mesh's buckets gets a value that nobody can read
+    DISK_FULL = "disk-full"  # the disk of the state folder has no room for five seconds
 
 
 ENTITY_OF = {
@@ -43,6 +45,10 @@ STRIKES_INSTANCES = frozenset(
     {FaultKind.INSTANCE, FaultKind.FREEZE, FaultKind.STAGE, FaultKind.WHOLE_STAGE, FaultKind.CLUSTER}
 )
 """Faults after which somebody's work in the open step is gone."""
+
+
+STRIKES_STORE = frozenset({FaultKind.GARBAGE_VALUE, FaultKind.DISK_FULL})
+"""Faults that hit no process, but what the mesh keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +173,9 @@ def plan(seed: int, every: Every, kinds: Sequence[FaultKind]) -> Iterator[Planne
 
 def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
     """Everything that a fault of this kind could hit now, sorted by name."""
+    found: list[Target] = []
+    if kind in STRIKES_STORE:
+        return found
     if kind in (FaultKind.INSTANCE, FaultKind.FREEZE):
         found = [
             Target(name=one.sid, processes=((one.pid, one.started),), instances=(one,))

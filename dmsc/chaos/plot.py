@@ -22,8 +22,15 @@ _colours = {
     FaultKind.GATEWAY: "#17a2b8",
     FaultKind.ROUTER: "#7a8b00",
     FaultKind.REGISTRY: "#c2529b",
+    FaultKind.GARBAGE_VALUE: "#bcbd22",
+    FaultKind.DISK_FULL: "#5b4636",
 }
-LETTERS = {kind: kind.value[0] for kind in FaultKind} | {FaultKind.SERVER: "S", FaultKind.REGISTRY: "R"}
+LETTERS = {kind: kind.value[0] for kind in FaultKind} | {
+    FaultKind.SERVER: "S",
+    FaultKind.REGISTRY: "R",
+    FaultKind.GARBAGE_VALUE: "v",
+    FaultKind.DISK_FULL: "d",
+}
 """One for each kind, below the curve of a terminal."""
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from bus.connection import Bus
 from bus.subjects import REGISTRY_RECORD
 from dmsc.async_client import AsyncClient
-from dmsc.chaos import history, report
+from dmsc.chaos import history, report, store_faults
 from dmsc.chaos.auditing import Tell, auditing
 from dmsc.chaos.history import Work
 from dmsc.chaos.patience import END_S, LOOK_EVERY_S, persistently
-from dmsc.chaos.plan import Every, FaultKind, PlannedFault, Target, choose, plan
+from dmsc.chaos.plan import STRIKES_STORE, Every, FaultKind, PlannedFault, Target, choose, plan
 from dmsc.chaos.processes import Held, LocalMesh, strike, thaw
 from dmsc.chaos.report import Clean, Fault, Report
 from dmsc.chaos.watch import Watched, watching, work_of
-from dmsc.settings import find_bus
+from dmsc.settings import BusAddress, find_bus
 from dmsc.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError
@@ -47,8 +47,13 @@ class ChaosOptions:
 class Chaos:
     """Faults for the jobs of one mesh on this machine. Made by `open_chaos`."""
 
-    def __init__(self, folder: StateFolder, client: AsyncClient, bus: Bus, say: Say) -> None:
+    def __init__(
+        self, folder: StateFolder, client: AsyncClient, bus: Bus, say: Say, address: BusAddress
+    ) -> None:
         self.client = client
+        self._folder = folder.path
+        self._address = address
+        self._filled: set[asyncio.Task[None]] = set()
         self._bus = bus
         self._mesh = LocalMesh(folder)
         self._say = say
@@ -84,8 +89,10 @@ class Chaos:
         """Submits the job (or takes a running one, by its id) and brings the faults upon it.
 
         Raises:
-            BadInput: the job has ended already, or has instances on other machines.
+            BadInput: the job has ended already, or has instances on other machines; or its disk is too large.
         """
+        if FaultKind.DISK_FULL in options.kinds:
+            store_faults.check_disk(self._folder)
         ours = not isinstance(job, str)
         record = await (self.client.job(job) if isinstance(job, str) else self.client.submit(job))
         if record.state in ENDED:
@@ -101,6 +108,7 @@ class Chaos:
             if ours:
                 await stack.enter_async_context(self._own(record))
             stack.callback(thaw, frozen)
+            stack.push_async_callback(self._make_room)
             tell = await stack.enter_async_context(auditing(self.client, self._say))
             watched = await stack.enter_async_context(
                 watching(self.client, self._bus, job, lambda event: self._tell(event, faults))
@@ -167,6 +175,8 @@ class Chaos:
 
     async def _strike(self, planned: PlannedFault, watched: Watched, frozen: list[Held]) -> Fault:
         """One fault: somebody alive is chosen, hit, and seen to be gone (or stopped)."""
+        if planned.kind in STRIKES_STORE:
+            return await self._strike_store(planned)
         target: Target | None = None
         deadline = time.monotonic() + VICTIM_S
         while watched.training:
@@ -195,6 +205,30 @@ class Chaos:
             incarnations=tuple(one.incarnation for one in target.instances),
             processes=len(target.processes),
         )
+
+    async def _strike_store(self, planned: PlannedFault) -> Fault:
+        """One fault of what the mesh keeps."""
+        asked_at = time.time()
+        try:
+            if planned.kind is FaultKind.GARBAGE_VALUE:
+                at, victim = await persistently(lambda: store_faults.spoil(self._address, planned.pick))
+            else:
+                victim = f"disk of {self._folder}"
+                await self._make_room()
+                at, filled = await store_faults.fill(self._folder)
+                self._filled.add(filled)
+        except (DmscError, OSError) as error:
+            return Fault(
+                number=planned.number, kind=planned.kind, at=asked_at, missed=str(error), failed=True
+            )
+        return Fault(number=planned.number, kind=planned.kind, at=at, victim=victim)
+
+    async def _make_room(self) -> None:
+        """Disks that were filled have room again."""
+        for task in self._filled:
+            task.cancel()
+        await asyncio.gather(*self._filled, return_exceptions=True)
+        self._filled.clear()
 
     async def _records(self) -> list[ServiceRecord]:
         """The registry's records, from the bus: they are there even while the registry is not."""
@@ -279,7 +313,7 @@ async def open_chaos(folder: StateFolder, say: Say) -> AsyncIterator[Chaos]:
         AsyncClient(state=folder.path, patience_s=PATIENCE_S) as client,
         Bus.connect(address.servers, name="chaos", kind=EntityKind.CLIENT, token=address.token) as bus,
     ):
-        yield Chaos(folder, client, bus, say)
+        yield Chaos(folder, client, bus, say, address)
 
 
 def _step_s(watched: Watched) -> float:
@@ -288,9 +322,16 @@ def _step_s(watched: Watched) -> float:
     return sum(recent) / len(recent) if recent else 0.0
 
 
+_DONE = {
+    FaultKind.FREEZE: "frozen",
+    FaultKind.GARBAGE_VALUE: "overwritten with garbage",
+    FaultKind.DISK_FULL: "filled",
+}
+
+
 def _told(fault: Fault, step: int) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(fault.at))
     if not fault.fired:
         return f"{clock}  step {step}: {fault.kind.value} missed: {fault.missed}"
-    done = "frozen" if fault.kind is FaultKind.FREEZE else "killed"
+    done = _DONE.get(fault.kind, "killed")
     return f"{clock}  step {step}: {fault.victim} {done}"

@@ -38,7 +38,7 @@ def chaos(
         typer.Option(
             metavar="KINDS",
             help="instance, freeze, stage, whole-stage, cluster, orchestrator, gateway, router, registry,"
-            " server; with commas.",
+            " server, garbage-value, disk-full; with commas.",
         ),
     ] = "instance,cluster,orchestrator,server",
     faults: Annotated[
@@ -81,7 +81,7 @@ def chaos(
     Example: dmsc chaos examples/chaos-gpt.yaml --every 10s --what instance,orchestrator --plot chaos.svg
     """
     from bus.logs import configure_logging
-    from dmsc.chaos.plan import parse_every, parse_kinds
+    from dmsc.chaos.plan import FaultKind, parse_every, parse_kinds
     from dmsc.chaos.present import closing, rows
     from dmsc.chaos.run import ChaosOptions
     from dmsc.exit_codes import ExitCode
@@ -106,7 +106,7 @@ def chaos(
 
     configure_logging(level="error")  # that the bus is away now and then is what was asked for
     with hatched() if private else nullcontext() as zygote:
-        own = _OwnMesh(separate, slots, zygote) if private else None
+        own = _OwnMesh(separate, slots, zygote, FaultKind.DISK_FULL in options.kinds) if private else None
         report = run_async(_chaos(job, spec, options, reference, no_reference, state, own, say))
     if plot is not None:
         _write_plot(report, plot)
@@ -128,6 +128,7 @@ class _OwnMesh:
     separate: bool
     slots: int
     zygote: Zygote | None
+    small_disk: bool = False
 
 
 async def _chaos(
@@ -156,6 +157,7 @@ async def _chaos(
 async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIterator[Chaos]:
     """Chaos for the mesh of a state folder, or for one of its own."""
     from dmsc.chaos.run import open_chaos
+    from dmsc.chaos.store_faults import small_disk
     from dmsc.mesh import running_mesh
     from dmsc.state_folder import StateFolder, default_state
 
@@ -163,7 +165,10 @@ async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIt
         async with open_chaos(StateFolder(state or default_state()), say) as chaos:
             yield chaos
         return
-    with tempfile.TemporaryDirectory(prefix="dmsc-chaos-", ignore_cleanup_errors=True) as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="dmsc-chaos-", ignore_cleanup_errors=True) as name,
+        small_disk(Path(name)) if own.small_disk else nullcontext(),
+    ):
         options = _private_mesh(Path(name) / "state", own.separate, own.slots)
         say(f"starting a mesh of clusters {', '.join(options.clusters)}")
         async with (

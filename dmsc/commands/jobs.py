@@ -11,6 +11,7 @@ from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, pr
 from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
+    from dmsc.async_client import AsyncClient
     from schemas.door import MeshStatus
     from schemas.job import JobRecord
 
@@ -118,7 +119,7 @@ def status(
 
     Example: dmsc status
     """
-    mesh: MeshStatus = ask_gateway(gateway, token, state, lambda client: client.mesh())
+    mesh: MeshStatus = ask_gateway(gateway, token, state, _mesh)
     if json:
         print_json(mesh)
         return
@@ -172,6 +173,19 @@ def status(
     if unreadable:
         columns = ("unreadable record", "why", "found by", "bytes in stream, at")
         print_table(columns, unreadable, title="unreadable records")
+
+
+async def _mesh(client: AsyncClient) -> MeshStatus:
+    """Where nobody can tell, what the mesh waits for."""
+    from schemas.errors import Unavailable
+
+    try:
+        status: MeshStatus = await client.mesh()
+    except Unavailable as error:
+        waiting = (await client.ready()).waiting
+        waits = "".join(f"\n  {name}: {why}" for name, why in waiting.items())
+        raise Unavailable(f"{error.text}{waits}") from error
+    return status
 
 
 def _age(seconds: float) -> str:

@@ -8,7 +8,7 @@ import time
 from bus import subjects
 from bus.connection import Bus
 from entities.registry_view import RegistryFollower
-from schemas.door import JobQuery
+from schemas.door import JobQuery, KeptAnswer
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, NotFound
 from schemas.pages import Readiness
@@ -18,6 +18,10 @@ TIMEOUT_S = 1.0
 """For the orchestrator's answer: a probe that hangs is one that fails."""
 VALID_S = 1.0
 """How long a finding counts: however often somebody asks, without a token, the bus is asked once a second."""
+NO_WRITES = (
+    "The bus's store takes no writes: is its disk full, or was it deleted? Jobs wait, and nothing is lost; "
+    "make room there. A server of `dmsc up` goes on by itself then, any other one has to be started again"
+)
 NO_JOB = "readiness-probe"
 """A job that does not exist: only a leader answers, and the answer is small."""
 
@@ -55,7 +59,18 @@ class ReadinessProbe:
             pass
         except DmscError as error:
             missing["orchestrator"] = f"none leads ({error.code}){self._refusals()}"
+            missing |= await self._store()
         return missing
+
+    async def _store(self) -> dict[str, str]:
+        """Whether what is written is kept: where no orchestrator leads, a full disk is why."""
+        sender = self._bus.sender
+        note = KeptAnswer(request=NO_JOB, gateway=sender.name, incarnation=sender.incarnation)
+        try:
+            await self._bus.bucket(subjects.KEPT_ANSWER).put(note, ttl_s=TIMEOUT_S, key=NO_JOB)
+        except DmscError as error:
+            return {"store": f"{error.text}. {NO_WRITES}"}
+        return {}
 
     def _refusals(self) -> str:
         """Why orchestrators that stand by do not take the lead, by their own account."""

@@ -42,6 +42,8 @@ CLEAN_UP_S = 3.0
 """A whole mesh may be stopping: then nobody is left who would answer."""
 DEPLOY_AGAIN_S, DEPLOY_AGAIN_MOST_S = 0.1, 10.0
 """Pause before a deployment that a node's death broke is planned again; it doubles each time."""
+CANCEL_S = 20.0
+"""How long a cancellation waits to be written down: a disk may be full."""
 START_TRIES = 3
 REPORTED_S = 2.0
 """How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
@@ -223,8 +225,9 @@ class JobRun:
         """Ends the job; everything is cleaned up. Returns once that can't be lost any more."""
         if self._cancelled is None and not self.over:
             self._cancelled = reason
-            with contextlib.suppress(Unavailable):  # the bus is away; it ends all the same
-                await self.journal.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
+            with contextlib.suppress(Unavailable, TimeoutError):  # the bus is away; it ends all the same
+                async with asyncio.timeout(CANCEL_S):
+                    await self.journal.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
             if self._task is not None and self.parked is None:  # else the next run ends it
                 self._task.cancel()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,8 +25,8 @@ log = get_logger("orchestrator")
 HISTORY = 50
 """State changes kept in a job's record."""
 
-WRITE_DEADLINE_S, WRITE_RETRY_S = 60.0, 0.2
-"""How long a record waits for the bus, and how often it asks."""
+WRITE_RETRY_S = 0.2
+"""How often a record that the bus does not take is written again: until it does, for its disk may be full."""
 
 RECORD_EVERY_S = 1.0
 """Figures of a running job are written at most this often; states at once. Events carry every step."""
@@ -107,7 +108,7 @@ class Journal:
     async def tell(self, kind: str, **fields: Any) -> None:
         """Appends an event to the job's stream."""
         event = JobEvent.model_validate({"job": self.job, "kind": kind, "at": time.time(), **fields})
-        await self._bus.append(JOB_EVENT, event, job=self.job)
+        await self._bus.append(JOB_EVENT, event, deadline_s=math.inf, job=self.job)
 
     async def confirm(self) -> None:
         """Asks the bucket whether the record is still this epoch's.
@@ -122,7 +123,6 @@ class Journal:
     async def _write(self) -> None:
         """The bus may be away for a while: a running job must not end of that."""
         self._written_at = time.monotonic()
-        deadline = time.monotonic() + WRITE_DEADLINE_S
         async with self._lock:
             unknown = False  # whether a write of ours may have arrived without our knowing
             while True:
@@ -134,8 +134,6 @@ class Journal:
                 except Conflict:
                     unknown = True
                 except Unavailable:
-                    if time.monotonic() > deadline:
-                        raise
                     unknown = True
                     await asyncio.sleep(WRITE_RETRY_S)
         await self._tell_topology()

@@ -137,6 +137,19 @@ def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
     assert processes_mentioning(str(tmp_path)) == []
 
 
+def test_garbage_in_buckets_and_a_full_disk_lose_nothing(tmp_path: Path) -> None:
+    job_file(tmp_path, 2)
+    what = ["--every", "1s", "--what", "garbage-value,disk-full", "--faults", "4", "--seed", "3"]
+    how = ["--private", "--set", "training.steps=40", "--json"]
+    done = dmsc("chaos", "chaos.yaml", *what, *how, cwd=tmp_path)
+    if "can't be mounted" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, (done.stdout[:1500], done.stderr)
+    found = json.loads(done.stdout)
+    assert {one["kind"] for one in found["faults"] if one["fired"]} == {"garbage-value", "disk-full"}
+    assert (found["lost"], found["doubled"], found["hash_equal"]) == (0, 0, True)
+
+
 def test_each_part_of_a_mesh_is_found_by_what_it_is(mesh: Mesh) -> None:
     alive = LocalMesh(StateFolder(mesh.state)).alive("no-such-job", [])
     assert {part.name for part in alive.parts} == {"agent-a", "agent-b", "control-plane", "nats-server"}

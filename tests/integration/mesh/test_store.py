@@ -1,0 +1,129 @@
+"""The disk of a whole mesh is full, or its store deleted: that is said, nothing is lost, and it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dmsc.client import Client
+from schemas.job import ENDED, JobSpec, JobState
+from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.undisturbed import undisturbed
+from tests.patience import PATIENCE_S
+
+DISK_BYTES = 96 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own for the whole state folder."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs can't be mounted here: {mounted.stderr.strip() or 'mount failed'}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@contextlib.contextmanager
+def up(state: Path) -> Iterator[Mesh]:
+    mesh = start_mesh(state, "--slots", "4")
+    try:
+        yield mesh
+    finally:
+        assert stop_mesh(mesh) == 0
+
+
+def slow_job(name: str) -> JobSpec:
+    job = tiny_job(name, training={"steps": 60, "checkpoint_every": 5}, parallel={"stages": 2, "replicas": 2})
+    args = {**job.model.args, "pad_ms": 10.0}
+    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
+    return job.model_copy(update={"model": padded})
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s"
+        time.sleep(0.05)
+
+
+def submitted(client: Client, spec: JobSpec, step: int) -> str:
+    job = client.submit(spec).job
+    until(lambda: client.job(job).step >= step, f"step {step}")
+    return job
+
+
+def done(client: Client, job: str) -> None:
+    record = client.wait(job, timeout_s=PATIENCE_S)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    assert record.weights.sha256 == undisturbed(client, record.spec)
+
+
+def said(mesh: Mesh) -> str:
+    """What `dmsc up` has told the terminal."""
+    return mesh.state.with_name(f"{mesh.state.name}.stderr").read_text()
+
+
+def command(mesh: Mesh, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dmsc", *words, "--state", str(mesh.state)],
+        capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+
+
+def fill(ballast: Path) -> None:
+    """Every byte there is."""
+    with ballast.open("wb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 65_536)
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 512)
+    free = os.statvfs(ballast.parent)
+    assert free.f_bavail * free.f_frsize < 4096, "the disk is not full"
+
+
+def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Path, tmp_path: Path) -> None:
+    state = small_disk / "state"
+    with up(state) as mesh:
+        job = submitted(mesh.client, slow_job("disk-full"), 3)
+        ballast = small_disk / "ballast"
+        fill(ballast)
+        try:
+            until(lambda: "store" in mesh.client.ready().waiting, "readiness says it")
+            assert "disk" in mesh.client.ready().waiting["store"]
+            status = command(mesh, "status")
+            assert status.returncode, status.stdout
+            assert "disk full" in status.stderr, status.stderr
+            assert "✗ store" in command(mesh, "doctor").stdout
+            fill(ballast)
+        finally:
+            ballast.unlink()
+        until(lambda: mesh.client.ready().ready, "ready again")
+        record = mesh.client.job(job)
+        assert record.state not in ENDED
+        assert record.recoveries == 0
+        done(mesh.client, job)
+
+
+def test_a_store_that_is_deleted_under_its_server_is_noticed_and_the_job_goes_on(tmp_path: Path) -> None:
+    with up(tmp_path / "state") as mesh:
+        job = submitted(mesh.client, slow_job("store-deleted"), 3)
+        shutil.rmtree(mesh.state / "nats" / "jetstream")
+        done(mesh.client, job)
+        assert "was deleted under it" in said(mesh)
