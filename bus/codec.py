@@ -6,9 +6,10 @@ validating what we have just built ourselves. Decoding trusts nothing.
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar
 
 import msgpack
@@ -16,12 +17,26 @@ from pydantic import ValidationError
 
 from bus.correlation import handling
 from bus.packed import Packed, Sendable, pack_value
+from bus.subject import Subject
 from schemas.base import MESSAGE_TYPES, Message
 from schemas.envelope import Envelope, Sender
 from schemas.errors import BadMessage
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest message that is sent or read: the server's `max_payload` (tensors never travel on the bus)."""
+MOST_NOTICE_BYTES = 1 << 20
+"""Of these, of what is published or asked: it is refused before anything of it is read. Answers, and what
+streams and buckets keep, may be larger."""
+MOST_ENTRIES = 1 << 16
+"""Of one list or map in a large message."""
+MOST_KEYS = 1 << 14
+"""Of a map in a large message of a known row, where that has maps whose keys are data."""
+BYTES_PER_ITEM = 3
+"""A large message has one item (a value with its key, a quarter of a list or map) per so many bytes at most,
+and one per twice as many beyond a notice's size. Records take ten on average; what is denser was made to fill
+memory: an empty list of one byte takes seventy."""
+MOST_PROBLEMS = 64
+"""Beyond which a message that does not fit is not explained: that alone would take as long as reading it."""
 LARGE_BYTES = 64 << 10
 """From here on a message is read without the garbage collector."""
 KNOWN_SENDERS = 4_096
@@ -115,7 +130,7 @@ def decode(data: bytes, expected: type[Message] | None = None) -> tuple[Message,
 
 
 def _decode(data: bytes, expected: type[Message] | None) -> tuple[Message, Envelope]:
-    raw = _unpack(data)
+    raw = _unpack(data, expected)
     sender: Any = raw.get("sender")
     try:
         # A sender that is known is not checked again: that is a third of what an envelope costs.
@@ -161,16 +176,82 @@ def peek(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def _unpack(data: bytes) -> dict[str, Any]:
+def _unpack(data: bytes, expected: type[Message] | None = None) -> dict[str, Any]:
     if len(data) > MAX_MESSAGE_BYTES:
         raise too_large("message", len(data))
     try:
-        raw = msgpack.unpackb(data, strict_map_key=False)
+        raw = _read(data, expected)
+    except BadMessage:
+        raise
     except Exception as error:  # msgpack raises many kinds, all of them mean the same here
         raise BadMessage(f"not msgpack: {type(error).__name__}", reason="malformed") from error
     if not isinstance(raw, dict):
         raise BadMessage(f"envelope: a {type(raw).__name__}, not a map", reason="envelope")
     return raw
+
+
+def _read(data: bytes, expected: type[Message] | None) -> object:
+    if len(data) < LARGE_BYTES:
+        return msgpack.unpackb(data, strict_map_key=False)
+    per_item = BYTES_PER_ITEM if len(data) <= MOST_NOTICE_BYTES else 2 * BYTES_PER_ITEM
+    items = _Items(len(data) // per_item)
+    return msgpack.unpackb(
+        data,
+        strict_map_key=False,
+        max_array_len=MOST_ENTRIES,
+        max_map_len=MOST_ENTRIES if expected is None else _most_keys(expected),
+        list_hook=items.count,
+        object_hook=items.count,
+    )
+
+
+@functools.cache
+def _most_keys(cls: type[Message]) -> int:
+    """Of any map in a message of this type: as many as its models have fields, and room for what newer
+    versions add, unless it has maps whose keys are data."""
+    fields = [len(Envelope.model_fields)]
+
+    def is_closed(schema: Any) -> bool:
+        if isinstance(schema, dict):
+            if schema.get("type") == "model-fields":
+                fields.append(len(schema["fields"]))
+            closed = schema.get("type") not in ("dict", "any")
+            return closed and all(is_closed(part) for part in schema.values())
+        return all(is_closed(part) for part in schema) if isinstance(schema, list) else True
+
+    closed = is_closed(cls.__pydantic_core_schema__)
+    return 4 * max(fields) + 64 if closed else MOST_KEYS
+
+
+class _Items:
+    """How many more there may be in a message: whatever is counted has been made, so the rest is not."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def count(self, container: Collection[Any]) -> Collection[Any]:
+        self.left -= 4 + len(container)
+        if self.left < 0:
+            raise BadMessage(
+                "more lists, maps and values than a message of its size may have", reason="dense"
+            )
+        return container
+
+
+def refuse_oversized(row: Subject, data: bytes) -> None:
+    """What is heard on a row, before it is read.
+
+    Raises:
+        BadMessage: it is larger than what is published or asked may be.
+    """
+    if len(data) > MOST_NOTICE_BYTES:
+        raise BadMessage(
+            f"{row.name}: {len(data):,} bytes, where {MOST_NOTICE_BYTES:,} are the most; "
+            "what is larger belongs into the object store",
+            reason="oversized",
+        )
 
 
 def _undisturbed(read: Callable[..., T], *arguments: Any) -> T:
@@ -222,6 +303,8 @@ def too_large(what: str, size: int) -> BadMessage:
 
 def explain(error: ValidationError) -> str:
     """The first complaint in one line: where and what, without the offending value."""
+    if error.error_count() > MOST_PROBLEMS:
+        return f"{error.error_count()} problems"
     first: Any = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"]) or "value"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

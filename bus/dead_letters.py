@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 log = get_logger("bus.dead_letters")
 
+READ_BYTES = 64 << 10
+"""Of a larger one nothing is kept: it would have to be read once more, for its secrets to be taken out."""
 HEAD_BYTES = 1_024
 """How much of an unusable message is kept."""
 
@@ -38,7 +40,7 @@ async def bury(bus: Bus, row: Subject, subject: str, data: bytes, error: BadMess
         subject=subject,
         reason=f"{reason}: {error.text}"[:500],
         size=len(data),
-        head=redacted(data, row)[:HEAD_BYTES],
+        head=redacted(data, row)[:HEAD_BYTES] if len(data) <= READ_BYTES else b"",
     )
     try:
         await bus.publish(subjects.DEAD_LETTER, letter, sid=bus.sender.name)

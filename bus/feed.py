@@ -9,6 +9,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
+PENDING_BYTES = 64 << 20
+"""Of one subscription's messages that wait; beyond it they are dropped and counted, as beyond their limit."""
+
 MessageCallback = Callable[[Msg], Awaitable[None]]
 
 
@@ -42,11 +45,14 @@ class Feed:
         """Subscribes on `client`; what has arrived from an earlier one stays in the queue."""
         if self._callback is not None:
             self._sub = await client.subscribe(
-                self.subject, queue=self._queue, cb=self._callback, pending_msgs_limit=self._pending_limit
-            )
+                self.subject, queue=self._queue, cb=self._callback,
+                pending_msgs_limit=self._pending_limit, pending_bytes_limit=PENDING_BYTES,
+            )  # fmt: skip
             return
         # nats-py offers its queue only through an iterator that makes a task for each message: take it.
-        sub = await client.subscribe(self.subject, queue=self._queue, pending_msgs_limit=self._pending_limit)
+        sub = await client.subscribe(self.subject, queue=self._queue,
+            pending_msgs_limit=self._pending_limit, pending_bytes_limit=PENDING_BYTES,
+        )  # fmt: skip
         early, sub._pending_queue = sub._pending_queue, self.messages
         while not early.empty() and not self.messages.full():
             self.messages.put_nowait(early.get_nowait())

@@ -215,6 +215,7 @@ class Subscription:
             return
         try:
             refuse_stored(raw)
+            codec.refuse_oversized(self.row, raw.data)
             message, envelope = codec.decode(raw.data, self.row.schema)
         except BadMessage as error:
             handling.set(None)
@@ -246,6 +247,7 @@ class Subscription:
         try:
             refuse_stored(raw)
             asker = inboxes.asker_of(self.row, raw)
+            codec.refuse_oversized(self.row, raw.data)
             message, envelope = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
             if not asker.is_sender(envelope.sender, guarded=self._bus.link.guarded):
                 stranger, asker = asker, None

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints
+from pydantic_core import CoreSchema
 
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,120}$"
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
@@ -37,10 +38,31 @@ def is_token(text: str) -> bool:
     return _token.fullmatch(text) is not None  # `match` would take a line break at the end
 
 
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "tuple", "set", "frozenset", "dict"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _fail_fast(part)
+
+
 class Part(BaseModel):
     """A value inside a message or a record: frozen, strict about its fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """As usual, but a list or map is left at its first item that does not fit: a million of them would be
+        a million complaints."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
 
 class Message(Part):

@@ -18,6 +18,7 @@ from schemas.errors import BadMessage
 
 REASONS = {
     "oversized", "malformed", "envelope", "unknown type", "wrong type", "wrong version", "invalid body",
+    "dense",
 }  # fmt: skip
 
 values = st.recursive(

@@ -1,0 +1,97 @@
+"""A stream of 8 MB messages on every row, at real services over a real server: none of it is worth much."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bus import codec
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from bus.subject import Delivery
+from bus.subjects import DEAD_LETTER, DOOR, SUBJECTS
+from schemas.door import DoorRequest, MeshStatus
+from schemas.envelope import EntityKind
+from schemas.errors import BusUnreachable, DeadlineExceeded, Refused, Unavailable
+from schemas.telemetry import DeadLetter
+from tests.integration.entities.conftest import Heard, eventually
+from tests.patience import PATIENCE_S
+from tests.raw_requests import reply_to
+
+ROOT = Path(__file__).resolve().parents[3]
+SERVICES = ("service-registry", "authorizer", "orchestrator", "router", "gateway")
+MIB = 1 << 20
+SIZE = codec.MAX_MESSAGE_BYTES - 4_096
+SHAPES = {
+    "lists": b"\xdd\x00\x7f\x00\x00" + b"\x90" * (SIZE - 5),
+    "numbers": b"\xdd\x00\x7f\x00\x00" + b"\x01" * (SIZE - 5),
+    "deep": b"\x91" * SIZE,
+    "keys": b"\xdf\x00\x0c\x80\x00" + b"".join(b"\xa8%08d\x01" % key for key in range(0xC8000)),
+    "text": b"\xdb" + (SIZE - 5).to_bytes(4, "big") + b"x" * (SIZE - 5),
+}
+
+
+async def test_services_stay_small_and_answer(own_server: EmbeddedServer, tmp_path: Path) -> None:
+    users = {
+        "users": [{"name": "vera", "role": "viewer", "token_sha256": hashlib.sha256(b"vera").hexdigest()}]
+    }
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(json.dumps(users))
+    arguments = ["run", *SERVICES, "--cluster", "a", "--bus", own_server.url, "--tokens", str(tokens)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DMSC_")}
+    with (tmp_path / "services.log").open("wb") as log:
+        services = subprocess.Popen(  # noqa: ASYNC220  # takes a moment
+            [sys.executable, "-m", "dmsc", *arguments, "--metrics-port", "off"],
+            cwd=ROOT, env=environment, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        async with Bus.connect(own_server.url, name="a", kind=EntityKind.CLIENT) as bus:
+            await bus.provision()
+
+            async def answers() -> bool:
+                try:
+                    request = DoorRequest(token="vera", action="mesh.read")
+                    answer = await bus.command(DOOR, request, deadline_s=5.0, action="mesh-read")
+                except (BusUnreachable, DeadlineExceeded, Refused, Unavailable):
+                    assert services.poll() is None, (tmp_path / "services.log").read_text()[-2000:]
+                    return False
+                return isinstance(answer, MeshStatus) and len(answer.services) >= 4
+
+            await eventually(answers)
+            before = psutil.Process(services.pid).memory_info().rss
+            letters = await Heard.on(bus, DEAD_LETTER)
+            asked = [row for row in SUBJECTS if row.delivery in (Delivery.CORE, Delivery.REQUEST)]
+            names = ("a", "gateway-a", "router-a", "orchestrator", "service-registry", "authorizer")
+            for number, row in enumerate(asked):
+                for name in names[number % 3 :: 3]:
+                    shape = list(SHAPES.values())[number % len(SHAPES)]
+                    subject = row(**dict.fromkeys(row.tokens, name))
+                    reply = reply_to(subject, shape) if row.delivery is Delivery.REQUEST else ""
+                    await bus.link.send(subject, shape, reply=reply)
+                await bus.barrier()
+            heard = await letters.until(lambda letter: letter.size > 8 * MIB - 10_000)
+            assert isinstance(heard, DeadLetter)
+            await eventually(answers)
+            refused = [letter for letter in letters.messages if letter.size > 8 * MIB - 10_000]
+            assert len({letter.subject for letter in refused}) > 5
+            assert {letter.reason.partition(":")[0] for letter in refused} == {"oversized"}
+            if sys.platform == "linux":
+                status = Path(f"/proc/{services.pid}/status").read_text()  # noqa: ASYNC240
+                (peak,) = [int(line.split()[1]) << 10 for line in status.splitlines() if "VmHWM" in line]
+                assert peak < 200 * MIB, (before // MIB, peak // MIB)
+    finally:
+        services.terminate()
+        await asyncio.to_thread(services.wait, PATIENCE_S)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_it_sends_is_what_it_says(shape: str) -> None:
+    assert 7 * MIB < len(SHAPES[shape]) < codec.MAX_MESSAGE_BYTES

@@ -1,0 +1,153 @@
+"""Messages that were made to fill memory and to keep a loop busy: refused for little, on every row."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+import msgpack
+import pytest
+
+from bus import codec
+from bus.subject import Subject
+from bus.subjects import SUBJECTS
+from schemas.base import MESSAGE_TYPES
+from schemas.errors import BadMessage
+
+ENVELOPE = {
+    "type": "", "version": [1, 0], "sender": {"name": "a", "kind": "client", "incarnation": "i"}, "id": "x",
+    "causation": None, "sent_at": 1.0,
+}  # fmt: skip
+ATOMS = {
+    "number": b"\x01",
+    "large number": b"\xce\x11\x22\x33\x44",
+    "list": b"\x90",
+    "map": b"\x80",
+    "text": b"\xa2ab",
+    "longer text": b"\xaa0123456789",
+    "nothing": b"\xc0",
+}
+DENSE = frozenset(ATOMS) - {"large number", "longer text"}
+"""Which can't be read for what they would take, whatever is made of them."""
+
+
+def in_envelope(row: Subject, body: bytes) -> bytes:
+    head = {**ENVELOPE, "type": row.schema.wire_type, "version": list(row.schema.wire_version)}
+    packed: bytes = msgpack.packb(head)
+    assert packed[0] == 0x86
+    return b"\x87" + packed[1:] + b"\xa4body" + body
+
+
+def array(items: bytes, count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + items
+
+
+def shapes(row: Subject, size: int) -> Iterator[tuple[str, bytes]]:
+    """Messages of about `size` bytes that begin as the row's do. Each field of it is made of rubbish once."""
+    fields = list(row.schema.model_fields) or ["nothing"]
+    for index, (name, atom) in enumerate(ATOMS.items()):
+        count = size // len(atom)
+        wide = array(atom * count, count)
+        inner = min(count, 60_000)
+        nested = array(array(atom * inner, inner) * (count // inner), count // inner)
+        field = msgpack.packb(fields[index % len(fields)])
+        yield f"{name}, wide", in_envelope(row, b"\x81" + field + wide)
+        yield f"{name}, in lists", in_envelope(row, b"\x81" + field + nested)
+    keys = min(60_000, size // 12)
+    pairs = b"".join(b"\xa8%08d\x01" % key for key in range(keys))
+    yield "unknown keys", in_envelope(row, b"\xdf" + keys.to_bytes(4, "big") + pairs)
+    yield "deep lists", in_envelope(row, b"\x91" * size)
+    yield "deep maps", in_envelope(row, b"\x81\xa1a" * (size // 3))
+    yield "long text", in_envelope(row, b"\x81" + msgpack.packb(fields[0]) + msgpack.packb("x" * size))
+    yield "no end", in_envelope(row, b"\x81" + msgpack.packb(fields[0]) + array(b"", size))
+
+
+@pytest.mark.parametrize("row", SUBJECTS, ids=lambda row: row.name)
+def test_eight_megabytes_on_a_row_are_refused_before_they_are_read(
+    row: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(msgpack, "unpackb", None)
+    with pytest.raises(BadMessage, match="where 1,048,576 are the most") as caught:
+        codec.refuse_oversized(row, b"\x90" * codec.MAX_MESSAGE_BYTES)
+    assert caught.value.fields["reason"] == "oversized"
+    assert row.name in caught.value.text
+    codec.refuse_oversized(row, b"\x90" * codec.MOST_NOTICE_BYTES)
+
+
+def test_what_is_read_of_a_hostile_message_takes_little_memory_and_time() -> None:
+    """As much of it as is let through, on every twelfth row and all whose maps have keys of data; the largest
+    that streams and buckets may hold, on two. Time is this thread's own, beside that of reading as many bytes
+    of an honest message."""
+    record = {f"field-{key}": f"a value of {key}" for key in range(20)}
+    honest = msgpack.packb([record] * (codec.MOST_NOTICE_BYTES // len(msgpack.packb(record))))
+    usual_s = min(_seconds(lambda: msgpack.unpackb(honest)) for _ in range(5))
+    open_rows = [row for row in SUBJECTS if codec._most_keys(row.schema) == codec.MOST_KEYS]
+    assert open_rows
+    tried = 0
+    for row in {row.name: row for row in (*SUBJECTS[::12], *open_rows[:4])}.values():
+        for name, data in shapes(row, codec.MOST_NOTICE_BYTES - 2_000):
+            assert len(data) <= codec.MOST_NOTICE_BYTES
+            spent_s = min(_seconds(lambda data=data, row=row: _refused(data, row)) for _ in range(2))
+            assert spent_s < 15 * usual_s, (row.name, name, spent_s / usual_s)
+            tried += 1
+    assert tried > 100
+    row = open_rows[0]
+    for name, data in shapes(row, codec.MOST_NOTICE_BYTES - 2_000):
+        tracemalloc.start()
+        _refused(data, row)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 64 << 20, (name, peak >> 20)
+
+
+def test_what_was_made_to_fill_memory_is_refused_for_its_density() -> None:
+    (row,) = [row for row in SUBJECTS if row.name == "job record"]
+    reasons = set()
+    for name, data in shapes(row, codec.MAX_MESSAGE_BYTES - 2_000):
+        with pytest.raises(BadMessage) as caught:
+            codec.decode(data, row.schema)
+        assert len(caught.value.text) < 300, name
+        kind = name.partition(",")[0]
+        if kind in DENSE:
+            assert caught.value.fields["reason"] in ("dense", "malformed"), name
+        reasons.add(caught.value.fields["reason"])
+    assert {"dense", "malformed", "invalid body"} <= reasons
+
+
+def test_a_million_things_that_do_not_fit_are_one_complaint() -> None:
+    (row,) = [row for row in SUBJECTS if row.name == "job record"]
+    cls = MESSAGE_TYPES["job.list"]
+    data = in_envelope(row, b"\x81\xa4jobs" + array(b"\x01" * 5_000, 5_000))
+    body = data.replace(msgpack.packb(row.schema.wire_type), msgpack.packb(cls.wire_type))
+    with pytest.raises(BadMessage, match=r"jobs\.0: .*dictionary[^(]*$"):  # "(and 4999 more)" took seconds
+        codec.decode(body.replace(b"\x92\x01\x08", b"\x92\x01\x00"), cls)
+    many = in_envelope(row, msgpack.packb({f"k{key}": 1 for key in range(5_000)}))
+    with pytest.raises(BadMessage, match=r"job\.record: 50\d\d problems"):
+        codec.decode(many, row.schema)
+
+
+def test_large_honest_messages_are_read() -> None:
+    from schemas.telemetry import DeadLetter  # the smallest that may be long
+
+    sender = codec.sender_map(_sender())
+    letter = DeadLetter(service="a", subject="b", reason="c" * 900_000, size=1, head=b"")
+    data = codec.encode(letter, sender, "x")
+    assert codec.decode(data, DeadLetter)[0] == letter
+
+
+def _sender() -> object:
+    from schemas.envelope import EntityKind, Sender
+
+    return Sender(name="a", kind=EntityKind.CLIENT, incarnation="i")
+
+
+def _refused(data: bytes, row: Subject) -> None:
+    with pytest.raises(BadMessage):
+        codec.decode(data, row.schema)
+
+
+def _seconds(work: object) -> float:
+    began = time.thread_time()
+    work()  # type: ignore[operator]
+    return time.thread_time() - began
