@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log = get_logger("bus.dead_letters")
 
-READ_BYTES = 64 << 10
+READ_BYTES = 1 << 20
 """Of a larger one nothing is kept: it would have to be read once more, for its secrets to be taken out."""
 HEAD_BYTES = 1_024
 """How much of an unusable message is kept."""

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from bus.connection import Bus
 from bus.streams import stream_configs
 from dmsc import ports
 from dmsc.async_client import AsyncClient
+from dmsc.in_the_clear import in_the_clear
 from dmsc.sandboxing import REMEDY, sentence, way_here
-from dmsc.settings import BusAddress, find_bus
+from dmsc.settings import BusAddress, find_bus, find_gateway
 from dmsc.state_folder import StateFolder
 from schemas.cluster import NodeStatus
 from schemas.door import MeshStatus
@@ -76,7 +78,7 @@ async def examine(state: StateFolder, servers: str | None, bus_token: str | None
             )
         )
         return found
-    found += await _gateways(state)
+    found += await _gateways(state, address.servers)
     return found
 
 
@@ -190,7 +192,7 @@ async def _streams(bus: Bus) -> Finding:
     return Finding("streams", True, "all there")
 
 
-async def _gateways(state: StateFolder) -> list[Finding]:
+async def _gateways(state: StateFolder, servers: Sequence[str]) -> list[Finding]:
     try:
         async with AsyncClient(state=state.path, timeout_s=5.0) as client:
             waiting = (await client.ready()).waiting
@@ -200,6 +202,8 @@ async def _gateways(state: StateFolder) -> list[Finding]:
     except DmscError as error:
         return [Finding("gateway", False, error.text, "name it with DMSC_GATEWAY and DMSC_TOKEN")]
     found = [Finding("gateway", True, f"{len(mesh.services)} services, {len(mesh.nodes)} nodes")]
+    places = [*servers, *find_gateway(state=state.path).urls, *(node.address for node in mesh.nodes)]
+    found.append(Finding("in the clear", True, in_the_clear(places) or "nothing leaves this machine"))
     found += _versions(mesh)
     found.append(_records(mesh))
     found += await asyncio.gather(*(_tensor_address(node) for node in mesh.nodes))

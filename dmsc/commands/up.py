@@ -357,6 +357,8 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     from rich.console import Console
     from rich.table import Table
 
+    from dmsc.in_the_clear import in_the_clear
+
     took_s = (mesh.ready_at or mesh.started_at) - mesh.started_at
     console = Console(soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
@@ -371,6 +373,8 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     what = "tenants" if mesh.tenants else "mesh"
     console.print(f"{what} ready in {took_s:.1f} s (pid {mesh.pid})", style="bold", highlight=False)
     console.print(table)
+    if clear := in_the_clear([*mesh.servers, *mesh.gateways.values()]):
+        console.print(f"In the clear: {clear}.", highlight=False)
     if mesh.tenants:
         console.print("each    dmsc status, train, tap, user, down … with its --state", highlight=False)
         stop = f"dmsc down --state '{folder.path}'" if detached else "Ctrl-C"

@@ -16,7 +16,10 @@ SECURITY = Path(__file__).resolve().parents[3] / "docs" / "security.md"
     [
         (["nats://127.0.0.1:4222", "http://localhost:8080", "127.0.0.1"], ""),
         (["nats://[::1]:4222"], ""),
-        (["nats://10.0.0.5:4222", "http://127.0.0.1:8080"], f"{WITHOUT_TLS}, {ALWAYS}: --tls encrypts the former; "),
+        (
+            ["nats://10.0.0.5:4222", "http://127.0.0.1:8080"],
+            f"{WITHOUT_TLS}, {ALWAYS}: --tls encrypts the former; ",
+        ),
         (["tls://10.0.0.5:4222", "http://10.0.0.5:8080"], f"{WITHOUT_TLS}, "),
         (["tls://10.0.0.5:4222", "https://10.0.0.5:8080"], f"{ALWAYS}, with TLS, too: "),
         (["nats://127.0.0.1:4222", "10.0.0.7"], f"{ALWAYS}, with TLS, too: "),
