@@ -14,6 +14,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from bus import codec, streams
+from bus.broker.asking import Asking, askers
 from bus.buckets import Bucket
 from bus.departures import connection_name
 from bus.dial import Token, inbox_prefix
@@ -122,6 +123,9 @@ class Bus:
         await link.open(connect_timeout_s)
         bus = cls(link, sender)
         bus._sealer = QuestionSealer(bus, token)
+        as_whom = askers(token, name, kind, nonce=link.wants_signatures)
+        if as_whom:
+            link.broker = Asking(link, sender, bus.next_id, as_whom)
         try:
             yield bus
         finally:
@@ -348,6 +352,10 @@ class Bus:
 
     async def _listen(self, row: Subject, tokens: dict[str, Any], **options: Any) -> Subscription:
         return await self._started(Subscription(self, row, row.wildcard(**tokens), **options))
+
+    async def listen(self, subscription: Subscription) -> None:
+        """Starts a subscription that was made elsewhere; it ends with this connection."""
+        await self._started(subscription)
 
     async def _started(self, subscription: Subscription) -> Subscription:
         await subscription.start()

@@ -179,6 +179,15 @@ def present(token: str, name: str, kind: EntityKind) -> Presented:
     return Presented(BETWEEN.join(credential.chain), sign)
 
 
+def shown_identity(token: str, name: str, kind: EntityKind) -> Identity:
+    """Whom `present` shows.
+
+    Raises:
+        BadInput: damaged.
+    """
+    return _as_anybody(name, kind) if is_root(token) else chosen(token, name).identity
+
+
 def chosen(token: str, name: str) -> Credential:
     """Of several credentials with blanks between (a process of several entities has one for each), `name`'s.
 

@@ -32,6 +32,7 @@ USER = "user"
 ANYBODY = "_"
 """In place of an answerer's name: whoever is of that kind."""
 JETSTREAM = f"jetstream.{ANYBODY}"
+BROKER = f"broker.{ANYBODY}"
 SELF = f"self.{ANYBODY}"
 """The answerer of a message to oneself."""
 RANDOM_BYTES = 8
@@ -77,9 +78,10 @@ def of_connection(prefix: str) -> str:
 
 
 def question(subject: str, payload: bytes, answerer: str) -> str:
-    """A new name for this question. JetStream looks at none, and chunks of objects are large."""
+    """A new name for this question. JetStream looks at none, a broker answers nobody but who asks it
+    (`bus.broker`), and chunks of objects are large."""
     unguessable = secrets.token_hex(RANDOM_BYTES)
-    return unguessable if answerer in (JETSTREAM, SELF) else unguessable + digest(subject, payload)
+    return unguessable if answerer in (JETSTREAM, BROKER, SELF) else unguessable + digest(subject, payload)
 
 
 def digest(subject: str, payload: bytes) -> str:

@@ -1,5 +1,7 @@
 """JetStream's requests, asked over the link's own inbox: errors translated, nothing waits out a disconnect.
 
+On a guarded bus nobody below the control plane speaks to JetStream: a broker does for them (`bus.broker`).
+
 Only the few calls that the bus needs: administration, acknowledged publishing, reading one message.
 """
 
@@ -9,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,7 +21,16 @@ from nats.aio.msg import Msg
 
 from bus.commands import Outgoing, send_many
 from bus.link import Link
-from schemas.errors import BadInput, BusUnreachable, Conflict, DmscError, NoResponders, NotFound, Unavailable
+from schemas.errors import (
+    BadInput,
+    BusUnreachable,
+    Conflict,
+    DmscError,
+    NoResponders,
+    NotFound,
+    Refused,
+    Unavailable,
+)
 
 API = "$JS.API"
 TIMEOUT_S = 5.0
@@ -33,6 +45,10 @@ BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence",
 BATCH_MOST = 1_000
 """Messages per batch: the server takes no more."""
 
+UNHEARD = 90_503
+"""A broker's number: nobody takes what it was asked to publish."""
+_ONLY_READS = ("STREAM.MSG.GET.", "STREAM.INFO.", "CONSUMER.CREATE.")
+"""Calls that may be made twice; who makes a consumer twice, under one name, has one."""
 WRONG_LAST_SEQUENCE = (10071, 10164)
 NAME_IN_USE = (10058,)
 BAD_CONFIGURATION = (10052,)
@@ -65,6 +81,44 @@ class Stored:
         return self.headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in self.headers
 
 
+async def _ask(
+    link: Link,
+    subject: str,
+    payload: bytes,
+    *,
+    timeout_s: float,
+    headers: dict[str, str] | None = None,
+    repeatable: bool = False,
+) -> Msg:
+    """The server's answer, by way of a broker for whoever may not ask the server."""
+    if link.broker is None:
+        return await link.ask(subject, payload, timeout_s=timeout_s, headers=headers)
+    reply = await link.broker.ask(
+        subject, payload, timeout_s=timeout_s, headers=headers, repeatable=repeatable
+    )
+    if reply.data.startswith(b'{"error"') and b'"err_code": %d' % UNHEARD in reply.data[:80]:
+        raise NoResponders(f"nobody listens on {subject}", subject=subject)
+    return reply
+
+
+def consumer_name(link: Link, stream: str, subjects: str) -> str:
+    """A name for a new consumer: long, since whoever guesses it could take from it."""
+    return link.broker.consumer(stream, subjects) if link.broker else f"r{secrets.token_hex(8)}"
+
+
+async def pull(link: Link, name: str, payload: bytes, inbox: str) -> None:
+    """Asks for deliveries to `inbox`; whatever comes, comes there."""
+    if link.broker is not None:
+        await link.broker.send(f"{API}.{name}", payload, inbox)
+    else:
+        await link.send(f"{API}.{name}", payload, reply=inbox)
+
+
+async def tell(link: Link, name: str) -> None:
+    """A call whose answer nobody waits for."""
+    await (link.send(f"{API}.{name}", b"") if link.broker is None else link.broker.send(f"{API}.{name}", b""))
+
+
 async def call(
     link: Link, name: str, payload: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
@@ -74,9 +128,9 @@ async def call(
         NotFound, Conflict, Unavailable, BusUnreachable, Refused: as the server says.
     """
     try:
-        reply = await link.ask(
-            f"{API}.{name}", json.dumps(payload).encode() if payload else b"", timeout_s=timeout_s
-        )
+        body = json.dumps(payload).encode() if payload else b""
+        repeatable = name.startswith(_ONLY_READS)
+        reply = await _ask(link, f"{API}.{name}", body, timeout_s=timeout_s, repeatable=repeatable)
     except NoResponders:
         raise Unavailable("the bus has no JetStream, or it is not ready yet") from None
     return _checked(json.loads(reply.data), name)
@@ -91,11 +145,22 @@ async def publish(
     timeout_s: float = TIMEOUT_S,
 ) -> int:
     """Publishes into the stream that takes `subject`; returns the sequence that the stream gave it."""
+    once = headers is not None and "Nats-Msg-Id" in headers
     try:
-        reply = await link.ask(subject, payload, timeout_s=timeout_s, headers=headers)
+        reply = await _ask(link, subject, payload, timeout_s=timeout_s, headers=headers, repeatable=once)
     except NoResponders:
         raise Unavailable(f"no stream takes {subject}: has the mesh been provisioned?") from None
     return int(_checked(json.loads(reply.data), subject)["seq"])
+
+
+async def count(link: Link, subject: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S) -> int:
+    """Adds to the counter of this subject; returns what it then is."""
+    reply = _checked(
+        json.loads((await _ask(link, subject, b"", timeout_s=timeout_s, headers=headers)).data), subject
+    )
+    if "val" not in reply:
+        raise Unavailable(f"{subject}: the stream does not count")
+    return int(reply["val"])
 
 
 async def publish_batch(
@@ -113,6 +178,8 @@ async def publish_batch(
         Conflict, Unavailable, …: none was stored.
         DeadlineExceeded, BusUnreachable: not known whether they were.
     """
+    if link.broker is not None:
+        raise Refused(f"{link.name} writes nothing many at a time")
     *before, (subject, payload, headers) = messages
     outgoing = [
         Outgoing(each, content, headers=its | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
@@ -136,6 +203,8 @@ async def publish_many(
     """
     if not link.online.is_set():
         return [link.unreachable() for _ in messages]
+    if link.broker is not None:
+        raise Refused(f"{link.name} writes nothing many at a time")
     loop = asyncio.get_running_loop()
     found: list[int | DmscError] = []
     with contextlib.ExitStack() as stack:
@@ -172,13 +241,16 @@ async def last(
     """The last message on `subject`. A direct read may come from any replica and be older."""
     if not leader:
         try:
-            found = await link.ask(f"{API}.DIRECT.GET.{stream}.{subject}", b"", timeout_s=timeout_s)
+            wanted = f"{API}.DIRECT.GET.{stream}.{subject}"
+            found = await _ask(link, wanted, b"", timeout_s=timeout_s, repeatable=True)
         except NoResponders:
             raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from None
         headers = found.headers or {}
         if "Nats-Sequence" not in headers:
             if headers.get("Status") == "404":
                 return None
+            if found.data:
+                _checked(json.loads(found.data), subject)
             raise Unavailable(f"reading {subject}: {headers.get('Description', 'no answer')}")
         return Stored(
             int(headers["Nats-Sequence"]), headers["Nats-Subject"], found.data or b"", headers,
@@ -257,6 +329,8 @@ def _translated(code: int, number: int, text: str, what: str) -> DmscError:
         return Conflict(f"{what}: the record moved on ({text})", number=number)
     if number in NAME_IN_USE:
         return Conflict(f"{what}: {text}", number=number)
+    if code == 403:
+        return Refused(f"{what}: {text}", number=number)
     if code == 404:
         kind = {10059: "stream", 10037: "message", 10014: "consumer"}.get(number, "message")
         return NotFound(f"{what}: {text}", what=kind, number=number)

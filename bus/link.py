@@ -20,7 +20,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -43,6 +43,10 @@ Callback = Callable[[], Awaitable[None]]
 REDIAL_S = 5.0
 
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
+
+
+if TYPE_CHECKING:
+    from bus.broker.asking import Asking
 
 
 class Lost:
@@ -78,6 +82,7 @@ class Link:
     ) -> None:
         self.name = name
         self.stats = Stats()
+        self.broker: Asking | None = None  # asks JetStream for us; None: we do
         self.online = asyncio.Event()
         self._awake = asyncio.Event()  # online or closing: nobody waits for a link that is gone
         self.back: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next reconnect
@@ -142,6 +147,11 @@ class Link:
     def guarded(self) -> bool:
         """Whether the server holds us to what we may."""
         return self._dialer.guarded
+
+    @property
+    def wants_signatures(self) -> bool:
+        """Whether the server, as it last said, has a nonce signed: those with a guard do."""
+        return bool(self.client._server_info.get("nonce"))
 
     @property
     def closing(self) -> bool:

@@ -66,10 +66,10 @@ class ObjectStore:
             Unavailable, BusUnreachable, DeadlineExceeded: nothing was stored under that name.
         """
         before = await self._info(name)
-        nuid = secrets.token_hex(11)
+        nuid = self._new_nuid()
         subject = self._chunk_subject(nuid)
         digest = hashlib.sha256()
-        size = 0
+        size = number = 0
         sequences: list[int] = []
         waiting: list[asyncio.Task[int]] = []
         try:
@@ -79,11 +79,14 @@ class ObjectStore:
                     size += len(chunk)
                     if len(waiting) == IN_FLIGHT:
                         sequences.append(await waiting.pop(0))
-                    sending = jetstream.publish(self._link, subject, chunk, timeout_s=30.0)
+                    once = {"Nats-Msg-Id": f"{nuid.rpartition('.')[2]}-{number}"}
+                    sending = jetstream.publish(self._link, subject, chunk, once, timeout_s=30.0)
+                    number += 1
                     waiting.append(asyncio.create_task(sending))
             while waiting:
                 sequences.append(await waiting.pop(0))
-            if sequences != sorted(sequences):  # readers take chunks as they lie in the stream
+            # Several brokers store them in any order: we read by the runs, others as they lie there.
+            if sequences != sorted(sequences) and self._link.broker is None:
                 raise Unavailable(f"artifact {name!r}: its chunks were stored out of order", name=name)
             info = ObjectInfo(
                 name, size, len(sequences), digest.hexdigest(), datetime.now(UTC).isoformat(), nuid,
@@ -224,6 +227,11 @@ class ObjectStore:
             await jetstream.call(
                 self._link, f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)}
             )
+
+    def _new_nuid(self) -> str:
+        """What names an object's chunks: below the job, where a broker writes them for an instance."""
+        broker = self._link.broker
+        return f"{broker.asker.scope}.{secrets.token_hex(11)}" if broker else secrets.token_hex(11)
 
     def _chunk_subject(self, nuid: str) -> str:
         return f"$O.{self._bucket}.C.{nuid}"

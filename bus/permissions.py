@@ -9,9 +9,10 @@ Two things of NATS are designed around here:
 
 * A subscription to `a.>` is allowed where `a.*` is: that shows more only if subjects go deeper there, which a
   test of the table rules out.
-* JetStream sends what it has stored to whatever reply subject a request names, without asking whether the
-  asker might publish there. So instances get no raw reads of what they can write (objects are read through
-  the leader, in JSON), nobody below the control plane makes streams, and `bus.services` drops such messages.
+* JetStream sends what it has stored, and its word that something was stored, to whatever reply subject a
+  request names, without asking whether the asker might publish there. So nobody below the control plane
+  speaks to it: a broker (`bus.broker`) decides who may read what (`readable`), and nothing that a stream
+  acknowledges may be published.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from bus import inboxes, rendezvous, streams, subjects
+from bus import inboxes, rendezvous, stream_specs, streams, subjects
+from bus.broker.asker import BELOW, BROKER, Asker, askers_of_role
 from bus.identity import ANY, Identity
 from bus.inboxes import inbox_of
 from bus.subject import Delivery, Names, Subject
@@ -36,6 +38,7 @@ PRIVATE = (
     *(subjects.USER_COMMAND, subjects.EXPLAIN_ACCESS, subjects.USER_RECORD, subjects.REVOCATION),
     *(subjects.AUDIT, subjects.START_INSTANCE, subjects.LINK_SECRET, subjects.UNREADABLE),
     *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE),
+    subjects.BROKER_REQUEST,
 )
 """Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own store; who
 has which tokens, the audit; and whatever carries a secret, which a tap hides and a NATS client would not."""
@@ -49,7 +52,16 @@ _HISTORIANS = _PROVISIONING | {K.CLIENT, K.FUNCTIONAL_MODULE}
 """Who reads streams; instances and agents listen to what comes."""
 _WINDOWS = frozenset({K.GATEWAY})
 """Who shows users what their role may see: dashboard, logs, the tap in a browser; each after Type 3."""
-_OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR, K.INSTANCE})
+_OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR})
+"""Who stores large things, and reads all of them; instances have a broker do that, for theirs."""
+_ACKNOWLEDGED = frozenset(spec.name for spec in stream_specs.STREAMS if spec.acknowledged)
+_SPOKEN = frozenset(
+    row
+    for row in SUBJECTS
+    if row.bucket is None and row.stream not in _ACKNOWLEDGED and row is not subjects.BROKER_REQUEST
+)
+"""What is said and not kept in a stream that answers: JetStream's word that it has stored something goes to
+whatever reply subject the message named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,7 @@ class Permissions:
 class _Lists:
     publish: set[str] = field(default_factory=set)
     subscribe: set[str] = field(default_factory=set)
+    reads: set[tuple[str, str]] = field(default_factory=set)  # streams, and patterns of their subjects
     never: tuple[str, ...] = ()
 
     def done(self) -> Permissions:
@@ -89,11 +102,23 @@ class _Lists:
 @lru_cache(maxsize=REMEMBERED)
 def of_identity(identity: Identity) -> Permissions:
     """For an entity, an instance, a functional module, or a tool of the mesh's owner."""
+    return _of_identity(identity).done()
+
+
+@lru_cache(maxsize=REMEMBERED)
+def readable(identity: Identity) -> tuple[tuple[str, str], ...]:
+    """What a broker reads for somebody below the control plane: streams, and patterns of their subjects."""
+    return tuple(sorted(_of_identity(identity).reads)) if identity.kind in BELOW else ()
+
+
+def _of_identity(identity: Identity) -> _Lists:
     lists = _Lists()
     _ask(lists, inbox_of(identity.kind, identity.name))
     if identity.kind is K.TAP:
         _everything(lists)
     for row in SUBJECTS:
+        if row is subjects.BROKER_REQUEST:
+            continue
         if identity.kind in row.senders:
             _send(lists, row, identity)
         if identity.kind in row.receivers or identity.kind is K.CLIENT:
@@ -107,14 +132,18 @@ def of_identity(identity: Identity) -> Permissions:
     if identity.kind in _PROVISIONING:
         _provision(lists)
     if identity.kind in _OBJECT_USERS:
-        _use_objects(lists, raw=identity.kind is not K.INSTANCE)
-    if identity.kind is K.AUTHORIZER:  # the chain's end, through the leader
-        lists.publish.add(f"{API}.STREAM.MSG.GET.{subjects.AUDIT.stream}")
+        _use_objects(lists)
     if identity.kind is K.INSTANCE:
         _meet(lists, identity.job)
-    if identity.kind is K.CLIENT:
-        lists.publish.add(f"{API}.STREAM.INFO.*")
-    return lists.done()
+    if identity.kind is K.BROKER:
+        _broke(lists)
+    if identity.kind in BELOW:
+        lists.publish.add(Asker.of_identity(identity).subject)
+    else:
+        _read_directly(lists)
+        if identity.kind is K.AUTHORIZER:  # the chain's end, through the leader
+            lists.publish.add(f"{API}.STREAM.MSG.GET.{subjects.AUDIT.stream}")
+    return lists
 
 
 def of_role(role: Role, inbox: str) -> Permissions:
@@ -122,8 +151,20 @@ def of_role(role: Role, inbox: str) -> Permissions:
 
     `inbox`: its prefix, `inbox_of_token`.
     """
-    lists = _Lists()
+    lists = _of_role(role)
     _ask(lists, inbox)
+    lists.publish.update(asker.subject for asker in askers_of_role(role, inbox))
+    return lists.done()
+
+
+@lru_cache(maxsize=len(Role))
+def readable_by(role: Role) -> tuple[tuple[str, str], ...]:
+    """What a broker reads for users of this role: streams, and patterns of their subjects."""
+    return tuple(sorted(_of_role(role).reads))
+
+
+def _of_role(role: Role) -> _Lists:
+    lists = _Lists()
     everything = role in (Role.OPERATOR, Role.ADMIN)
     for row in SUBJECTS:
         if everything or row not in PRIVATE:
@@ -132,14 +173,13 @@ def of_role(role: Role, inbox: str) -> Permissions:
     if everything:
         _everything(lists)
     if role is not Role.VIEWER:
-        # each of them is decided again by who answers; nothing that a stream keeps (see above)
+        # each of them is decided again by who answers
         asks = (subjects.DOOR, subjects.MODULE_QUESTION)
         more = (subjects.STORE_QUERY, subjects.OBSERVATION) if everything else ()
         lists.publish.update(row.wildcard() for row in (*asks, *more))
     if role is Role.ADMIN:
-        lists.publish.add(">")
-        lists.never = _of_the_authorizer()
-    return lists.done()
+        lists.publish.update(row.wildcard() for row in SUBJECTS if row in _SPOKEN)
+    return lists
 
 
 def _ask(lists: _Lists, inbox: str) -> None:
@@ -153,27 +193,27 @@ def _everything(lists: _Lists) -> None:
     lists.subscribe.add(">")
     for row in SUBJECTS:
         _read_stored(lists, row, row.wildcard())
-    lists.publish.add(f"{API}.STREAM.INFO.*")
-    lists.publish.update(f"{API}.{call}" for call in ("INFO", "STREAM.NAMES", "STREAM.LIST"))
 
 
 def _show(lists: _Lists) -> None:
     """All that is said, as it comes and from the streams; no bucket, and nobody's inbox."""
     for row in SUBJECTS:
-        if row.bucket is None:
+        if row.bucket is None and row is not subjects.BROKER_REQUEST:
             lists.subscribe.add(row.wildcard())
             _read_stored(lists, row, row.wildcard())
 
 
 # --- rows --------------------------------------------------------------------------------------------------
 def _send(lists: _Lists, row: Subject, identity: Identity) -> None:
-    lists.publish.add(sent(row, identity))
+    if row in _SPOKEN or identity.kind not in BELOW:
+        lists.publish.add(sent(row, identity))
     if row.bucket is not None:
         wanted = received(row, identity)
         _read_stored(lists, row, wanted)
         lists.subscribe.add(wanted)
-        # through the leader, before a compare-and-set; it can't be narrowed to a key
-        lists.publish.add(f"{API}.STREAM.MSG.GET.KV_{row.bucket}")
+        if identity.kind not in BELOW:
+            # through the leader, before a compare-and-set; it can't be narrowed to a key
+            lists.publish.add(f"{API}.STREAM.MSG.GET.KV_{row.bucket}")
     elif row.stream is not None and identity.kind in _PROVISIONING:
         _read_stream(lists, row, received(row, identity))
 
@@ -226,26 +266,28 @@ def _filled(row: Subject, identity: Identity, own: bool) -> str:
 # --- what is kept ------------------------------------------------------------------------------------------
 def _read_stored(lists: _Lists, row: Subject, wanted: str) -> None:
     if row.bucket is not None:
-        _read(lists, f"KV_{row.bucket}", wanted)
+        lists.reads.add((f"KV_{row.bucket}", wanted))
     elif row.stream is not None:
         _read_stream(lists, row, wanted)
 
 
 def _read_stream(lists: _Lists, row: Subject, wanted: str) -> None:
     assert row.stream is not None
-    _read(lists, row.stream, wanted)
+    lists.reads.add((row.stream, wanted))
 
 
-def _read(lists: _Lists, stream: str, wanted: str) -> None:
-    """A consumer of our own with this filter, and the last message of such a subject."""
-    lists.publish.update(
-        (
-            f"{API}.CONSUMER.CREATE.{stream}.*.{wanted}",
-            f"{API}.CONSUMER.MSG.NEXT.{stream}.*",
-            f"{API}.CONSUMER.DELETE.{stream}.*",
-            f"{API}.DIRECT.GET.{stream}.{wanted}",
+def _read_directly(lists: _Lists) -> None:
+    """Consumers of our own with these filters, and the last message of such a subject."""
+    for stream, wanted in lists.reads:
+        lists.publish.update(
+            (
+                f"{API}.CONSUMER.CREATE.{stream}.*.{wanted}",
+                f"{API}.CONSUMER.MSG.NEXT.{stream}.*",
+                f"{API}.CONSUMER.DELETE.{stream}.*",
+                f"{API}.DIRECT.GET.{stream}.{wanted}",
+                f"{API}.STREAM.INFO.{stream}",
+            )
         )
-    )
 
 
 def _provision(lists: _Lists) -> None:
@@ -254,40 +296,47 @@ def _provision(lists: _Lists) -> None:
         lists.publish.update(f"{API}.STREAM.{call}.{config['name']}" for call in ("CREATE", "INFO", "UPDATE"))
 
 
-def _use_objects(lists: _Lists, *, raw: bool) -> None:
+def _use_objects(lists: _Lists) -> None:
     bucket, stream = streams.OBJECT_BUCKET, f"OBJ_{streams.OBJECT_BUCKET}"
     lists.publish.update(
         (
-            f"$O.{bucket}.C.*",
-            f"$O.{bucket}.M.*",
+            f"$O.{bucket}.>",
             f"{API}.STREAM.MSG.GET.{stream}",
             f"{API}.STREAM.PURGE.{stream}",
         )
     )
-    if raw:
-        _read(lists, stream, f"$O.{bucket}.M.>")
+    lists.reads.add((stream, f"$O.{bucket}.M.>"))
 
 
 def _meet(lists: _Lists, job: str) -> None:
-    """The meeting points of a job's groups."""
+    """The meeting points of a job's groups: an instance listens there; a broker reads and writes for it."""
     for namespace in rendezvous.namespaces(job) if job != ANY else (None,):
-        meeting = rendezvous.subjects_of(namespace)
-        lists.publish.update(meeting)
-        lists.subscribe.update(meeting)
-    for stream in (rendezvous.VALUES_STREAM, rendezvous.COUNTERS_STREAM):
-        lists.publish.add(f"{API}.STREAM.MSG.GET.{stream}")
-        lists.publish.add(f"{API}.STREAM.INFO.{stream}")
+        values, counters = rendezvous.subjects_of(namespace)
+        lists.subscribe.update((values, counters))
+        lists.reads.update(((rendezvous.VALUES_STREAM, values), (rendezvous.COUNTERS_STREAM, counters)))
 
 
-def _of_the_authorizer() -> tuple[str, ...]:
-    """What nobody but the AAM writes, whoever else may write everything: users, revocations, the audit."""
-    found: list[str] = []
-    for row in SUBJECTS:
-        if row.senders == {K.AUTHORIZER} and (row.bucket or row.stream):
-            stream = f"KV_{row.bucket}" if row.bucket else row.stream
-            found.append(row.wildcard())
-            found += [f"{API}.STREAM.{call}.{stream}" for call in ("DELETE", "PURGE", "UPDATE", "MSG.DELETE")]
-    return tuple(found)
+def _broke(lists: _Lists) -> None:
+    """What a broker does for others, as it decides (`bus.broker.rights`)."""
+    lists.subscribe.add(f"{BROKER}.>")
+    lists.publish.add(inboxes.answering(K.BROKER))
+    for config in streams.stream_configs(1):
+        stream = config["name"]
+        lists.publish.update(
+            (
+                f"{API}.CONSUMER.CREATE.{stream}.>",
+                f"{API}.CONSUMER.MSG.NEXT.{stream}.*",
+                f"{API}.CONSUMER.DELETE.{stream}.*",
+                f"{API}.DIRECT.GET.{stream}.>",
+                f"{API}.STREAM.MSG.GET.{stream}",
+                f"{API}.STREAM.INFO.{stream}",
+            )
+        )
+    lists.publish.update(rendezvous.subjects_of(None))
+    lists.publish.add(f"{API}.STREAM.PURGE.{rendezvous.COUNTERS_STREAM}")
+    bucket = streams.OBJECT_BUCKET
+    lists.publish.update((f"$O.{bucket}.C.*.*", f"$O.{bucket}.M.*", f"{API}.STREAM.PURGE.OBJ_{bucket}"))
+    lists.publish.add(subjects.STORE_QUERY.wildcard())
 
 
 # --- patterns ----------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -83,7 +82,7 @@ class Reader:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start)}
-        config["name"] = name = f"r{secrets.token_hex(8)}"  # long: whoever guesses it could take from it
+        config["name"] = name = jetstream.consumer_name(link, stream, subject)
         wanted = {"stream_name": stream, "config": config}
         # The filter stands in the subject too, so that permissions can say who reads what of a stream.
         made = await jetstream.call(
@@ -96,7 +95,7 @@ class Reader:
             with contextlib.suppress(DmscError):
                 # Not awaited for an answer: the server removes it anyway.
                 if link.online.is_set():
-                    await link.send(f"{jetstream.API}.CONSUMER.DELETE.{stream}.{reader._consumer}", b"")
+                    await jetstream.tell(link, f"CONSUMER.DELETE.{stream}.{reader._consumer}")
 
     async def present(self) -> AsyncGenerator[Stored, None]:
         """What is there now, then ends."""
@@ -113,7 +112,7 @@ class Reader:
         return self._pull(follow=True)
 
     async def _pull(self, *, follow: bool) -> AsyncGenerator[Stored | None, None]:
-        next_subject = f"{jetstream.API}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        call = f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         wanted: dict[str, Any] = {"batch": BATCH}
         if follow:
             wanted |= {"expires": int(EXPIRES_S * NANO), "idle_heartbeat": int(HEARTBEAT_S * NANO)}
@@ -123,7 +122,7 @@ class Reader:
         expected = 1
         async with self._link.stream() as (inbox, queue):
             while True:
-                await self._link.send(next_subject, request, reply=inbox)
+                await jetstream.pull(self._link, call, request, inbox)
                 received = 0
                 while received < BATCH:
                     message = await self._next(queue)

@@ -139,13 +139,7 @@ class Rendezvous:
 
         async def count() -> int:
             headers = {"Nats-Incr": f"{amount:+d}"}
-            reply = json.loads(
-                (await self._bus.link.ask(subject, b"", timeout_s=jetstream.TIMEOUT_S, headers=headers)).data
-            )
-            if "val" not in reply:
-                text = reply.get("error", {}).get("description", "the stream does not count")
-                raise Unavailable(f"rendezvous counter {key!r}: {text}", key=key)
-            return int(reply["val"])
+            return await jetstream.count(self._bus.link, subject, headers)
 
         return await self._ask(count)
 
@@ -191,12 +185,11 @@ class Rendezvous:
     async def keys(self) -> list[str]:
         """All keys of this namespace, counters included."""
         found: set[str] = set()
-        for stream, prefix in ((VALUES_STREAM, VALUES_SUBJECT), (COUNTERS_STREAM, COUNTERS_SUBJECT)):
-            info = await self._call(f"STREAM.INFO.{stream}", {"subjects_filter": f"{prefix}.>"})
+        mine = subjects_of(self._namespace)
+        for stream, pattern in zip((VALUES_STREAM, COUNTERS_STREAM), mine, strict=True):
+            info = await self._call(f"STREAM.INFO.{stream}", {"subjects_filter": pattern})
             for subject in info["state"].get("subjects") or {}:
-                namespace, _, key = subject[len(prefix) + 1 :].partition(".")
-                if namespace == _encode(self._namespace):
-                    found.add(_decode(key))
+                found.add(_decode(subject.rpartition(".")[2]))
         there = await asyncio.gather(*(self._read(key) for key in found))  # not the mark of one that is gone
         return sorted(key for key, value in zip(found, there, strict=True) if value is not None)
 

@@ -10,6 +10,7 @@ from bus.subject import Delivery, Names, Subject
 from schemas import (
     access,
     audit,
+    broker,
     checkpoint,
     cluster,
     data_plane,
@@ -73,7 +74,7 @@ def _row(
     return row
 
 
-SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT = (
+SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT, BROKER = (
     (K.SERVICE_REGISTRY,),
     (K.GATEWAY,),
     (K.AUTHORIZER,),
@@ -83,6 +84,7 @@ SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT = (
     (K.INSTANCE,),
     (K.FUNCTIONAL_MODULE,),
     (K.CLIENT,),
+    (K.BROKER,),
 )
 ALL = tuple(K)
 CORE, REQUEST, STREAM, KV = Delivery.CORE, Delivery.REQUEST, Delivery.STREAM, Delivery.KEY_VALUE
@@ -485,6 +487,11 @@ JOB_RECORD = _row(
 JOB_EVENT = _row(
     "job event", "job.event.{job}", job.JobEvent, SMO, ALL, STREAM, "what happened to a job, in order",
     stream="JOBS",
+)  # fmt: skip
+BROKER_REQUEST = _row(
+    "broker request", "broker.{kind}.{scope}.{name}", broker.BrokerRequest, MI + MIC + FM + CLIENT, BROKER,
+    REQUEST, "a call of JetStream, made by a broker for who may not make it (queue group)",
+    reply=broker.BrokerAnswer, names=Names.SENDER,
 )  # fmt: skip
 
 

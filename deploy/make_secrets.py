@@ -30,6 +30,7 @@ from dmsc.state_folder import StateFolder, write_private
 from schemas.envelope import EntityKind
 
 CLUSTERS = ("a", "b")
+BROKERS = ("broker", "broker-2")
 AUTHORIZERS = ("authorizer", "authorizer-2")
 POLICIES = ("examples/my_policy.py",)
 
@@ -52,6 +53,8 @@ def main() -> None:
         give("control", name, identities.entities((name,), ()))
     for name in AUTHORIZERS:
         give("aam", name, identities.entities(("authorizer",), (), authorizer=name))
+    for name in BROKERS:
+        give("control", name, identities.entities(("broker",), (), broker=name))
     for cluster in CLUSTERS:
         for kind in ("gateway", "router"):
             give("control", f"{kind}-{cluster}", identities.entities((kind,), (cluster,)))

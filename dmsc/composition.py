@@ -54,6 +54,7 @@ class RunOptions:
     http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
     tokens_file: Path | None = None
     authorizer: str = "authorizer"  # the authorizer's SID; several have one each
+    broker: str = "broker"  # likewise
     keys_file: Path | None = None  # with which the authorizer guards the bus; None: it does not
     access_file: Path | None = None  # the rules; None: the default ones
     audit_folder: Path | None = None  # of the audit's records; None: the stream alone has them
@@ -83,7 +84,7 @@ class AgentOptions:
     confinement: Confinement | None = None  # of users' code; None: it does what this process's user may
 
 
-ENTITIES = ("service-registry", "authorizer", "orchestrator", "gateway", "router")
+ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "gateway", "router")
 """What `dmsc run` knows besides policies and the `tracer`. Gateway and router are one per cluster."""
 
 
@@ -97,6 +98,8 @@ def compose(names: Sequence[str], options: RunOptions) -> list[Part]:
             parts.append(_authorizer(options))
         elif name == "orchestrator":
             parts.append(_orchestrator(options))
+        elif name == "broker":
+            parts.append(_broker(options))
         elif name == "gateway":
             ports = (*options.http_ports, *(None for _ in options.clusters))
             pairs = zip(_clusters(name, options), ports, strict=False)
@@ -209,6 +212,12 @@ def _orchestrator(options: RunOptions) -> Part:
         make=lambda bus: Orchestrator(bus, config),
         stop_order=0,
     )
+
+
+def _broker(options: RunOptions) -> Part:
+    from entities.broker import Broker
+
+    return Part(sid=options.broker, kind=EntityKind.BROKER, make=Broker, stop_order=4)
 
 
 def lease_s(replicas: int) -> float:

@@ -19,20 +19,25 @@ def agent(cluster: str, node: str) -> Identity:
 
 
 def entities(
-    names: Iterable[str], clusters: Sequence[str], *, authorizer: str = "authorizer"
+    names: Iterable[str],
+    clusters: Sequence[str],
+    *,
+    authorizer: str = "authorizer",
+    broker: str = "broker",
 ) -> tuple[Identity, ...]:
     """What `dmsc run NAMES --cluster …` runs. Functional modules are not among them: see `module`."""
     alone = {
         "service-registry": EntityKind.SERVICE_REGISTRY,
         "authorizer": EntityKind.AUTHORIZER,
         "orchestrator": EntityKind.ORCHESTRATOR,
+        "broker": EntityKind.BROKER,
     }
+    several = {"authorizer": authorizer, "broker": broker}
     of_clusters = {"gateway": EntityKind.GATEWAY, "router": EntityKind.ROUTER}
     found: list[Identity] = []
     for name in names:
         if name in alone:
-            sid = authorizer if name == "authorizer" else name
-            found.append(Identity(name=sid, kind=alone[name]))
+            found.append(Identity(name=several.get(name, name), kind=alone[name]))
         elif name in of_clusters:
             found += [
                 Identity(name=f"{name}-{cluster}", kind=of_clusters[name], cluster=cluster)

@@ -186,9 +186,8 @@ def _control_plane(
         for name in (numbered("service-registry", options.registries) if "service-registry" in apart else ())
     ]
     if not options.separate:
-        together = tuple(
-            entity for entity in ("service-registry", "authorizer", "orchestrator") if entity not in apart
-        )
+        alone = ("service-registry", "authorizer", "orchestrator", "broker")
+        together = tuple(entity for entity in alone if entity not in apart)
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in doors(*pair))
         arguments += files
@@ -200,6 +199,7 @@ def _control_plane(
     return [
         *registries,
         ChildSpec(name="authorizer", arguments=("run", "authorizer", *files), stop_order=3),
+        ChildSpec(name="broker", arguments=("run", "broker"), stop_order=4),
         *orchestrators,
         *(
             ChildSpec(

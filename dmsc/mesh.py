@@ -87,6 +87,7 @@ async def running_mesh(
             await stack.enter_async_context(rotating(folder.logs))
             bus = await stack.enter_async_context(_bus(options, folder, say))
             inner = [local(url) for url in bus.urls]
+            await stack.enter_async_context(_brokered(folder, inner))
             incubator = stack.enter_context(incubating(folder.logs / "incubator.log"))
             supervisor, gateways, metrics = await stack.enter_async_context(
                 _started(options, folder, inner, incubator, say, progress, started_at, zygote)
@@ -251,6 +252,19 @@ async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
 
         async with guarding(config, tell):
             yield
+
+
+@asynccontextmanager
+async def _brokered(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
+    """The second broker, in this process, since it is there anyway: readers read on while the control plane,
+    with its own, is away."""
+    if folder.guard_keys() is None and not folder.host_servers():
+        yield
+        return
+    from entities.broker import brokering
+
+    async with brokering(urls, folder.bus_token(), "broker-supervisor"):
+        yield
 
 
 @asynccontextmanager

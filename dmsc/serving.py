@@ -112,7 +112,8 @@ async def _open(
             await stack.enter_async_context(part.first())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
-    entities = [part for part in parts if part.kind is not EntityKind.FUNCTIONAL_MODULE]
+    others = (EntityKind.FUNCTIONAL_MODULE, EntityKind.BROKER)  # they may make no streams, and find them
+    entities = [part for part in parts if part.kind not in others]
     first = (entities or parts)[0]
     while True:
         try:
@@ -123,7 +124,7 @@ async def _open(
                 token=token,
                 connect_timeout_s=min(_dial_s, patience_s),
             ) as bus:
-                if replicas is not None and entities:  # modules may make no streams, and find them
+                if replicas is not None and entities:
                     await bus.provision(replicas=replicas)
                 return
         except BusUnreachable as error:

@@ -21,6 +21,7 @@ class EntityKind(StrEnum):
     CLUSTER = "cluster"
     INSTANCE = "instance"
     FUNCTIONAL_MODULE = "functional-module"
+    BROKER = "broker"
     CLIENT = "client"
     TAP = "tap"
 

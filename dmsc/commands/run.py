@@ -58,7 +58,7 @@ def run(
         list[str],
         typer.Argument(
             metavar="ENTITY...",
-            help="service-registry, authorizer, orchestrator, gateway, router, tracer, or a policy's name.",
+            help="service-registry, authorizer, orchestrator, broker, gateway, router, tracer, or a policy.",
             show_default=False,
         ),
     ],
@@ -113,8 +113,9 @@ def run(
         ),
     ] = None,
     name: Annotated[
-        str, typer.Option("--name", metavar="SID", help="The authorizer's; several have one each.")
-    ] = "authorizer",
+        str | None,
+        typer.Option("--name", metavar="SID", help="An authorizer's or broker's; several have one each."),
+    ] = None,
     no_researchers: Annotated[
         bool,
         typer.Option(
@@ -202,7 +203,9 @@ def run(
     from dmsc.settings import find_bus
 
     address = find_bus(bus, bus_token, state)
-    services = identities.entities(entity, cluster or (), authorizer=name)
+    authorizer = name or "authorizer"
+    broker = name if name is not None and "authorizer" not in entity else "broker"
+    services = identities.entities(entity, cluster or (), authorizer=authorizer, broker=broker)
     if services:
         address = replace(address, token=identities.own(address.token, services))
     options = RunOptions(
@@ -216,7 +219,8 @@ def run(
         tokens_file=tokens,
         researchers=not no_researchers,
         keys_file=keys,
-        authorizer=name,
+        authorizer=authorizer,
+        broker=broker,
         access_file=access_file,
         user_key=user_key,
         audit_folder=audit_folder,

@@ -17,6 +17,7 @@ from bus.embedded import EmbeddedServer
 from bus.guard_keys import GuardKeys
 from entities.authorizer.access_rules import User
 from entities.authorizer.callout import Doorkeeper
+from entities.broker import brokering
 from schemas.envelope import EntityKind
 from schemas.signals import Role
 
@@ -60,8 +61,8 @@ async def guarded(folder: Path, responders: int = 2) -> AsyncIterator[Guarded]:
 
 @pytest_asyncio.fixture
 async def mesh(tmp_path: Path) -> AsyncIterator[Guarded]:
-    """A guarded server with streams and buckets."""
-    async with guarded(tmp_path / "nats") as found:
+    """A guarded server with streams and buckets, and a broker."""
+    async with guarded(tmp_path / "nats") as found, brokering([found.url], found.root, "broker"):
         maker = Bus.connect(found.url, name="orchestrator", kind=EntityKind.ORCHESTRATOR, token=found.root)
         async with maker as bus:
             await bus.provision()

@@ -27,6 +27,7 @@ from schemas.envelope import Envelope, Sender
 from schemas.errors import BusUnreachable, DmscError, NoResponders, Refused
 from schemas.registry import Heartbeat, InstanceState, Resolve, Resolved
 from schemas.signals import Role
+from tests.entity_records import job
 from tests.integration.guard.conftest import TOKENS, Guarded, guarded
 from tests.integration.guard.wire import Shut, wire
 from tests.patience import PATIENCE_S
@@ -86,6 +87,11 @@ MAY_NOT_PUBLISH = [
     (instance(), "$JS.API.STREAM.PURGE.KV_rendezvous"),
     (instance(), "$JS.API.STREAM.DELETE.JOBS"),
     (instance(), "$JS.API.CONSUMER.CREATE.KV_routes"),
+    (instance(), "$JS.API.CONSUMER.CREATE.KV_routes.r.$KV.routes.j.a.*"),
+    (instance(), f"{V}.broker.instance.j.j-s1-r0"),
+    (instance(), f"{V}.broker.instance.k.j-s0-r0"),
+    (instance(), f"{V}.broker.instance.~.j-s0-r0"),
+    (instance(), f"{V}.broker.user.operator.j-s0-r0"),
     (instance(), "$JS.API.CONSUMER.CREATE.KV_routes.r.$KV.routes.k.a.0"),
     (instance(), "$JS.API.CONSUMER.CREATE.OBJ_artifacts.r.$O.artifacts.C.>"),
     (instance(), "$JS.API.DIRECT.GET.OBJ_artifacts"),
@@ -140,7 +146,7 @@ MAY_PUBLISH = [
     (instance(), f"{V}.registry.heartbeat.j-s0-r0"),
     (instance(), f"{V}.data.notice.j.j-s1-r0"),
     (instance(), f"{V}.fault.link.a"),
-    (instance(), "$JS.API.CONSUMER.CREATE.KV_routes.r.$KV.routes.j.a.*"),
+    (instance(), f"{V}.broker.instance.j.j-s0-r0"),
     (AGENT, f"{V}.registry.state.j-s0-r0"),
     (MODULE, f"{V}.policy.suggestion.mine"),
     (ROUTER, "$KV.routes.j.a.0"),
@@ -349,11 +355,13 @@ async def test_instances_of_one_job_meet_and_those_of_another_do_not(mesh: Guard
 
 async def test_objects_are_written_and_read_without_a_consumer(mesh: Guarded) -> None:
     data = bytes(range(256)) * 8_192
+    async with bus_of(mesh, SMO) as orchestrator:
+        await orchestrator.bucket(subjects.JOB_RECORD).put(job("j"), job="j")
     async with bus_of(mesh, instance()) as writer, bus_of(mesh, GATEWAY) as gateway:
-        await writer.objects.put("weights/j/model", data)
+        await writer.objects.put("artifacts/j/model", data)
         for bus in (writer, gateway):
-            assert b"".join([piece async for piece in bus.objects.get("weights/j/model")]) == data
-        assert [info.name for info in await gateway.objects.list()] == ["weights/j/model"]
+            assert b"".join([piece async for piece in bus.objects.get("artifacts/j/model")]) == data
+        assert [info.name for info in await gateway.objects.list()] == ["artifacts/j/model"]
 
 
 async def test_a_stored_message_can_not_be_sent_elsewhere_by_reading_it(mesh: Guarded) -> None:
@@ -376,8 +384,10 @@ async def test_a_stored_message_can_not_be_sent_elsewhere_by_reading_it(mesh: Gu
         place = subjects.SUGGESTION(module="mine")
         await module.link.send(place, crafted)
         await module.barrier()
-        reader.writer.write(f"PUB $JS.API.DIRECT.GET.POLICIES.{place} {victim} 0\r\n\r\n".encode())
-        await reader.until_pong()
+        assert await reader.denied(publish=[f"$JS.API.DIRECT.GET.POLICIES.{place}"])
+        # the mesh's owner may, and its tap could be somebody's tool
+        async with bus_of(mesh, Identity(name="tap", kind=K.TAP)) as tap:
+            await tap.link.send(f"$JS.API.DIRECT.GET.POLICIES.{place}", b"", reply=victim)
         async with asyncio.timeout(PATIENCE_S):
             while orchestrator.counters.dead_letters == 0:  # noqa: ASYNC110  # it has no event for it
                 await asyncio.sleep(0.01)
@@ -407,6 +417,8 @@ async def test_a_users_bus_taps_what_the_role_shows(mesh: Guarded) -> None:
         with pytest.raises(Refused):
             await tap.request(subjects.CANCEL, CancelJob(job="j", user="eve"), timeout_s=PATIENCE_S)
         assert [item async for item in tap.history(subjects.LOG)] == []
+        with pytest.raises(Refused):
+            assert [item async for item in tap.history(subjects.AUDIT)]
 
 
 async def test_a_wide_subscription_hears_no_more_than_the_narrow_ones(mesh: Guarded) -> None:

@@ -1,0 +1,265 @@
+"""JetStream's calls as a broker reads them: strictly, so that what it makes of them is its own.
+
+No body and no header is passed on: a field that is not known here could say where the answer goes
+(`deliver_subject`), or empty a bucket (`Nats-Rollup: all`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import BadInput
+
+API = "$JS.API"
+MOST_AT_ONCE = 256
+"""Messages of one pull."""
+LONGEST_PULL_NS = 30_000_000_000
+LONGEST_TTL_S = 7 * 86_400
+PURGE_MARK = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+
+_number = re.compile(r"^[0-9]{1,19}$")
+_change = re.compile(r"^[+-][0-9]{1,18}$")
+_name = re.compile(r"^[A-Za-z0-9_-]{1,120}$")
+_time = re.compile(r"^[0-9T:.+Z-]{10,40}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the broker publishes. `forwarded`: with the asker's own inbox for the answers, else with ours."""
+
+    subject: str
+    body: bytes = b""
+    headers: Mapping[str, str] | None = None
+    forwarded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Messages of a stream with these subjects; none: the stream's state."""
+
+    stream: str
+    subjects: str
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Consume:
+    """Something with a consumer that exists, of whoever may have this name."""
+
+    stream: str
+    consumer: str
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A consumer is to be made."""
+
+    stream: str
+    consumer: str
+    subjects: str
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A message is to be stored."""
+
+    subject: str
+    body: bytes
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """All messages of one subject are to go."""
+
+    stream: str
+    subject: str
+    order: Order
+
+
+Call = Read | Consume | Open | Write | Purge
+
+
+def parse(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
+    """
+    Raises:
+        BadInput: not a call that anybody makes for others.
+    """
+    _is_plain(subject)
+    if not subject.startswith("$JS."):
+        return Write(subject, body, Order(subject, body, _checked_headers(headers)))
+    if headers:
+        raise BadInput(f"{subject}: a call takes no headers")
+    for prefix, read in _CALLS:
+        if subject.startswith(prefix):
+            return read(subject[len(prefix) :], body)
+    raise BadInput(f"{subject}: not a call that a broker makes")
+
+
+def _direct(rest: str, body: bytes) -> Call:
+    stream, _, subjects = rest.partition(".")
+    if body:
+        raise BadInput("a direct read takes no body")
+    return Read(_named(stream), _exact(subjects), Order(f"{API}.DIRECT.GET.{stream}.{subjects}"))
+
+
+def _message(rest: str, body: bytes) -> Call:
+    fields = _fields(body, {"last_by_subj", "seq", "next_by_subj"})
+    stream = _named(rest)
+    if set(fields) == {"last_by_subj"}:
+        subjects = _exact(_text(fields, "last_by_subj"))
+        wanted: dict[str, Any] = {"last_by_subj": subjects}
+    else:
+        subjects = _is_plain(_text(fields, "next_by_subj"))
+        wanted = {"seq": _count(fields, "seq"), "next_by_subj": subjects}
+    return Read(stream, subjects, Order(f"{API}.STREAM.MSG.GET.{stream}", _json(wanted), forwarded=True))
+
+
+def _info(rest: str, body: bytes) -> Call:
+    stream = _named(rest)
+    if not body:
+        return Read(stream, "", Order(f"{API}.STREAM.INFO.{stream}"))
+    fields = _fields(body, {"subjects_filter", "offset"})
+    subjects = _is_plain(_text(fields, "subjects_filter"))
+    wanted = {"subjects_filter": subjects, "offset": _count(fields, "offset", 0)}
+    return Read(stream, subjects, Order(f"{API}.STREAM.INFO.{stream}", _json(wanted)))
+
+
+def _create(rest: str, body: bytes) -> Call:
+    stream, _, more = rest.partition(".")
+    name, _, subjects = more.partition(".")
+    config = _fields(body, {"stream_name", "config"}).get("config")
+    if not isinstance(config, dict) or not subjects:
+        raise BadInput("a consumer needs its configuration, and a filter in the subject")
+    made: dict[str, Any] = {
+        "name": _named(name),
+        "filter_subject": subjects,
+        "ack_policy": "none",
+        "replay_policy": "instant",
+        "inactive_threshold": 60_000_000_000,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "headers_only": config.get("headers_only") is True,
+    }
+    policy = config.get("deliver_policy")
+    if policy == "by_start_sequence":
+        made["opt_start_seq"] = max(1, _count(config, "opt_start_seq"))
+    elif policy == "by_start_time":
+        made["opt_start_time"] = _text(config, "opt_start_time")
+        if not _time.fullmatch(made["opt_start_time"]):
+            raise BadInput("opt_start_time is no time")
+    elif policy != "last_per_subject":
+        raise BadInput("a consumer begins at a sequence, at a time, or with the last of each subject")
+    made["deliver_policy"] = policy
+    wanted = {"stream_name": _named(stream), "config": made}
+    order = Order(f"{API}.CONSUMER.CREATE.{stream}.{name}.{subjects}", _json(wanted))
+    return Open(stream, name, subjects, order)
+
+
+def _next(rest: str, body: bytes) -> Call:
+    stream, _, consumer = rest.partition(".")
+    fields = _fields(body, {"batch", "expires", "idle_heartbeat", "no_wait"})
+    wanted: dict[str, Any] = {"batch": min(MOST_AT_ONCE, max(1, _count(fields, "batch")))}
+    if fields.get("no_wait") is True:
+        wanted["no_wait"] = True
+    else:
+        wanted["expires"] = min(LONGEST_PULL_NS, _count(fields, "expires"))
+        wanted["idle_heartbeat"] = min(wanted["expires"] // 2, _count(fields, "idle_heartbeat"))
+    subject = f"{API}.CONSUMER.MSG.NEXT.{_named(stream)}.{_named(consumer)}"
+    return Consume(stream, consumer, Order(subject, _json(wanted), forwarded=True))
+
+
+def _delete(rest: str, body: bytes) -> Call:
+    stream, _, consumer = rest.partition(".")
+    if body:
+        raise BadInput("the end of a consumer takes no body")
+    return Consume(stream, consumer, Order(f"{API}.CONSUMER.DELETE.{_named(stream)}.{_named(consumer)}"))
+
+
+def _purge(rest: str, body: bytes) -> Call:
+    subject = _exact(_text(_fields(body, {"filter"}), "filter"))
+    stream = _named(rest)
+    return Purge(stream, subject, Order(f"{API}.STREAM.PURGE.{stream}", _json({"filter": subject})))
+
+
+_CALLS: tuple[tuple[str, Callable[[str, bytes], Call]], ...] = (
+    (f"{API}.DIRECT.GET.", _direct),
+    (f"{API}.STREAM.MSG.GET.", _message),
+    (f"{API}.STREAM.INFO.", _info),
+    (f"{API}.STREAM.PURGE.", _purge),
+    (f"{API}.CONSUMER.CREATE.", _create),
+    (f"{API}.CONSUMER.MSG.NEXT.", _next),
+    (f"{API}.CONSUMER.DELETE.", _delete),
+)
+
+
+# --- fields ------------------------------------------------------------------------------------------------
+def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of a compare-and-set, a mark of deletion, a lifetime, a counter; each with values it can have."""
+    found: dict[str, str] = {}
+    for key, value in headers.items():
+        sound = (
+            (key == "Nats-Expected-Last-Subject-Sequence" and _number.fullmatch(value))
+            or (key == "KV-Operation" and value in ("PURGE", "DEL"))
+            or (key == "Nats-Rollup" and value == "sub")
+            or (key == "Nats-TTL" and _number.fullmatch(value) and 0 < int(value) <= LONGEST_TTL_S)
+            or (key == "Nats-Incr" and _change.fullmatch(value))
+            or (key == "Nats-Msg-Id" and _name.fullmatch(value))
+        )
+        if not sound:
+            raise BadInput(f"header {key!r} is not one that a broker takes, or not with that value")
+        found[key] = value
+    return found
+
+
+def _fields(body: bytes, known: set[str]) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadInput("the call's body is no JSON") from None
+    if not isinstance(fields, dict) or not set(fields) <= known:
+        raise BadInput(f"the call's body has other fields than {', '.join(sorted(known))}")
+    return fields
+
+
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    value = fields.get(key)
+    if not isinstance(value, str) or not value:
+        raise BadInput(f"{key} is missing")
+    return value
+
+
+def _count(fields: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = fields.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise BadInput(f"{key} is no number that it could be")
+    return value
+
+
+def _named(name: str) -> str:
+    if not _name.fullmatch(name):
+        raise BadInput(f"{name!r} is not the name of a stream or consumer")
+    return name
+
+
+def _is_plain(subject: str) -> str:
+    """A subject or a pattern without anything that the server would read differently."""
+    if not all(subject.split(".")) or not subject.isascii() or not subject.isprintable() or " " in subject:
+        raise BadInput(f"{subject!r} is no subject")
+    return subject
+
+
+def _exact(subject: str) -> str:
+    if not {"*", ">"}.isdisjoint(_is_plain(subject).split(".")):
+        raise BadInput(f"{subject}: one subject, without wildcards")
+    return subject
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields).encode()

@@ -1,0 +1,134 @@
+"""The broker's side: reads a call, decides whether it may be made, makes it, and answers the asker's inbox.
+
+Any number of brokers share a queue group. They keep nothing: a consumer's name says whose it is, and what it
+delivers goes straight to its asker's inbox. One that dies costs whoever asked it a repetition.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from nats.aio.msg import Msg
+
+from bus import codec, subjects
+from bus.broker.asker import BROKER, Asker
+from bus.broker.calls import Call, Order, Write, parse
+from bus.broker.job_book import JobBook
+from bus.broker.rights import Names, check, touches_objects
+from bus.dead_letters import bury
+from bus.logs import get_logger
+from bus.services import Subscription, refuse_stored
+from schemas.broker import BrokerRequest
+from schemas.errors import (
+    BadInput,
+    BadMessage,
+    BusUnreachable,
+    DeadlineExceeded,
+    DmscError,
+    NoResponders,
+    Refused,
+)
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+log = get_logger("broker")
+
+QUEUE_GROUP = "broker"
+CONCURRENCY = 256
+PENDING = 4_096
+"""Calls that may wait; what comes beyond is dropped, and asked for again."""
+ANSWER_S = 10.0
+REFUSED_CODE, UNHEARD_CODE, SLOW_CODE = 90_403, 90_503, 90_504
+"""Numbers of our own beside JetStream's: not allowed; no stream takes it; no answer in time."""
+MESSAGE_ID = "Nats-Msg-Id"
+TOLD_MOST = 100
+"""Refusals logged one by one; then each hundredth."""
+
+
+class Relay(Subscription):
+    """Serves all who ask. `asked` counts calls by kind of asker, `refused` those that were not made."""
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(
+            bus, subjects.BROKER_REQUEST, f"{BROKER}.>", handler=None, server=None, concurrency=CONCURRENCY,
+            queue_group=QUEUE_GROUP, pending_limit=PENDING,
+        )  # fmt: skip
+        self.asked: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self._jobs = JobBook(bus)
+        self._handle = self._relay
+
+    async def _relay(self, raw: Msg) -> None:
+        asker = Asker.of_subject(raw.subject)
+        try:
+            refuse_stored(raw)
+            if asker is None or (raw.reply and not asker.may_be_answered_at(raw.reply)):
+                raise BadMessage(f"{raw.subject}: the answer would not go to who asks", reason="reply")
+            request, _ = codec.decode(raw.data, BrokerRequest)
+        except BadMessage as error:
+            await bury(self._bus, self.row, raw.subject, raw.data, error)
+            return
+        assert isinstance(request, BrokerRequest)
+        self.asked[asker.kind] += 1
+        try:
+            call = parse(request.call, request.headers, request.body)
+            names = await self._jobs.names(asker) if touches_objects(call) else Names()
+            check(asker, call, names)
+            await self._make(asker, call, raw.reply)
+        except DmscError as error:
+            self._tell(asker, request.call, error)
+            await self._return(raw.reply, failure(error))
+
+    async def _make(self, asker: Asker, call: Call, reply: str) -> None:
+        link, order = self._bus.link, own(asker, call)
+        headers = dict(order.headers) if order.headers else None
+        if order.forwarded or not reply:
+            await link.send(order.subject, order.body, reply=reply, headers=headers)
+            return
+        found = await link.ask(order.subject, order.body, timeout_s=ANSWER_S, headers=headers)
+        await self._return(reply, found.data, found.headers)
+
+    async def _return(self, reply: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+        if not reply:
+            return
+        try:
+            await self._bus.link.send(reply, data, headers=headers)
+        except DmscError as error:  # the bus is away: the asker asks again
+            log.debug("answer not sent", error=error.text)
+
+    def _tell(self, asker: Asker, call: str, error: DmscError) -> None:
+        if not isinstance(error, Refused | BadInput):
+            return
+        self.refused[asker.kind] += 1
+        total = self.refused.total()
+        if total <= TOLD_MOST or total % 100 == 0:
+            log.warning(
+                "call not made", asker=asker.subject, call=call[:200], reason=error.text[:200], refused=total
+            )
+
+
+def own(asker: Asker, call: Call) -> Order:
+    """The order, with an id of a message that is this asker's alone: nobody takes another's away."""
+    order = call.order
+    if not isinstance(call, Write) or not order.headers or MESSAGE_ID not in order.headers:
+        return order
+    headers = {**order.headers, MESSAGE_ID: f"{asker.consumers}{order.headers[MESSAGE_ID]}"}
+    return Order(order.subject, order.body, headers)
+
+
+def failure(error: DmscError) -> bytes:
+    """Our no, in the form of JetStream's."""
+    code, number = 500, 0
+    if isinstance(error, Refused):
+        code, number = 403, REFUSED_CODE
+    elif isinstance(error, BadInput):
+        code, number = 400, REFUSED_CODE
+    elif isinstance(error, NoResponders):
+        code, number = 503, UNHEARD_CODE
+    elif isinstance(error, BusUnreachable | DeadlineExceeded):
+        code, number = 503, SLOW_CODE
+    text = {"code": code, "err_code": number, "description": error.text[:500]}
+    return json.dumps({"error": text}).encode()
