@@ -96,7 +96,7 @@ class ClusterConfig:
     stop_grace_s: float = 3.0
     """From SIGTERM to SIGKILL when an instance is stopped: time to drain against time to wait."""
     analysis_timeout_s: float = 120.0
-    """For one analysis or one sample, from its worker's start."""
+    """So long the worker of an analysis or a sample may do nothing."""
     status_every_s: float = 5.0
     """How often the orchestrator hears of this node if nothing changes."""
     sample_every_s: float = 2.0

@@ -440,6 +440,15 @@ def last_lines(path: Path, count: int, start: int = 0) -> tuple[str, ...]:
     return tuple(text for line in lines if (text := line.strip()))[-count:]
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU time that a process has used; 0 if there is none."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def look(pid: int) -> Sight:
     """A process of this node as the operating system shows it."""
     try:

@@ -7,6 +7,7 @@ happens to it, the orchestrator gets an answer: the topology, or one line that s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -24,7 +25,7 @@ from bus.logs import get_logger
 from bus.subject import Subject
 from entities.cluster_core import Exit
 from entities.cluster_instances import StartTask, Tell
-from entities.cluster_processes import ForkServerClient, Spawned
+from entities.cluster_processes import ForkServerClient, Spawned, cpu_s
 from entities.node_reach import reach_of
 from schemas.base import Message
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
@@ -37,6 +38,8 @@ log = get_logger("cluster")
 _RESULT_BYTES = 64 << 20
 _ATTEMPTS = 3  # a worker that was lost with its fork server is no verdict on the job
 _WAIT_READY_S = 30.0
+_WORKS = 0.02  # share of a core that a worker uses at least while it works; one that hangs uses none
+_PERIODS = 30  # of `timeout_s`, in all: also an endless loop uses its core
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class ShortLivedWorkers:
         credential: what shows the bus that one is SID of job; arguments: these two.
         start: owner of the tasks that wait for them.
         tell: how results reach the orchestrator.
-        timeout_s: how long one may take from its start.
+        timeout_s: how long one may make no progress: a large model takes its time, and uses its core.
         closed: files and folders that no job is given.
     """
 
@@ -213,18 +216,26 @@ class ShortLivedWorkers:
             exit = await self._bounded(child)
             if exit is None:
                 return Failure(
-                    "deadline_exceeded", f"{where} took longer than {self._timeout_s:.0f} s and was ended"
+                    "deadline_exceeded", f"{where} made no progress for {self._timeout_s:.0f} s and was ended"
                 )
             return read_result(result, exit, where)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _bounded(self, child: Spawned) -> Exit | None:
-        """The worker's end, or None if it had to be killed at the deadline. Cancelled: kill it too."""
+        """The worker's end, or None if it had to be killed: it did nothing for too long. Cancelled: kill it
+        too."""
+        used_s = 0.0
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await asyncio.shield(child.exit)
-        except TimeoutError:
+            for _ in range(_PERIODS):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._timeout_s):
+                        return await asyncio.shield(child.exit)
+                if not child.pid.done():
+                    continue  # the fork server has its own deadline for that
+                before_s, used_s = used_s, cpu_s(child.pid.result())
+                if used_s - before_s < _WORKS * self._timeout_s:
+                    break
             await self._kill(child)
             return None
         except asyncio.CancelledError:

@@ -31,7 +31,12 @@ class FaultKind(StrEnum):
     SERVER = "server"  # the bus's server
     GARBAGE_VALUE = "garbage-value"  # a key of one of the mesh's buckets gets a value that nobody can read
     DISK_FULL = "disk-full"  # the disk of the state folder has no room for five seconds
+    SERVER_FREEZE = "server-freeze"  # it is stopped (SIGSTOP) for `HOLD_S`, then goes on
+    NO_ROOM = "no-room"  # one instance, in a mesh that is cordoned for `HOLD_S`
 
+
+HOLD_S = 20.0
+"""How long a server stands still, and a mesh has no room: longer than any lease."""
 
 ENTITY_OF = {
     FaultKind.ORCHESTRATOR: "orchestrator",
@@ -41,8 +46,17 @@ ENTITY_OF = {
 }
 """The name by which `dmsc run` knows the entity that a fault ends."""
 
+FREEZES = frozenset({FaultKind.FREEZE, FaultKind.SERVER_FREEZE})
+
 STRIKES_INSTANCES = frozenset(
-    {FaultKind.INSTANCE, FaultKind.FREEZE, FaultKind.STAGE, FaultKind.WHOLE_STAGE, FaultKind.CLUSTER}
+    {
+        FaultKind.INSTANCE,
+        FaultKind.FREEZE,
+        FaultKind.STAGE,
+        FaultKind.WHOLE_STAGE,
+        FaultKind.CLUSTER,
+        FaultKind.NO_ROOM,
+    }
 )
 """Faults after which somebody's work in the open step is gone."""
 
@@ -176,7 +190,7 @@ def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
     found: list[Target] = []
     if kind in STRIKES_STORE:
         return found
-    if kind in (FaultKind.INSTANCE, FaultKind.FREEZE):
+    if kind in (FaultKind.INSTANCE, FaultKind.FREEZE, FaultKind.NO_ROOM):
         found = [
             Target(name=one.sid, processes=((one.pid, one.started),), instances=(one,))
             for one in alive.instances
@@ -193,7 +207,7 @@ def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
             for name in {name for part in alive.parts if "agent" in part.entities for name in part.clusters}
         ]
     else:
-        wanted = "server" if kind is FaultKind.SERVER else ENTITY_OF[kind]
+        wanted = ENTITY_OF.get(kind, "server")
         found = [
             Target(name=part.name, processes=((part.pid, part.started),))
             for part in alive.parts

@@ -19,6 +19,8 @@ _colours = {
     FaultKind.CLUSTER: "#9467bd",
     FaultKind.ORCHESTRATOR: "#ff7f0e",
     FaultKind.SERVER: "#2b2b2b",
+    FaultKind.SERVER_FREEZE: "#5a6fd0",
+    FaultKind.NO_ROOM: "#a0522d",
     FaultKind.GATEWAY: "#17a2b8",
     FaultKind.ROUTER: "#7a8b00",
     FaultKind.REGISTRY: "#c2529b",
@@ -30,6 +32,7 @@ LETTERS = {kind: kind.value[0] for kind in FaultKind} | {
     FaultKind.REGISTRY: "R",
     FaultKind.GARBAGE_VALUE: "v",
     FaultKind.DISK_FULL: "d",
+    FaultKind.SERVER_FREEZE: "F",
 }
 """One for each kind, below the curve of a terminal."""
 

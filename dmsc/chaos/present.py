@@ -53,6 +53,8 @@ def rows(report: Report) -> list[tuple[str, str, str]]:
         ("lost", str(count.lost), f"{report.steps} steps, {count.checked_steps} with shares checked")
     )
     found.append(("doubled", str(count.doubled), ""))
+    struck = report.recoveries - report.false_evictions
+    found.append(("false evictions", str(report.false_evictions), f"{struck} replaced that were struck"))
     if report.undone:
         found.append(("rolled back", f"{report.undone} steps", "committed before, run again"))
     same = {True: "equal", False: "DIFFERENT", None: "–"}[report.hash_equal]

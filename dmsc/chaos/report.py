@@ -104,6 +104,11 @@ class Report:
             return None
         return self.sha256 == self.clean.sha256
 
+    @property
+    def false_evictions(self) -> int:
+        """Instances that were replaced though no fault had struck them."""
+        return max(0, self.recoveries - sum(len(one.incarnations) for one in self.faults if one.fired))
+
     def stall_s(self, q: float, kind: str | None = None) -> float | None:
         """The `q`-th quantile (0..1) of the stalls, of those with this kind of fault; None without any."""
         found = [stall.stall_s for stall in self.stalls if kind is None or kind in stall.kinds]
@@ -159,6 +164,7 @@ class Report:
             "count": asdict(self.count),
             "undone_steps": self.undone,
             "recoveries": self.recoveries,
+            "false_evictions": self.false_evictions,
             "sha256": self.sha256,
             "hash_equal": self.hash_equal,
             "timeline": [

@@ -14,8 +14,19 @@ from dmsc.async_client import AsyncClient
 from dmsc.chaos import history, report, store_faults
 from dmsc.chaos.auditing import Tell, auditing
 from dmsc.chaos.history import Work
+from dmsc.chaos.holding import Holding
 from dmsc.chaos.patience import END_S, LOOK_EVERY_S, persistently
-from dmsc.chaos.plan import STRIKES_STORE, Every, FaultKind, PlannedFault, Target, choose, plan
+from dmsc.chaos.plan import (
+    FREEZES,
+    HOLD_S,
+    STRIKES_STORE,
+    Every,
+    FaultKind,
+    PlannedFault,
+    Target,
+    choose,
+    plan,
+)
 from dmsc.chaos.processes import Held, LocalMesh, strike, thaw
 from dmsc.chaos.report import Clean, Fault, Report
 from dmsc.chaos.watch import Watched, watching, work_of
@@ -109,12 +120,13 @@ class Chaos:
                 await stack.enter_async_context(self._own(record))
             stack.callback(thaw, frozen)
             stack.push_async_callback(self._make_room)
+            holding = await stack.enter_async_context(Holding(self.client, frozen, self._say))
             tell = await stack.enter_async_context(auditing(self.client, self._say))
             watched = await stack.enter_async_context(
                 watching(self.client, self._bus, job, lambda event: self._tell(event, faults))
             )
             striking = asyncio.create_task(
-                self._strikes(watched, max(record.step, 1), options, clean, faults, frozen, tell)
+                self._strikes(watched, max(record.step, 1), options, clean, faults, frozen, holding, tell)
             )
             ending = asyncio.create_task(watched.ended.wait())
             try:
@@ -137,6 +149,7 @@ class Chaos:
         clean: Clean | None,
         faults: list[Fault],
         frozen: list[Held],
+        holding: Holding,
         tell: Tell,
     ) -> None:
         """The plan's faults, from the moment that `first` steps are committed; a running job has some."""
@@ -155,7 +168,7 @@ class Chaos:
                 await asyncio.sleep(offset_s)
             if not watched.training:
                 return
-            fault = await self._strike(planned, watched, frozen)
+            fault = await self._strike(planned, watched, frozen, holding)
             faults.append(fault)
             self._say(_told(fault, watched.committed))
             if fault.fired:
@@ -173,7 +186,9 @@ class Chaos:
                 " the job here with parallel.clusters"
             )
 
-    async def _strike(self, planned: PlannedFault, watched: Watched, frozen: list[Held]) -> Fault:
+    async def _strike(
+        self, planned: PlannedFault, watched: Watched, frozen: list[Held], holding: Holding
+    ) -> Fault:
         """One fault: somebody alive is chosen, hit, and seen to be gone (or stopped)."""
         if planned.kind in STRIKES_STORE:
             return await self._strike_store(planned)
@@ -190,13 +205,17 @@ class Chaos:
             return Fault(number=planned.number, kind=planned.kind, at=time.time(), missed=missed)
         asked_at = time.time()
         try:
-            at, held = await strike(target.processes, freeze=planned.kind is FaultKind.FREEZE)
+            if planned.kind is FaultKind.NO_ROOM:
+                await holding.close_mesh(HOLD_S)
+            at, held = await strike(target.processes, freeze=planned.kind in FREEZES)
         except DmscError as error:
             return Fault(
                 number=planned.number, kind=planned.kind, at=asked_at, victim=target.name,
                 missed=error.text, failed=True,
             )  # fmt: skip
         frozen.extend(held)
+        if planned.kind is FaultKind.SERVER_FREEZE:
+            holding.thaw_after(HOLD_S, held)
         return Fault(
             number=planned.number,
             kind=planned.kind,
@@ -324,6 +343,8 @@ def _step_s(watched: Watched) -> float:
 
 _DONE = {
     FaultKind.FREEZE: "frozen",
+    FaultKind.SERVER_FREEZE: f"frozen, for {HOLD_S:.0f} s",
+    FaultKind.NO_ROOM: f"killed, for {HOLD_S:.0f} s in a mesh without room",
     FaultKind.GARBAGE_VALUE: "overwritten with garbage",
     FaultKind.DISK_FULL: "filled",
 }

@@ -38,7 +38,7 @@ def chaos(
         typer.Option(
             metavar="KINDS",
             help="instance, freeze, stage, whole-stage, cluster, orchestrator, gateway, router, registry,"
-            " server, garbage-value, disk-full; with commas.",
+            " server, server-freeze, no-room, garbage-value, disk-full; with commas.",
         ),
     ] = "instance,cluster,orchestrator,server",
     faults: Annotated[

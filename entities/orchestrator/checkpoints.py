@@ -184,7 +184,9 @@ class Checkpoints:
         order = CheckpointOrder(job=self._job, epoch=self._epoch, version=step, url=url)
         began = time.monotonic()
         try:
-            answers = await self._instances.order(CHECKPOINT, order, writers, deadline_s=TAKE_DEADLINE_S)
+            answers = await self._instances.order(
+                CHECKPOINT, order, writers, deadline_s=self._instances.patience_s(TAKE_DEADLINE_S)
+            )
         except MemberLost:
             self._tried = -1
             raise
@@ -213,7 +215,7 @@ class Checkpoints:
     async def _publish(self, order: _Order) -> None:
         wait = CheckpointWait(job=self._job, epoch=self._epoch, url=order.url)
         answers = await self._instances.order(
-            CHECKPOINT_WAIT, wait, order.writers, deadline_s=WRITE_DEADLINE_S
+            CHECKPOINT_WAIT, wait, order.writers, deadline_s=self._instances.patience_s(WRITE_DEADLINE_S)
         )
         written = [answer for answer in answers.values() if isinstance(answer, CheckpointWritten)]
         parts = tuple(sorted((one.part for one in written), key=lambda part: part.stage))
@@ -359,7 +361,9 @@ class Checkpoints:
     async def _order_restore(self, version: int, url: str | None) -> None:
         order = StateRestore(job=self._job, epoch=self._epoch, version=version, checkpoint=url)
         members = [one for one in self._instances.stage_members() if self._crew is None or one in self._crew]
-        await self._instances.order(STATE_RESTORE, order, members, deadline_s=RESTORE_DEADLINE_S)
+        await self._instances.order(
+            STATE_RESTORE, order, members, deadline_s=self._instances.patience_s(RESTORE_DEADLINE_S)
+        )
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _settled(self) -> None:

@@ -131,7 +131,8 @@ class Cordoning:
         return Cordons(agent=agent, cordons=self._mesh.cordons.active(agent))
 
     async def device(self, report: FaultReport) -> None:
-        """An instance's device told of errors: none of its slots gets anything new."""
+        """An instance's device told of errors: none of its slots gets anything new, and what runs there moves
+        elsewhere, as for a drain; where nothing else has room, it works on, and the drain says so."""
         async with self._turn:  # the instances of one device tell of it at the same time
             await self._close_device(report)
 
@@ -155,7 +156,7 @@ class Cordoning:
             incarnation=report.incarnation,
             verdict="structural",
             scope="node",
-            action=f"cordon {_words(status, slots)}",
+            action=f"drain {_words(status, slots)}",
             reason=str(report.device),
         )
         self._faults.located(fault, verdict)
@@ -170,9 +171,10 @@ class Cordoning:
                     by=self._bus.sender.name,
                     at=time.time(),
                     ecc_errors=report.device.ecc_errors,
+                    draining=True,
                 )
             )
-        self._faults.handled(fault, f"cordoned {_words(status, slots)}")
+        self._faults.handled(fault, f"draining {_words(status, slots)}")
 
 
 def _key(cordon: Cordon) -> str:

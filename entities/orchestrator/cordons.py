@@ -71,12 +71,12 @@ def find_node(name: str, nodes: Iterable[NodeStatus], book: CordonBook) -> tuple
 
 
 def affected_slots(status: NodeStatus, errors: DeviceErrors, book: CordonBook) -> tuple[int, ...]:
-    """The slots to cordon because their device told of errors: those that are not cordoned, and where
+    """The slots to drain because their device told of errors: those that are not drained already, and where
     the errors are more than those that were known when an earlier cordon was lifted."""
     found = []
     for slot in status.slots:
         held = book.of(status.sid, slot.index)
-        if slot.device != errors.device or (held is not None and not held.lifted):
+        if slot.device != errors.device or (held is not None and not held.lifted and held.draining):
             continue
         known = held.ecc_errors if held is not None else 0
         if errors.ecc_errors > known or errors.xid_errors:

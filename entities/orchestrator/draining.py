@@ -1,4 +1,5 @@
-"""Nodes that are to be empty: their instances move elsewhere, one after the other, at step boundaries.
+"""Places that are to be empty (nodes, slots of broken devices): their instances move elsewhere, one after the
+other, at step boundaries.
 
 The orchestrator asks the job's run for one instance at a time and looks at what is left; how the hand-over
 goes is the run's affair. Nothing is moved that would have no place elsewhere.
@@ -26,7 +27,7 @@ EMPTY = "empty"
 
 
 class Draining:
-    """Empties the nodes that are being drained.
+    """Empties the places that are being drained.
 
     Args:
         runs: the running jobs, by id.
@@ -84,5 +85,6 @@ class Draining:
             if run.instances.graph is not None and not run.over
             for place in run.instances.graph.placements
             if (place.cluster, place.node) == (cordon.cluster, cordon.node)
+            and cordon.slot in (None, place.slot)
             and place.sid in run.instances.members
         ]

@@ -25,7 +25,10 @@ START_DEADLINE_S = 20.0
 """An agent answers within milliseconds; this covers one that restarts."""
 
 ACTIVE_DEADLINE_S = 120.0
-"""Building a large stage takes time; a dead instance is noticed long before."""
+"""Building a stage takes time, and a large one more (`Instances.patience_s`); a dead instance is noticed long
+before."""
+SLOWEST_BYTES_PER_S = 4e6
+"""What moves a stage's state more slowly than this counts as stuck (the instances reckon with the same)."""
 
 
 class MemberLost(DmscError):
@@ -119,6 +122,11 @@ class Instances:
         """Bytes of the largest stage's gradient sum, at most: what an all-reduce moves."""
         return max(unit.requirements.memory_bytes for unit in self.units) // 2
 
+    def patience_s(self, least_s: float, *, times: float = 1.0) -> float:
+        """Deadline of an order that moves a stage's whole state `times` times: `least_s` for a small one."""
+        state_bytes = max((unit.requirements.memory_bytes for unit in self.units), default=0)
+        return least_s + times * state_bytes / SLOWEST_BYTES_PER_S
+
     def stage_members(self) -> list[Member]:
         """Those of stages that are not lost."""
         return [member for members in self.stages() for member in members if member not in self.lost]
@@ -206,7 +214,8 @@ class Instances:
                 self._ready(member) for member in waiting
             )
 
-        settled_in_time = await self._mesh.until(settled, ACTIVE_DEADLINE_S)
+        patience_s = self.patience_s(ACTIVE_DEADLINE_S)
+        settled_in_time = await self._mesh.until(settled, patience_s)
         for member in waiting:
             record = self._mesh.last_of(member)
             reason = (record.reason if record else "") or "ended before it was ready"
@@ -218,7 +227,7 @@ class Instances:
                 raise StartFailed(member, f"{member.sid}: {reason}")
         if not settled_in_time:
             late = [member.sid for member in waiting if not self._ready(member)]
-            raise Unavailable(f"{', '.join(late)} not ready after {ACTIVE_DEADLINE_S:.0f} s")
+            raise Unavailable(f"{', '.join(late)} not ready after {patience_s:.0f} s")
 
     async def order(
         self, row: Subject, message: Message, members: Iterable[Member], *, deadline_s: float

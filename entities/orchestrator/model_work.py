@@ -19,7 +19,8 @@ from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
 
-ANALYSIS_DEADLINE_S = 180.0
+ANALYSIS_DEADLINE_S = 4000.0
+"""An agent ends a worker that makes no progress long before, and an agent that dies is noticed."""
 ANALYSTS = 3
 """Node agents asked to analyse, one after the other, before the job fails."""
 SAMPLE_DEADLINE_S = 90.0

@@ -181,9 +181,10 @@ class PeerCopies:
         """Has the holder bring the newcomer to `version`; whether that worked."""
         send = CopySend(job=self._job, epoch=self._epoch, stage=stage, to=newcomer, version=version)
         wait = StateWait(job=self._job, epoch=self._epoch, version=version)
+        patience_s = self._instances.patience_s(SEND_DEADLINE_S)
         try:
-            await self._instances.order(COPY_SEND, send, [holder], deadline_s=SEND_DEADLINE_S)
-            await self._instances.order(STATE_WAIT, wait, [newcomer], deadline_s=SEND_DEADLINE_S)
+            await self._instances.order(COPY_SEND, send, [holder], deadline_s=patience_s)
+            await self._instances.order(STATE_WAIT, wait, [newcomer], deadline_s=patience_s)
         except Fenced:
             raise
         except DmscError as error:

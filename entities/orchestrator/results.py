@@ -15,6 +15,7 @@ from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, weights_sha256
 
 EXPORT_DEADLINE_S = 300.0
+"""Of a small stage; a large one has more (`Instances.patience_s`)."""
 
 
 async def export_weights(
@@ -34,9 +35,11 @@ async def export_weights(
     url = f"{spec.artifacts.rstrip('/')}/{job}/weights"
     names = [f"model-{index + 1:05d}-of-{len(stages):05d}.safetensors" for index in range(len(stages))]
 
+    patience_s = instances.patience_s(EXPORT_DEADLINE_S)
+
     async def one(stage: int) -> Exported:
         order = ExportOrder(job=job, epoch=epoch, version=version, url=url, shard=names[stage])
-        answers = await instances.order(EXPORT, order, [stages[stage][0]], deadline_s=EXPORT_DEADLINE_S)
+        answers = await instances.order(EXPORT, order, [stages[stage][0]], deadline_s=patience_s)
         exported = answers[stages[stage][0].sid]
         assert isinstance(exported, Exported)
         return exported

@@ -25,7 +25,7 @@ from bus.subjects import (
 )
 from entities.orchestrator import step_events as ev
 from entities.orchestrator.decision_record import DecisionRecord
-from entities.orchestrator.instances import Instances, MemberLost
+from entities.orchestrator.instances import SLOWEST_BYTES_PER_S, Instances, MemberLost
 from entities.orchestrator.step_machine import StepMachine
 from entities.orchestrator.step_observer import StepObserver
 from schemas.errors import DmscError, Fenced, Unavailable
@@ -53,11 +53,10 @@ BEGIN_DEADLINE_S = 5.0
 """Longer than a gateway takes to start again; then another one dispatches."""
 FENCE_DEADLINE_S = 20.0
 PREPARE_DEADLINE_S = 30.0
-SLOWEST_BYTES_PER_S = 4e6
-"""A reduction slower than this counts as broken (the instances reckon with the same)."""
 COMMIT_DEADLINE_S = 30.0
 GROUP_DEADLINE_S = 20.0
 STATE_DEADLINE_S = 120.0
+"""Of a small state; a large one has more (`Instances.patience_s`)."""
 AGAIN_S = 0.2
 """Pause before an order that failed without a culprit is given again."""
 
@@ -264,14 +263,13 @@ class StepOrders:
     async def send_state(self, effect: ev.SendState) -> None:
         send = StateSend(job=self._job, epoch=self._epoch, to=effect.to, version=effect.version)
         wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version)
+        patience_s = self._instances.patience_s(STATE_DEADLINE_S)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(
-                    self._instances.order(STATE_SEND, send, [effect.source], deadline_s=STATE_DEADLINE_S)
+                    self._instances.order(STATE_SEND, send, [effect.source], deadline_s=patience_s)
                 )
-                both.create_task(
-                    self._instances.order(STATE_WAIT, wait, [effect.to], deadline_s=STATE_DEADLINE_S)
-                )
+                both.create_task(self._instances.order(STATE_WAIT, wait, [effect.to], deadline_s=patience_s))
         except* DmscError as errors:
             stage = self._machine.stage_of(effect.to)
             self._post(ev.JoinFailed(effect.to))

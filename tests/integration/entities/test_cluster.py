@@ -298,6 +298,14 @@ async def test_an_analysis_that_hangs_is_ended_at_its_deadline(mesh: Mesh, tmp_p
         assert not alive(int(runs.read_text()))
 
 
+async def test_an_analysis_that_works_has_the_time_that_it_needs(mesh: Mesh, tmp_path: Path) -> None:
+    async with mesh.agent("busy", analysis_timeout_s=0.5):
+        order = Analyse(job="large", spec=spec("large", source=str(tmp_path / "runs")))
+        await mesh.smo.ask("busy-n", subjects.ANALYSE, order)
+        found = await mesh.smo.heard.first(ModelTopology, lambda topology: topology.job == "large")
+        assert len(found.layers) == 2
+
+
 async def test_the_real_analysis_worker_answers_through_the_agent(mesh: Mesh, tmp_path: Path) -> None:
     data = tmp_path / "data.txt"
     data.write_text("to be or not to be\n" * 200)

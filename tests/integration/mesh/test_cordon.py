@@ -261,7 +261,12 @@ def test_a_device_that_tells_of_errors_is_cordoned_until_an_operator_lifts_it(
         (fault,) = [fault for fault in mesh.client.faults() if fault.id in device_faults()[len(known) :]]
         assert (fault.task.sid, fault.task.device) == (node.sid, node.slots[0].device)
         assert fault.verdict == "structural"
-        assert fault.action == f"cordoned {node.sid}, slots 0, 1, 2, 3, 4, 5"
+        assert fault.action == f"draining {node.sid}, slots 0, 1, 2, 3, 4, 5"
+        assert all(one.draining for one in cordons)
+        wait_for(  # the job may use this cluster alone: it works on, and that is said
+            lambda: any("cordoned" in one.progress for one in mesh.client.mesh().cordons),
+            lambda: str(mesh.client.mesh().cordons),
+        )
 
         mesh.client.uncordon(node.sid)
         assert mesh.client.mesh().cordons == ()

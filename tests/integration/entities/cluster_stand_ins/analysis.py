@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+WORKS_S = 2.0
+
 
 def main(payload: dict[str, Any], result: Path | None) -> int:
     assert result is not None
@@ -20,6 +22,9 @@ def main(payload: dict[str, Any], result: Path | None) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     if mishap == "hang":
         time.sleep(60)
+    if mishap == "large":  # it takes four times as long as one may do nothing, and works all the time
+        while time.process_time() < WORKS_S:
+            pass
     if mishap == "bad-model":
         failed = {"code": "bad_model", "text": "factory tiny:model failed: no such width"}
         result.write_text(json.dumps({"failed": failed}))

@@ -91,6 +91,8 @@ def test_a_devices_errors_close_its_own_slots_once() -> None:
     errors = DeviceErrors(device="cuda:0", ecc_errors=2)
     assert affected_slots(status, errors, book) == (0, 2)
     book.put(cordon("a-n", 0))
+    assert affected_slots(status, errors, book) == (0, 2)  # what runs there has to go, all the same
+    book.put(cordon("a-n", 0, draining=True))
     assert affected_slots(status, errors, book) == (2,)
     for slot in (0, 2):
         book.put(cordon("a-n", slot, lifted=True, ecc_errors=2))

@@ -1,0 +1,28 @@
+"""Deadlines of orders that move a stage's state: by its bytes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.instances import SLOWEST_BYTES_PER_S, Instances
+from entities.orchestrator.mesh_view import MeshView
+
+
+def of(*memory_bytes: int) -> Instances:
+    nothing: Any = None
+    instances = Instances(nothing, MeshView(), "j", nothing, 1)
+    units = [SimpleNamespace(requirements=SimpleNamespace(memory_bytes=each)) for each in memory_bytes]
+    graph: Any = SimpleNamespace(units=units)
+    instances.graph = graph
+    return instances
+
+
+def test_a_small_stage_has_the_least_patience() -> None:
+    assert of(1000, 2000).patience_s(120.0) == pytest.approx(120.0, abs=0.01)
+
+
+def test_a_stage_of_forty_gigabytes_is_given_the_time_that_it_takes() -> None:
+    assert of(1000, 40 * 10**9).patience_s(120.0) == 120.0 + 40e9 / SLOWEST_BYTES_PER_S > 2 * 3600
