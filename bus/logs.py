@@ -25,6 +25,7 @@ from bus import subjects
 from bus.correlation import handling, stand_alone
 from schemas.base import is_token
 from schemas.errors import BadInput, BadMessage, Unavailable
+from schemas.plain_text import plain
 from schemas.telemetry import LogLine
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def configure_logging(
         processors=[
             structlog.contextvars.merge_contextvars,
             _add_bound,
+            _without_control_characters,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _keep_for_shipping,
@@ -187,6 +189,25 @@ def _add_bound(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMappi
         if origin.id is not None:
             event.setdefault("cause", origin.id)
     return event
+
+
+def _without_control_characters(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Names, hosts and subjects are what others say; none of them steers a terminal or begins a line."""
+    for key, value in event.items():
+        if key != "exc_info":
+            event[key] = _harmless(value)
+    return event
+
+
+def _harmless(value: Any) -> Any:
+    match value:
+        case str():
+            return plain(value)
+        case list() | tuple() | set() | frozenset():
+            return [_harmless(one) for one in value]
+        case dict():
+            return {plain(str(key)): _harmless(one) for key, one in value.items()}
+    return value
 
 
 # --- to the bus --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 from bus.tap import Rate
 from bus.tap_pattern import short
 from bus.tapped import Tapped
+from schemas.plain_text import plain
 
 WIDTH = 160
 """Characters of a summary until it is cut."""
@@ -29,7 +30,7 @@ class Line:
     tone: str
 
     def __str__(self) -> str:
-        return f"{self.time}  {self.sender:<22} {self.subject:<44} {self.what}: {self.summary}"
+        return plain(f"{self.time}  {self.sender:<22} {self.subject:<44} {self.what}: {self.summary}")
 
 
 def render(tapped: Tapped, *, width: int = WIDTH) -> Line:
@@ -47,14 +48,20 @@ def render(tapped: Tapped, *, width: int = WIDTH) -> Line:
     else:
         summary = _summary(tapped)
     return Line(
-        clock(tapped.at), sender, subject, what, _cut(summary, width), "plain" if tone == "core" else tone
+        clock(tapped.at),
+        plain(sender),
+        plain(subject),
+        what,
+        plain(_cut(summary, width)),
+        "plain" if tone == "core" else tone,
     )
 
 
 def render_raw(tapped: Tapped, *, limit: int = 1024) -> str:
     """Subject, size and bytes, secrets as `***`; a message that is not ours shows just as well."""
     more = f" … {len(tapped.raw) - limit:,} more" if len(tapped.raw) > limit else ""
-    return f"{clock(tapped.at)}  {tapped.subject}  {tapped.size:,} bytes  {tapped.raw[:limit]!r}{more}"
+    subject = plain(tapped.subject)
+    return f"{clock(tapped.at)}  {subject}  {tapped.size:,} bytes  {tapped.raw[:limit]!r}{more}"
 
 
 def as_json(tapped: Tapped) -> str:
@@ -77,7 +84,7 @@ def render_rates(rates: list[Rate], *, seen: int, dropped: int) -> list[str]:
     """A table of rates, busiest first, and what was lost."""
     lines = [f"{'messages/s':>12} {'kB/s':>10} {'total':>10}  subject"]
     lines += [
-        f"{rate.per_s:>12,.1f} {rate.bytes_per_s / 1e3:>10,.1f} {rate.total:>10,}  {rate.name}"
+        f"{rate.per_s:>12,.1f} {rate.bytes_per_s / 1e3:>10,.1f} {rate.total:>10,}  {plain(rate.name)}"
         for rate in rates
     ]
     lines.append(f"{seen:,} seen, {dropped:,} dropped")

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from schemas.plain_text import plain
+
 StateOption = Annotated[
     Path | None,
     typer.Option(
@@ -67,7 +69,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
         *columns, box=box.SIMPLE_HEAD if console.is_terminal else None, title=title, title_justify="left"
     )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(plain(cell, keep="\n")) for cell in row))
     if not console.is_terminal:
         console = Console(width=500)
         table.pad_edge = False

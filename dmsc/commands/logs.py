@@ -11,6 +11,7 @@ import typer
 from dmsc.durations import parse_duration
 from dmsc.options import BusOption, BusTokenOption, JsonOption, StateOption
 from dmsc.running import run_async
+from schemas.plain_text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,9 +135,8 @@ async def _logs(
 
 def text_of(line: LogLine) -> str:
     """The line as `--grep` sees it: event, then `key=value` fields."""
-    return " ".join(
-        [line.event, *(f"{key}={value}" for key, value in line.fields.items() if key not in _quiet)]
-    )
+    words = [line.event, *(f"{key}={value}" for key, value in line.fields.items() if key not in _quiet)]
+    return plain(" ".join(words))
 
 
 def _show(recorded: Recorded, json: bool) -> None:

@@ -28,6 +28,7 @@ from schemas import names
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import Refused
+from schemas.plain_text import plain
 from schemas.signals import Role
 
 log = get_logger("authorizer.callout")
@@ -174,7 +175,7 @@ class Doorkeeper:
 def refused_connection(caller: Caller, error: Refused) -> Refusal:
     """As the audit tells it. `user` is a user whose token was shown, and opens nothing any more; the name in
     `resource` is what the caller said."""
-    name = "".join(c if c.isprintable() else "?" for c in caller.name.partition("/")[0])[:NAME_MOST]
+    name = plain(caller.name.partition("/")[0])[:NAME_MOST]
     return Refusal(
         user=str(error.fields.get("user", "")),
         action="connect",
