@@ -153,7 +153,9 @@ def mesh(folder: Path) -> Iterator[Client]:
     state = ["--state", str(folder / "state")]
     options = ["--cluster", "a", "--slots", "4", "--nats-port", "0", "--http-port", "0", "--detach"]
     dmsc = [sys.executable, "-m", "dmsc"]
-    subprocess.run([*dmsc, "up", *state, *options], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+    subprocess.run(
+        [*dmsc, "up", "--allow-url", "*", *state, *options], check=True, stdout=subprocess.DEVNULL, cwd=folder
+    )
     try:
         with Client(state=folder / "state") as client:
             yield client

@@ -15,7 +15,9 @@ def mesh(folder: Path) -> Iterator[Path]:
     state = folder / "state"
     command = [sys.executable, "-m", "dmsc"]
     options = ["--state", str(state), "--nats-port", "0", "--http-port", "0", "--slots", "3", "--detach"]
-    subprocess.run([*command, "up", *options], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+    subprocess.run(
+        [*command, "up", "--allow-url", "*", *options], check=True, stdout=subprocess.DEVNULL, cwd=folder
+    )
     try:
         yield state
     finally:

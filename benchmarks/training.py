@@ -123,7 +123,7 @@ def mesh(folder: Path) -> Iterator[Client]:
     ]
     command = [sys.executable, "-m", "dmsc"]
     subprocess.run(
-        [*command, "up", *state, *arguments],
+        [*command, "up", "--allow-url", "*", *state, *arguments],
         check=True,
         stdout=subprocess.DEVNULL,
         env=ENVIRONMENT,

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import ipaddress
 import os
+import secrets
+import socket
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
+from bus.local_files import Folder
 from bus.secret_urls import hidden, resolved
 from schemas.errors import BadInput, NotFound
+from schemas.urls import UrlRules, fixed_part, local_path, within
 
 if TYPE_CHECKING:
     from bus.connection import Bus
@@ -72,17 +79,66 @@ class Artifacts(ABC):
         """Removes every file whose name begins with `prefix`; all of them without one."""
 
 
+_rules: list[UrlRules] = []
+
+
+def restrict(rules: UrlRules, closed: Sequence[str] = ()) -> None:
+    """From here on this process opens what these rules allow, and nothing in `closed`."""
+    _rules[:] = [rules]
+    _closed[:] = [os.path.realpath(path) for path in closed]
+
+
+_closed: list[str] = []
+
+
+def refusal(url: str, *, write: bool = False) -> str:
+    """Why this process's rules don't let a job name this URL; empty where they do, or there are none."""
+    return next((reason for rules in _rules if (reason := rules.refusal(url, write=write))), "")
+
+
+def _check(url: str) -> None:
+    """Raises `BadInput`: not allowed, by what its path and its host stand for now."""
+    for rules in _rules:
+        reason = rules.refusal(url)
+        path = local_path(url)
+        if not reason and path is not None and not rules.everything:
+            real = os.path.realpath(fixed_part(path))
+            folders = [os.path.realpath(folder) for folder in (*rules.read, *rules.write)]
+            if not within(real, folders) or within(real, _closed):
+                reason = f"{url} leads to {real}, which is in no folder that jobs may name"
+        if not reason and path is None and not url.startswith(SCHEME) and (host := urlsplit(url).hostname):
+            reason = _inner(url, host)
+        if reason:
+            raise BadInput(hidden(reason))
+
+
+def _inner(url: str, host: str) -> str:
+    """A name that stands for a link-local address (a cloud's metadata service) is nobody's to give."""
+    with contextlib.suppress(OSError):  # a bucket's name, most likely: its driver knows the host
+        for *_, address in socket.getaddrinfo(host, None):
+            if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
+                return f"{url}: {host} stands for the link-local address {address[0]}"
+    return ""
+
+
 def open_artifacts(url: str, bus: Bus | None) -> Artifacts:
     """The folder that `url` names. It need not exist yet.
 
     Raises:
-        BadInput: `bus://` without a bus, a scheme that fsspec does not know, or whose driver is missing.
+        BadInput: `bus://` without a bus, a scheme that fsspec does not know, or whose driver is missing; what
+            `restrict` keeps from this process.
     """
     if url.startswith(SCHEME):
+        _check(url)
         if bus is None:
             raise BadInput(f"{url}: not connected to a bus; give a path or another URL")
         return BusArtifacts(url, bus)
-    return FileArtifacts(url)
+    address, _ = resolved(url)
+    local = local_path(address)
+    if local is None:
+        return FileArtifacts(url)
+    _check(address)
+    return LocalArtifacts(url, local)
 
 
 class BusArtifacts(Artifacts):
@@ -134,30 +190,105 @@ class BusArtifacts(Artifacts):
             await self._objects.delete(self._name(name))
 
 
+class LocalArtifacts(Artifacts):
+    """A folder of this machine; blocking calls run in a thread, and follow no link below it."""
+
+    def __init__(self, url: str, root: str) -> None:
+        super().__init__(url)
+        self._folder = Folder(root)
+
+    async def put_file(self, name: str, path: Path) -> None:
+        def copy() -> None:
+            with self._folder.replacing(name, _temporary()) as file, open(path, "rb") as read:
+                while piece := read.read(PIECE_BYTES):
+                    _write_all(file, piece)
+
+        await self._call(_checked(name), copy)
+
+    async def put_bytes(self, name: str, data: bytes) -> None:
+        def write() -> None:
+            with self._folder.replacing(name, _temporary()) as file:
+                _write_all(file, data)
+
+        await self._call(_checked(name), write)
+
+    async def get_bytes(self, name: str) -> bytes:
+        return b"".join([piece async for piece in self.open_range(name)])
+
+    async def get_file(self, name: str, path: Path) -> None:
+        def copy() -> None:
+            with (
+                self._folder.reading(name) as file,
+                _replacing(path) as temporary,
+                open(temporary, "wb") as to,
+            ):
+                while piece := os.read(file, PIECE_BYTES):
+                    to.write(piece)
+
+        await self._call(_checked(name), copy)
+
+    async def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        end = await self.size(name)
+        end = end if length is None else min(end, start + length)
+        while start < end:
+            piece = await self._piece(name, start, min(end - start, PIECE_BYTES))
+            if not piece:
+                return  # it has become shorter
+            yield piece
+            start += len(piece)
+
+    async def _piece(self, name: str, start: int, count: int) -> bytes:
+        def read() -> bytes:
+            with self._folder.reading(name) as file:
+                return os.pread(file, count, start)
+
+        return await self._call(name, read)
+
+    async def size(self, name: str) -> int:
+        def look() -> int:
+            with self._folder.reading(name) as file:
+                return os.fstat(file).st_size
+
+        return await self._call(_checked(name), look)
+
+    async def list(self, prefix: str = "") -> list[str]:
+        names = await self._call(prefix, self._folder.names)
+        return sorted(name for name in names if name.startswith(prefix) and not _is_temporary(name))
+
+    async def exists(self, name: str) -> bool:
+        try:
+            await self.size(name)
+        except (NotFound, BadInput):
+            return False
+        return True
+
+    async def delete(self, prefix: str = "") -> None:
+        for name in await self.list(prefix):
+            with contextlib.suppress(NotFound):  # somebody else was faster
+                await self._call(name, lambda name=name: self._folder.remove(name))  # type: ignore[misc]
+                await asyncio.to_thread(self._folder.prune, name)
+
+    async def _call(self, name: str, call: Callable[[], T]) -> T:
+        return await _in_thread(self.url, name, call)
+
+
 class FileArtifacts(Artifacts):
-    """Any file system that fsspec opens; its blocking calls run in a thread."""
+    """Any other file system that fsspec opens; its blocking calls run in a thread."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._fs, self._root = open_filesystem(url)
-        self._local = "file" in _protocols(self._fs)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{_checked(name)}"
 
     async def put_file(self, name: str, path: Path) -> None:
         target = self._path(name)
-        if self._local:
-            await self._call(name, lambda: _copy(path, Path(target)))
-        else:
-            await self._call(name, lambda: self._write(target, lambda: self._fs.put_file(str(path), target)))
+        await self._call(name, lambda: self._write(target, lambda: self._fs.put_file(str(path), target)))
 
     async def put_bytes(self, name: str, data: bytes) -> None:
         target = self._path(name)
-        if self._local:
-            await self._call(name, lambda: _write(data, Path(target)))
-        else:
-            await self._call(name, lambda: self._write(target, lambda: self._fs.pipe_file(target, data)))
+        await self._call(name, lambda: self._write(target, lambda: self._fs.pipe_file(target, data)))
 
     def _write(self, target: str, write: Callable[[], Any]) -> None:
         self._fs.makedirs(self._fs._parent(target), exist_ok=True)
@@ -204,19 +335,23 @@ class FileArtifacts(Artifacts):
         for name in names:
             with contextlib.suppress(NotFound):  # somebody else was faster
                 await self._remove(name)
-        if self._local:
-            await asyncio.to_thread(_prune, Path(self._root), names)
 
     async def _remove(self, name: str) -> None:
         await self._call(name, lambda: self._fs.rm_file(self._path(name)))
 
     async def _call(self, name: str, call: Callable[[], T]) -> T:
-        try:
-            return await asyncio.to_thread(call)
-        except FileNotFoundError:
-            raise NotFound(f"{self.url}: there is no {name or 'such folder'}") from None
-        except OSError as error:
-            raise BadInput(f"{self.url}: {name}: {hidden(str(error.strerror or error))}") from None
+        return await _in_thread(self.url, name, call)
+
+
+async def _in_thread(url: str, name: str, call: Callable[[], T]) -> T:
+    try:
+        return await asyncio.to_thread(call)
+    except FileNotFoundError:
+        raise NotFound(f"{url}: there is no {name or 'such folder'}") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EXDEV):
+            raise BadInput(f"{url}: {name}: a symbolic link is on the way; none is followed") from None
+        raise BadInput(f"{url}: {name}: {error.strerror or error}") from error
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
@@ -229,6 +364,9 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
     try:
         address, options = resolved(url)
+        _check(address)
+        if _rules and address.startswith(("http:", "https:")):
+            options["allow_redirects"] = False  # to where nobody has looked
         found: tuple[Any, str] = fsspec.core.url_to_fs(address, **options)
     except ImportError as error:
         raise BadInput(f"{url}: {hidden(str(error))}") from None
@@ -282,24 +420,11 @@ def _umask() -> int:
         return 0o022
 
 
-def _prune(root: Path, names: Iterable[str]) -> None:
-    """Removes the folders, `root` too, that are empty now that these files have gone."""
-    for name in names:
-        for parent in Path(name).parents:
-            with contextlib.suppress(OSError):  # not empty, or gone
-                (root / parent).rmdir()
+def _temporary() -> str:
+    return f"{_TEMPORARY}{secrets.token_hex(8)}"
 
 
-def _copy(source: Path, target: Path) -> None:
-    with _replacing(target) as temporary, open(source, "rb") as read, open(temporary, "wb") as written:
-        while piece := read.read(PIECE_BYTES):
-            written.write(piece)
-        written.flush()
-        os.fsync(written.fileno())
-
-
-def _write(data: bytes, target: Path) -> None:
-    with _replacing(target) as temporary, open(temporary, "wb") as written:
-        written.write(data)
-        written.flush()
-        os.fsync(written.fileno())
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -81,6 +81,7 @@ class AgentOptions:
     logs: Path = Path(".dmsc/logs")
     stores: Path | None = None  # the instances' local stores; None: beside the logs
     keep_stores: bool = False  # whether they outlive their job
+    allow_urls: tuple[str, ...] | None = None  # what jobs may name besides the working directory; None: all
     confinement: Confinement | None = None  # of users' code; None: it does what this process's user may
 
 
@@ -284,6 +285,7 @@ def agent_part(options: AgentOptions) -> Part:
         logs=options.logs,
         stores=options.stores,
         keep_stores=options.keep_stores,
+        allow_urls=options.allow_urls,
         confinement=options.confinement,
     )
     return Part(

@@ -107,7 +107,7 @@ def lay_out(
             arguments=(
                 *("join", bus_url, "--cluster", cluster, "--node", options.node),
                 *("--slots", str(options.slots), "--address", options.address, "--logs", str(logs)),
-                *("--state", str(options.state), *_users_code(options)),
+                *_users_code(options),
             ),
             stop_order=2,
             identities=(identities.agent(cluster, options.node),),
@@ -117,7 +117,7 @@ def lay_out(
     modules = [
         ChildSpec(
             name=f"policy-{index}",
-            arguments=("policy", "run", source, "--state", str(options.state), *_trust(options)),
+            arguments=("policy", "run", source, *_trust(options)),
             stop_order=0,
             identities=(identities.module(source),),
             may_leave=True,
@@ -142,10 +142,14 @@ def _users_code(options: MeshOptions) -> tuple[str, ...]:
     users = () if options.instance_users is None else ("--instance-users", options.instance_users)
     return (
         *(part for folder in options.code for part in ("--code", folder)),
-        *(part for url in options.allow_urls for part in ("--allow-url", url)),
+        *_allowed(options),
         *_trust(options),
         *users,
     )
+
+
+def _allowed(options: MeshOptions) -> tuple[str, ...]:
+    return tuple(part for url in options.allow_urls for part in ("--allow-url", url))
 
 
 def _trust(options: MeshOptions) -> tuple[str, ...]:
@@ -178,7 +182,7 @@ def _control_plane(
     several = {"service-registry": options.registries, "orchestrator": options.orchestrators}
     apart = [entity for entity, count in several.items() if options.separate or count > 1]
     orchestrators = [
-        ChildSpec(name=name, arguments=("run", "orchestrator"), stop_order=1)
+        ChildSpec(name=name, arguments=("run", "orchestrator", *_allowed(options)), stop_order=1)
         for name in (numbered("orchestrator", options.orchestrators) if "orchestrator" in apart else ())
     ]
     registries = [
@@ -190,7 +194,7 @@ def _control_plane(
         together = tuple(entity for entity in alone if entity not in apart)
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in doors(*pair))
-        arguments += files
+        arguments += (*files, *_allowed(options))
         return [
             *registries,
             ChildSpec(name="control-plane", arguments=arguments, stop_order=3 if orchestrators else 1),
@@ -209,7 +213,9 @@ def _control_plane(
         ),
         *(
             ChildSpec(
-                name=f"gateway-{cluster}", arguments=("run", "gateway", *doors(cluster, port)), stop_order=3
+                name=f"gateway-{cluster}",
+                arguments=("run", "gateway", *doors(cluster, port), *_allowed(options)),
+                stop_order=3,
             )
             for cluster, port in pairs
         ),

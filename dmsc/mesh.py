@@ -309,6 +309,7 @@ async def _started(
         children, metrics = _metered(options, children)
         environment = {
             "DMSC_BUS": together,
+            "DMSC_STATE": str(folder.path),
             "DMSC_REPLICAS": str(copies(len(bus_urls))),
             **incubator,
         }

@@ -54,6 +54,7 @@ from schemas.names import agent_name, misplaced
 from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
 from schemas.task_graph import TopologyReleased
 from schemas.telemetry import NodeSample
+from schemas.urls import UrlRules
 
 log = get_logger("cluster")
 
@@ -105,6 +106,8 @@ class ClusterConfig:
     """Where `instance`, `analysis` and `sample` are found by the fork server."""
     start_method: Literal["auto", "fork", "spawn"] = "auto"
     """How instances come to be; `auto` forks where that is safe."""
+    allow_urls: tuple[str, ...] | None = None
+    """Folders and URLs that jobs may name besides the working directory and the bus; None: all."""
     confinement: Confinement | None = None
     """What keeps users' code from the rest of this machine; None: nothing."""
 
@@ -156,7 +159,9 @@ class ClusterAgent:
             "cluster": config.cluster,
             "node": config.node,
             "servers": list(config.servers),
+            "urls": None if config.allow_urls is None else list(config.allow_urls),
         }
+        rules = None if config.allow_urls is None else UrlRules.of(config.allow_urls, os.getcwd())
         self._instances = Instances(
             self._processes,
             agent=config.sid,
@@ -174,6 +179,7 @@ class ClusterAgent:
             tell=self._tell,
             on_change=self._changed.set,
             closed=closed,
+            rules=rules,
         )
         self._workers = ShortLivedWorkers(
             self._processes,
@@ -185,6 +191,7 @@ class ClusterAgent:
             tell=self._tell,
             timeout_s=config.analysis_timeout_s,
             closed=closed,
+            rules=rules,
         )
 
     def _credential(self, sid: str, job: str) -> str | None:

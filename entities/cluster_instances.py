@@ -27,6 +27,7 @@ from schemas.errors import DmscError, Fenced, NotFound
 from schemas.registry import Endpoint, InstanceState, ServiceRecord, StateChange
 from schemas.signals import Registration
 from schemas.task_graph import UnitKind
+from schemas.urls import UrlRules
 
 log = get_logger("cluster")
 
@@ -62,6 +63,7 @@ class Instances:
         tell: how the registry learns of their ends.
         on_change: called when a slot was taken or became free.
         closed: files and folders that no job is given.
+        rules: what else of a job's URLs it is not given; None: nothing.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class Instances:
         tell: Tell,
         on_change: Callable[[], None],
         closed: Sequence[str] = (),
+        rules: UrlRules | None = None,
     ) -> None:
+        self._rules = rules
         self._closed = closed
         self._processes = processes
         self._agent = agent
@@ -126,7 +130,7 @@ class Instances:
 
     async def _bear(self, held: Held, payload: dict[str, Any], order: InstanceStart) -> Spawned | DmscError:
         """Spawn an instance that was admitted; its end is watched from here on."""
-        reached = reach_of(held.job, order.spec, closed=self._closed)
+        reached = reach_of(held.job, order.spec, closed=self._closed, rules=self._rules)
         store = self._stores.folder(held.job, held.sid)
         with contextlib.suppress(OSError):  # then it does without, and says so
             store.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -32,6 +32,7 @@ from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import Ack, DmscError
 from schemas.job import JobSpec
 from schemas.task_graph import ModelTopology
+from schemas.urls import UrlRules
 
 log = get_logger("cluster")
 
@@ -63,6 +64,7 @@ class ShortLivedWorkers:
         tell: how results reach the orchestrator.
         timeout_s: how long one may make no progress: a large model takes its time, and uses its core.
         closed: files and folders that no job is given.
+        rules: what else of a job's URLs it is not given; None: nothing.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class ShortLivedWorkers:
         tell: Tell,
         timeout_s: float,
         closed: Sequence[str] = (),
+        rules: UrlRules | None = None,
     ) -> None:
+        self._rules = rules
         self._closed = closed
         self._processes = processes
         self._start = start
@@ -200,7 +204,7 @@ class ShortLivedWorkers:
         folder.mkdir(mode=0o700)
         result = folder / "result.json"
         weights = filter(None, [payload.get("weights_url")])
-        reached = reach_of(job, spec, closed=self._closed, more=weights)
+        reached = reach_of(job, spec, closed=self._closed, rules=self._rules, more=weights)
         child = await self._processes.spawn(
             f"{kind}-{job}-{self._runs}",
             f"{self._package}.{kind}",

@@ -20,6 +20,7 @@ from workers.determinism import compute_exactly, inexact_operation, tolerant
 from workers.layer_profile import Profiler
 from workers.model import build, check_trained, loss_function, tied_layers
 from workers.short_lived import answer, connect
+from workers.url_rules import restrict_urls
 from workers.user_code import code_digest
 
 
@@ -35,6 +36,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 async def _main(payload: dict[str, Any]) -> ModelTopology:
     secret_urls.learn(payload.get("secrets", ""))
+    restrict_urls(payload.get("urls"))
     spec = JobSpec.model_validate(payload["spec"])
     dataset = await _open(payload, spec)
     return analyse(

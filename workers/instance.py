@@ -68,6 +68,7 @@ from workers.links import HopExchange
 from workers.local_store import LocalStore
 from workers.stage_runtime import StageRuntime
 from workers.telemetry import device_sample, resident_bytes
+from workers.url_rules import restrict_urls
 from workers.user_code import code_digest, describe
 
 log = get_logger("instance")
@@ -98,6 +99,7 @@ class InstancePayload(BaseModel):
     dial_s: float = DIAL_S
     correlation: str | None = None
     cause: str | None = None
+    urls: list[str] | None = None
 
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
@@ -107,6 +109,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     compute_exactly(training.compute_threads, training.seed, strict=not given.start.inexact)
     configure_logging()
     secret_urls.learn(given.start.secrets)
+    restrict_urls(given.urls)
     try:
         return asyncio.run(Instance(given).run())
     except DmscError as error:  # it never got there: its node agent reads the last line of its log

@@ -15,6 +15,7 @@ from schemas.errors import BadModel
 from schemas.job import JobSpec, SampleSpec
 from workers.model import StageModule, build, slice_stage
 from workers.short_lived import answer, connect
+from workers.url_rules import restrict_urls
 from workers.weights import load_initial
 
 BYTES = 256
@@ -32,6 +33,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 async def _main(payload: dict[str, Any]) -> str:
     secret_urls.learn(payload.get("secrets", ""))
+    restrict_urls(payload.get("urls"))
     spec = JobSpec.model_validate(payload["spec"])
     torch.set_num_threads(spec.training.compute_threads)
     layers = build(spec.model, spec.training.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -134,6 +135,7 @@ def run(
         ),
     ] = None,
     access_file: AccessFileOption = None,
+    allow_url: AllowUrlOption = None,
     user_key: Annotated[
         Path | None,
         typer.Option(
@@ -198,9 +200,13 @@ def run(
 
     Example: DMSC_BUS=nats://nats:4222 dmsc run gateway router --cluster a --http-port 8080
     """
+    from bus.artifacts import restrict
     from dmsc import identities
     from dmsc.composition import RunOptions, check_proxies, compose
+    from dmsc.sandboxing import closed_files
     from dmsc.settings import find_bus
+    from dmsc.state_folder import default_state
+    from schemas.urls import UrlRules
 
     address = find_bus(bus, bus_token, state)
     authorizer = name or "authorizer"
@@ -208,6 +214,8 @@ def run(
     services = identities.entities(entity, cluster or (), authorizer=authorizer, broker=broker)
     if services:
         address = replace(address, token=identities.own(address.token, services))
+    closed = [str(path) for path in closed_files(state or default_state())]
+    restrict(UrlRules.of(allow_url or (), os.getcwd()), closed)
     options = RunOptions(
         servers=address.servers,
         token=address.token,
@@ -327,6 +335,7 @@ def join(
     from dmsc.sandboxing import closed_files, confinement
     from dmsc.settings import find_bus, read_token
     from dmsc.state_folder import default_state
+    from schemas.urls import local_path
 
     if credential is not None:
         token = read_token(credential)
@@ -338,7 +347,7 @@ def join(
         trusted=trust_researchers,
         users=instance_users,
         closed=closed_files(state or default_state(), credential, logs, stores),
-        read=allow_url or (),
+        read=[path for url in allow_url or () if (path := local_path(url)) is not None],
     )
     options = AgentOptions(
         servers=bus.servers,
@@ -352,6 +361,7 @@ def join(
         logs=(logs or (state or default_state()) / "logs").absolute(),
         stores=None if stores is None else stores.absolute(),
         keep_stores=keep_stores,
+        allow_urls=tuple(allow_url or ()),
         confinement=held,
     )
     run_parts(

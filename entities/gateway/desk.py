@@ -12,6 +12,7 @@ from bus.correlation import caller_span, correlate, current, current_cause, new_
 from bus.logs import get_logger
 from entities.gateway.backends import Backends
 from entities.gateway.guard import Guard
+from entities.gateway.job_urls import jobs_named, refuse_urls
 from entities.gateway.job_view import JobView
 from entities.gateway.module_desk import ModuleDesk
 from entities.gateway.secret_desk import SecretDesk
@@ -79,6 +80,9 @@ class Desk:
         if current() is None:  # a client on the bus that gave none
             correlate(new_correlation(), cause=current_cause())
         access = await self.guard.check(token, "job.submit", spec.name)
+        refuse_urls(spec)
+        for job in jobs_named(spec):
+            await self.guard.check(token, "job.read", job)
         spec = await self.secrets.keep(spec, access.user)
         await self.stored.admit_job(access)
         message = SubmitJob(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bus.artifacts import PIECE_BYTES, Artifacts, open_artifacts
+from bus.artifacts import PIECE_BYTES, Artifacts, open_artifacts, open_filesystem, restrict
 from schemas.errors import BadInput, NotFound
+from schemas.urls import UrlRules
 from tests.conftest import Connect
 
 KINDS = ("path", "file", "memory", "bus")
@@ -148,3 +150,62 @@ def test_urls_that_cannot_be_opened(url: str, text: str) -> None:
         open_artifacts(url, None)
     assert text in caught.value.text
     assert "\n" not in caught.value.text
+
+
+@pytest.fixture
+def restricted(tmp_path: Path) -> Iterator[Path]:
+    """A folder that jobs may name, in a process that keeps to it."""
+    folder = tmp_path / "allowed"
+    folder.mkdir()
+    restrict(UrlRules.of((str(folder),), "/"), [str(folder / "state")])
+    yield folder
+    restrict(UrlRules(everything=True))
+
+
+async def test_links_lead_nowhere(restricted: Path, tmp_path: Path) -> None:
+    """Whoever may write below a folder gets no rights of whoever reads, writes, lists or deletes there."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "key").write_text("secret")
+    (restricted / "job" / "good").mkdir(parents=True)
+    (restricted / "job" / "file").symlink_to(outside / "key")
+    (restricted / "job" / "folder").symlink_to(outside)
+    os.mkfifo(restricted / "job" / "pipe")
+    artifacts = open_artifacts(str(restricted / "job"), None)
+    for name in ("file", "folder/key", "pipe"):
+        with pytest.raises(BadInput):
+            await artifacts.get_bytes(name)
+        with pytest.raises(BadInput):
+            await artifacts.get_file(name, tmp_path / "got")
+        assert not await artifacts.exists(name)
+    with pytest.raises(BadInput):
+        await artifacts.put_bytes("folder/new", b"x")
+    await artifacts.put_bytes("file", b"x")  # takes the link's place, not that of what it leads to
+    assert await artifacts.list() == ["file"]
+    await artifacts.delete()
+    assert sorted(path.name for path in outside.iterdir()) == ["key"]
+    assert (outside / "key").read_text() == "secret"
+
+
+async def test_what_is_opened_is_where_jobs_may_go(restricted: Path, tmp_path: Path) -> None:
+    (restricted / "way-out").symlink_to(tmp_path)
+    (restricted / "state").mkdir()
+    for url in (
+        tmp_path,
+        restricted / "way-out",
+        restricted / "state",
+        restricted / ".." / "x",
+        "memory://x",
+    ):
+        with pytest.raises(BadInput):
+            open_artifacts(str(url), None)
+        with pytest.raises(BadInput):
+            open_filesystem(str(url))
+    assert await open_artifacts(str(restricted), None).list() == []
+
+
+@pytest.mark.usefixtures("restricted")
+async def test_no_name_stands_for_the_link_local_addresses() -> None:
+    restrict(UrlRules.of(("http://169.254.169.254/latest",), "/"))
+    with pytest.raises(BadInput, match="link-local"):
+        open_filesystem("http://169.254.169.254/latest/meta-data")

@@ -65,6 +65,7 @@ class OwnMesh:
             "DMSC_LOGS": str(self.folder / "logs"),
             "DMSC_REPLICAS": str(self.replicas),
             "DMSC_CODE_PATH": str(USER_MODELS),
+            "DMSC_ALLOW_URL": "*",
             "DMSC_TRUST_RESEARCHERS": "1",  # the gates of `user_models/gated.py` are Unix sockets
         }
         log, prefix = self.folder / f"{name}.log", self._where(name)[1]

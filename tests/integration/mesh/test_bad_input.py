@@ -128,8 +128,8 @@ HOPELESS: dict[str, tuple[str, dict[str, Any], str]] = {
         r"^parallel\.stages is 2, but layers that share a parameter \(0 and 3\).*to at most 1, or untie them",
     ),
     "no dataset": (
-        "sound", {"data": {"source": "/nowhere/x.txt"}},
-        r"^data\.source /nowhere/x\.txt does not exist on this node",
+        "sound", {"data": {"source": "nowhere/x.txt"}},
+        r"^data\.source nowhere/x\.txt does not exist on this node",
     ),
     "empty dataset": ("sound", {"data": {"source": "EMPTY"}}, r"^data\.source \S+ is empty$"),
     "dataset too short": (

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from schemas.errors import BadJob
 from schemas.job import JobEvent, JobSpec, JobState
 from tests.integration.mesh.conftest import Mesh, outcome, processes_of, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
@@ -60,20 +61,33 @@ def test_a_job_goes_on_from_another_job_s_checkpoint_under_another_shape(mesh: M
 
 
 @pytest.mark.parametrize(
-    ("source", "text"),
+    ("key", "url", "text"),
     [
-        ("bus://artifacts/nowhere/checkpoints", "there is no manifest.json of a checkpoint"),
-        ("gopher://x/y", "resume_from gopher://x/y"),
+        ("resume_from", "gopher://x/y", "gopher://x/y is not below a URL that jobs may name (none)"),
+        ("resume_from", "http://169.254.169.254/latest", "is not below a URL that jobs may name"),
+        ("resume_from", "/etc", "/etc lies in no folder that jobs may read"),
+        ("initial_weights", "file:///root/../etc", "lies in no folder that jobs may read"),
+        ("data", {"source": "simplecache::file:///etc/passwd"}, "is not below a URL that jobs may name"),
+        ("data", {"source": "bus://elsewhere/x"}, "of the bus it may be bus://artifacts or bus://datasets"),
+        ("artifacts", "/etc/dmsc", "lies in no folder that jobs may write into"),
+        ("artifacts", "bus://datasets", "of the bus it may be bus://artifacts"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_ends_the_job_with_one_line(
-    mesh: Mesh, source: str, text: str
+def test_a_url_that_jobs_may_not_name_is_refused_on_submission(
+    mesh: Mesh, key: str, url: object, text: str
 ) -> None:
-    record = mesh.client.wait(
-        mesh.client.submit(job("no-such", 1, 1, resume_from=source)).job, timeout_s=PATIENCE_S
-    )
+    with pytest.raises(BadJob) as caught:
+        mesh.client.submit(job("reaching", 1, 1, **{key: url}))
+    assert caught.value.text.startswith(key)
+    assert text in caught.value.text
+    assert "\n" not in caught.value.text
+
+
+def test_a_checkpoint_that_is_not_there_ends_the_job_with_one_line(mesh: Mesh) -> None:
+    source = "bus://artifacts/nowhere/checkpoints"
+    record = outcome(mesh.client, job("no-such", 1, 1, resume_from=source))
     assert record.state is JobState.FAILED
-    assert text in record.reason
+    assert "there is no manifest.json of a checkpoint" in record.reason
     assert "\n" not in record.reason
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from entities.node_reach import local_path, reach_of
+from entities.node_reach import reach_of
 from schemas.job import JobSpec
+from schemas.urls import local_path
 
 
 def spec(**sections: object) -> JobSpec:

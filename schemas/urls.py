@@ -1,0 +1,96 @@
+"""Which URLs a job may name for its data, its weights, its checkpoints (ADR-0035). No file is looked at here.
+
+Always: the bus's own folders, and `stdlib:` for data. Files: to read, below the working directory; to write,
+below `runs` in it; both below the folders of `--allow-url`. Anything else, only below a URL that it lists.
+A `secret://NAME` is judged by what it stands for, where it is opened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+BUS, STDLIB, SECRET = "bus://", "stdlib:", "secret://"
+BUS_FOLDERS = ("artifacts", "datasets")
+RUNS = "runs"
+ANY = "*"
+"""As `--allow-url`: whatever a job names."""
+
+_USER = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/@]*@")
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")
+_FILE = re.compile(r"^(?:file|local):(?://)?", re.IGNORECASE)
+_MAGIC = re.compile(r"[*?\[]")
+
+
+def local_path(url: str) -> str | None:
+    """The absolute path on this machine that a URL names; None where it names something else."""
+    if "::" in url:  # one file system in another
+        return None
+    if match := _FILE.match(url):
+        url = url[match.end() :]
+    elif _SCHEME.match(url):
+        return None
+    return os.path.abspath(os.path.expanduser(url))
+
+
+def fixed_part(path: str) -> str:
+    """The folder of a pattern that is the same for all that match; any other path as it is."""
+    return os.path.dirname(_MAGIC.split(path, maxsplit=1)[0]) if _MAGIC.search(path) else path
+
+
+def within(path: str, folders: Iterable[str]) -> bool:
+    """Whether an absolute path is one of the folders, or below one."""
+    return any(os.path.commonpath((path, folder)) == folder for folder in folders)
+
+
+@dataclass(frozen=True, slots=True)
+class UrlRules:
+    """What `--allow-url` and the working directory allow."""
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    everything: bool = False
+
+    @classmethod
+    def of(cls, allowed: Iterable[str], directory: str) -> UrlRules:
+        """Args: what `--allow-url` gave; the working directory."""
+        given = tuple(allowed)
+        folders = tuple(path for url in given if (path := local_path(url)) is not None)
+        prefixes = tuple(url.rstrip("/") for url in given if local_path(url) is None and url != ANY)
+        home = () if directory == "/" else (os.path.abspath(directory),)
+        runs = tuple(os.path.join(folder, RUNS) for folder in home)
+        return cls((*home, *folders), (*runs, *folders), prefixes, ANY in given)
+
+    def refusal(self, url: str, *, write: bool = False) -> str:
+        """Why a job may not name this; empty where it may."""
+        if self.everything or url.startswith(SECRET) or (url == STDLIB and not write):
+            return ""
+        url = _USER.sub(r"\1", url)
+        if url.startswith(BUS):
+            parts = url.removeprefix(BUS).strip("/").split("/")
+            known = parts[0] in (BUS_FOLDERS[:1] if write else BUS_FOLDERS)
+            if known and not {"", ".", ".."} & set(parts):
+                return ""
+            may_be = " or ".join(f"{BUS}{name}" for name in (BUS_FOLDERS[:1] if write else BUS_FOLDERS))
+            return f"{url}: of the bus it may be {may_be}"
+        path = local_path(url)
+        if path is not None:
+            folders = self.write if write else (*self.read, *self.write)
+            if within(fixed_part(path), folders):
+                return ""
+            what = "write into" if write else "read"
+            instead = (
+                f"start the mesh with --allow-url {fixed_part(path)}, or use {BUS}{BUS_FOLDERS[not write]}"
+            )
+            return f"{url} lies in no folder that jobs may {what} ({', '.join(folders) or 'none'}); {instead}"
+        if (
+            "::" not in url
+            and ".." not in url.split("/")
+            and any(url == prefix or url.startswith(prefix + "/") for prefix in self.prefixes)
+        ):
+            return ""
+        allowed = ", ".join(self.prefixes) or "none"
+        return f"{url} is not below a URL that jobs may name ({allowed}); start the mesh with --allow-url"
