@@ -231,7 +231,7 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 """Legal transitions of a job. `… → queued` is a new orchestrator: `recovering` if it adopts the living
 instances, else the job starts again from the last checkpoint. A `parked` one has trained, has no instances
-now, and waits at its last checkpoint: for room, or for somebody to resume it. An illegal one raises
+now, and waits at its last checkpoint: for room, or for another mesh. An illegal one raises
 `IllegalTransition` with the job's history."""
 
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})

@@ -90,7 +90,6 @@ class JobRun:
         )
         self._fits: bool | None = None
         self._waits = record.ends_as is None
-        self._resumed = asyncio.Event()
         self._parked_before = parked
         self.parked: Parked | None = None
         self._reported: set[tuple[str, str, str]] = set()
@@ -187,17 +186,6 @@ class JobRun:
             raise Conflict(f"job {self.job} is {self.journal.record.state}; only a running one can be scaled")
         stages = range(self.spec.parallel.stages) if stage is None else [stage]
         return "; ".join(self.training.scale(one, replicas) for one in stages)
-
-    def resume(self) -> str:
-        """A parked job tries again now; returns what will happen, in words.
-
-        Raises:
-            Conflict: it is not parked.
-        """
-        if self.journal.record.state is not JobState.PARKED:
-            raise Conflict(f"job {self.job} is {self.journal.record.state}; only a parked one can be resumed")
-        self._resumed.set()
-        return "it goes on from its last checkpoint once there is room"
 
     async def leaving(self, record: ServiceRecord) -> None:
         """The registry says that an instance drains, has failed, or is gone.
@@ -329,18 +317,11 @@ class JobRun:
             return await self._finish()
 
     async def _until_resumed(self) -> None:
-        """A job that room alone does not help waits for another mesh, or for somebody's word."""
+        """A job that room alone does not help waits for a place that was not there, or not open."""
         if self._parked_before is None or self._parked_before.for_room:
             return
         self._waits = False
-        before = self._mesh.open_places()
-        changing = asyncio.create_task(self._mesh.until_open_otherwise(before))
-        asked = asyncio.create_task(self._resumed.wait())
-        try:
-            await asyncio.wait({changing, asked}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changing.cancel()
-            asked.cancel()
+        await self._mesh.until_open_otherwise(self._mesh.open_places())
         self._waits = True
 
     async def _adopt(self) -> bool:

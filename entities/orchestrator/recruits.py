@@ -119,13 +119,6 @@ class Recruits:
         working = {unit.stage for unit in instances.units if unit.sid in present}
         return {unit.sid for unit in instances.units if unit.stage not in working}
 
-    def forgo(self, sid: str) -> bool:
-        """The unit that finds no room is not wanted any more; False: it is on its way already."""
-        if sid not in self._replacement.homeless:
-            return False
-        self._coming[sid].cancel()
-        return True
-
     async def newcomer(self, stage: int) -> Member | None:
         """One for a stage that has nobody, once it is there to take the state; None: none comes."""
         assert self._instances.graph is not None

@@ -38,7 +38,7 @@ class StepBroken(DmscError):
 class Parked(DmscError):
     """The job can't go on now, and is not at its end: it waits at its last checkpoint, without instances.
 
-    `for_room`: until there is room for it; else until something changes, or somebody has it resumed.
+    `for_room`: until there is room for it; else until a place is open that was not.
     """
 
     code = "parked"
