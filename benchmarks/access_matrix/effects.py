@@ -18,17 +18,19 @@ ABSOLUTE = ("$", "_", ">", "object ")
 class Effects:
     """`says`: subjects that its messages reach, as they were sent; nothing else that it sends reaches anybody
     or changes anything. `learns`: on which subjects a message, or what is stored of it, may come to it;
-    `object NAME` is an object.
+    `object NAME` is an object. `writes`: what a broker writes for it. `{label}` is the name of its inbox.
     """
 
     about: str
     says: tuple[str, ...] = ()
     learns: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
-def patterns(names: tuple[str, ...]) -> tuple[str, ...]:
+def patterns(names: tuple[str, ...], label: str) -> tuple[str, ...]:
     """In full."""
-    return tuple(name if name.startswith(ABSOLUTE) else ROOT + name for name in names)
+    filled = (name.replace("{label}", label) for name in names)
+    return tuple(name if name.startswith(ABSOLUTE) else ROOT + name for name in filled)
 
 
 def fits(pattern: str, subject: str) -> bool:
@@ -50,8 +52,14 @@ _OPEN = (
     *("cluster.*.sample", "policy.>", "fault.>", "log.*"),
     *("job.event.*", "job.command.*"),
     *("$KV.registry.*", "$KV.routes.>", "$KV.leadership.*", "$KV.cordons.>", "$KV.steps.*"),
-    *("$KV.modules.*", "$KV.standings.>", "$KV.jobs.*"),
+    *("$KV.modules.*", "$KV.standings.>", "$KV.jobs.*", "$KV.datasets.*"),
 )
+_MEETING = tuple(
+    f"{kind}.{place}.*"
+    for kind in ("$KV.rendezvous", "rendezvous.counter")
+    for place in ("bGlua3Mvag", "cmVkdWN0aW9uL2o")  # links/j and reduction/j, in base64
+)
+"""Where the instances of job j meet."""
 _EVERYBODY = ("fault.verdict.*", "job.event.*", "$KV.registry.*", "$KV.jobs.*")
 """What all entities, instances and modules learn."""
 
@@ -65,10 +73,14 @@ def _of_module(name: str) -> tuple[str, ...]:
     )
 
 
-VIEWER = Effects("looks: asks nobody anything, and changes nothing", says=(), learns=_OPEN)
+VIEWER = Effects(
+    "looks: asks nobody but brokers, for what it may see, and changes nothing",
+    says=("broker.user.viewer.{label}",),
+    learns=_OPEN,
+)
 RESEARCHER = Effects(
     "asks gateways and modules, who decide again; changes nothing by itself",
-    says=("door.*", "policy.question.*.*"),
+    says=(*VIEWER.says, "door.*", "policy.question.*.*"),
     learns=_OPEN,
 )
 RESEARCHERS_MODULE = Effects(
@@ -81,12 +93,20 @@ RESEARCHERS_MODULE = Effects(
 )
 OPERATOR = Effects(
     "hears everything; asks gateways, modules and instances' stores; tells observations",
-    says=("door.*", "policy.question.*.*", "store.query.*.*", "telemetry.observation.*"),
-    learns=(">", "object j/weights", "object k/weights"),
+    says=(
+        *RESEARCHER.says,
+        *("store.query.*.*", "telemetry.observation.*", "broker.user.operator.{label}"),
+    ),
+    learns=(">",),
 )
 ADMIN = Effects(
-    "as an operator, and runs modules of any name; writes nothing that is kept but by asking a gateway",
-    says=(*OPERATOR.says, *_of_module("laptop-of-admin")),
+    "speaks in anyone's name where no stream acknowledges it; writes no record of jobs, users, the audit",
+    says=(
+        *OPERATOR.says,
+        *("signal.>", "access.>", "registry.>", "mesh.>", "cluster.>", "step.>", "state.>", "data.>"),
+        *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
+        *("fault.link.*", "fault.report.*", "fault.verdict.*"),
+    ),
     learns=OPERATOR.learns,
 )
 INSTANCE = Effects(
@@ -95,27 +115,28 @@ INSTANCE = Effects(
         *("signal.registration.j-s0-r0", "registry.state.j-s0-r0", "registry.heartbeat.j-s0-r0"),
         *("registry.resolve", "log.j-s0-r0", "dead_letter.j-s0-r0"),
         *("step.claim.j.j-s0-r0", "data.notice.j.*", "data.answer.j.*", "telemetry.instance.j.j-s0-r0"),
-        "fault.link.a",
+        *("fault.link.a", "broker.instance.j.j-s0-r0"),
     ),
     learns=(
         *("step.*.j.j-s0-r0", "state.*.j.j-s0-r0", "store.query.j.j-s0-r0"),
         *("data.notice.j.j-s0-r0", "data.answer.j.j-s0-r0"),
         *("fault.verdict.*", "job.event.j", "$KV.registry.*", "$KV.jobs.j", "$KV.routes.j.>"),
-        "object j/weights",
+        *("object artifacts/j/weights", *_MEETING),
     ),
+    writes=(*_MEETING, "$O.artifacts.C.j.*", "$O.artifacts.M.YXJ0aWZhY3RzL2ovd2VpZ2h0cw=="),
 )
 AGENT = Effects(
     "speaks for its node and of its instances; takes orders for its node; tells what models look like",
     says=(
         *("signal.registration.*", "registry.state.*", "registry.heartbeat.a-n", "registry.resolve"),
         *("log.a-n", "dead_letter.a-n", "mesh.node.a-n", "telemetry.node.a-n"),
-        *("topology.model.*", "topology.failed.*", "topology.sample.*"),
+        *("topology.model.*", "topology.failed.*", "topology.sample.*", "broker.cluster.a.a-n"),
     ),
     learns=("cluster.a-n.*", "mesh.leader", *_EVERYBODY),
 )
 MODULE = Effects(
     "suggests and scores as itself; asks instances' stores; takes orders and questions for itself",
-    says=(*_of_module("mine"),),
+    says=(*_of_module("mine"), "broker.functional-module.mine.mine"),
     learns=(
         *("signal.advertisement", "signal.compute.*", "signal.qos.report.*", "mesh.leader"),
         *("step.claim.*.*", "data.notice.*.*", "telemetry.instance.*.*", "telemetry.node.*"),
@@ -124,19 +145,21 @@ MODULE = Effects(
     ),
 )
 TOOL = Effects(
-    "a client of the mesh's owner: asks gateways, modules, registry and stores; hears what is not private",
+    "a tool of the mesh's owner, who alone makes its credential: asks gateways, modules, registry, stores; "
+    "hears what is not private, and reads all that is kept (secrets in it are sealed)",
     says=(
         *("registry.heartbeat.tool", "registry.resolve", "log.tool", "dead_letter.tool"),
         *("store.query.*.*", "telemetry.observation.*", "door.*", "policy.question.*.*"),
+        "broker.client.~.tool",
     ),
-    learns=(*_OPEN, "dead_letter.*"),
+    learns=(*_OPEN, "dead_letter.*", "unreadable.*", "audit.*", "$KV.>"),
 )
 
 
-def _agent_named(name: str) -> Effects:
-    says = tuple(said.replace("a-n", name) for said in AGENT.says)
+def _agent_named(name: str, cluster: str) -> Effects:
+    says = tuple(said.replace("a.a-n", f"{cluster}.a-n").replace("a-n", name) for said in AGENT.says)
     return Effects(AGENT.about, says, tuple(learnt.replace("a-n", name) for learnt in AGENT.learns))
 
 
-JOINS_A = _agent_named("join-a")
-JOINS_ANY = _agent_named("join-any")
+JOINS_A = _agent_named("join-a", "a")
+JOINS_ANY = _agent_named("join-any", "~")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.access_matrix import handed_on
 from benchmarks.access_matrix.trial import Wrong
-
-BY_REPLY = ("by reply", "answer oneself", "jetstream")
-OF_JETSTREAM = ("$JS.", "$O.", "$KV.", "JetStream")
 
 
 def is_known(wrong: Wrong) -> bool:
-    """Whoever may ask JetStream can have it answer anywhere; an administrator may write anything."""
-    kind = wrong.probe.partition(":")[0]
-    text = f"{wrong.probe} {wrong.effect}"
-    return wrong.party == "admin" or kind in BY_REPLY or any(part in text for part in OF_JETSTREAM)
+    """A node agent may name its instances as it likes, and a job's end does not end them."""
+    return wrong.party == handed_on.TITLE

@@ -13,6 +13,7 @@ from bus.identity import ANY, Identity
 from schemas.envelope import EntityKind as K
 from schemas.signals import Role
 
+BROKERS = f"{effects.ROOT}broker."
 TOKENS = {role: f"the token of a {role}" for role in Role}
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
 INSTANCE = Identity(name="j-s0-r0", kind=K.INSTANCE, cluster="a", node="n", job="j")
@@ -32,11 +33,20 @@ class Party:
 
     @property
     def says(self) -> tuple[str, ...]:
-        return effects.patterns(self.effects.says)
+        return effects.patterns(self.effects.says, self.label)
 
     @property
     def learns(self) -> tuple[str, ...]:
-        return effects.patterns(self.effects.learns)
+        return effects.patterns(self.effects.learns, self.label)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return effects.patterns(self.effects.writes, self.label)
+
+    @property
+    def asks_as(self) -> tuple[str, ...]:
+        """Where it asks brokers."""
+        return tuple(said for said in self.says if said.startswith(BROKERS))
 
     @property
     def inboxes(self) -> tuple[str, ...]:

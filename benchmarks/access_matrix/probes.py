@@ -27,12 +27,16 @@ HEX = "0123456789abcdef0123456789abcdef"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`messages`; then, once what came back has come, `after`. `must`: it is heard where it was sent."""
+    """`messages`; then, once what came back has come, `after`. `must`: it is heard where it was sent.
+
+    `note` tells it better than its messages.
+    """
 
     kind: str
     messages: tuple[Said, ...]
     after: tuple[Said, ...] = ()
     must: bool = False
+    note: str = ""
 
     @property
     def title(self) -> str:
@@ -43,7 +47,7 @@ class Probe:
             parts.append(
                 " ".join(filter(None, (one.subject, head, one.reply and f"reply {one.reply}", body)))
             )
-        return f"{self.kind}: {', then '.join(parts)}"
+        return f"{self.kind}: {self.note or ', then '.join(parts)}"
 
 
 TARGETS = (
@@ -107,9 +111,10 @@ def concrete(party: Party) -> list[str]:
         mine = own | {token: party.name for token in parties if token != "cluster"}
         neighbour = own | {token: "j-s1-r0" for token in parties if token == "sid"}
         entity = own | {token: "orchestrator" for token in parties if token == "sid"}
-        for tokens in (own, other, mine, neighbour, entity, mine | {"job": "k"}, other | {"job": "j"}):
+        agent = own | {token: "b-n" for token in parties if token == "sid"}
+        for tokens in (own, other, mine, neighbour, entity, agent, mine | {"job": "k"}, other | {"job": "j"}):
             found[row(**{token: tokens[token] for token in row.tokens})] = None
-    return list(found)
+    return [*found, *party.asks_as]
 
 
 def may_say(party: Party, subject: str) -> bool:

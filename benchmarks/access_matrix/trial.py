@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+from benchmarks.access_matrix.broker_calls import broker_probes
 from benchmarks.access_matrix.effects import fits
 from benchmarks.access_matrix.parties import Party
 from benchmarks.access_matrix.probes import Probe, concrete, probes_of, unreachable
@@ -25,9 +28,12 @@ from bus.permissions import covers
 from schemas.errors import BadMessage
 
 BATCH = 96
+MANY = 200
+"""Questions to brokers, of which some must have been answered."""
 MARKED = re.compile(re.escape(MARK) + r"([^>]*)>")
 FROM_JETSTREAM = (b'"type":"io.nats.jetstream.api', b'"type": "io.nats.jetstream.api')
 ADVISORY = b'"type":"io.nats.jetstream.'
+TRACE = b'{"server":{'
 BROADEST = (
     ">",
     "*.>",
@@ -56,6 +62,21 @@ UNSAID = (
     "dmsc.server.disconnect",
     "$O.artifacts.C.z",
 )
+
+
+def all_probes(
+    party: Party, streams: Mapping[str, Mapping[str, Any]], places: Mapping[str, Sequence[str]]
+) -> list[Probe]:
+    """On the server, and on brokers."""
+    return [*probes_of(party, streams, places), *broker_probes(party, streams, places)]
+
+
+def _batches(probes: Sequence[Probe]) -> Iterator[list[Probe]]:
+    """What brokers are asked, and all else, apart: what comes back is looked at otherwise."""
+    for _, some in itertools.groupby(probes, lambda probe: probe.kind == "broker"):
+        together = list(some)
+        for start in range(0, len(together), BATCH):
+            yield together[start : start + BATCH]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +114,7 @@ class Trial:
         self._party = party
         self._known = known
         self._before: Print = {}
+        self.read: set[str] = set()
         self.findings = Findings()
 
     @asynccontextmanager
@@ -109,7 +131,7 @@ class Trial:
         world = self._world
         if probes is None:
             places = {name: [one.subject for one in said] for name, said in world.planted.items()}
-            probes = list(probes_of(self._party, world.configs, places))
+            probes = all_probes(self._party, world.configs, places)
         for pattern in unreachable(self._party):
             self._wrong("the table", f"no row has {pattern}, which it is said to say")
         await world.mend()
@@ -117,12 +139,16 @@ class Trial:
             await self._listen(attacker)
         self._before = await world.look()
         async with self._attacker() as attacker:
-            for start in range(0, len(probes), BATCH):
+            for batch in _batches(probes):
                 if first_only and self.findings.wrong:
                     break
-                await self._try(attacker, probes[start : start + BATCH])
+                await self._try(attacker, batch)
+        asked = sum(probe.kind == "broker" for probe in probes)
+        if asked > MANY and not self.read and not first_only:
+            self._wrong("all together", "brokers told it nothing, though it may know something")
         for place in await world.lost():
-            self._wrong("all together", f"what was kept on {place} is gone or changed")
+            if not self._may_write(place):
+                self._wrong("all together", f"what was kept on {place} is gone or changed")
         return self.findings
 
     def _wrong(self, probe: str, effect: str) -> None:
@@ -167,7 +193,8 @@ class Trial:
         after = await world.look()
         heard = world.overheard()
         said = [one for probe in batch for one in (*probe.messages, *probe.after)]
-        effects = [*self._heard(said, heard), *self._learnt(attacker.heard)]
+        brokered = batch[0].kind == "broker"
+        effects = [*self._heard(said, heard, brokered), *self._learnt(attacker.heard, brokered)]
         effects += self._changed(self._before, after, heard)
         effects += _unheard(batch, heard)
         if after != self._before and effects:
@@ -178,7 +205,7 @@ class Trial:
         self._before = after
         return effects
 
-    def _heard(self, said: Iterable[Said], heard: Iterable[Heard]) -> list[str]:
+    def _heard(self, said: Iterable[Said], heard: Iterable[Heard], brokered: bool) -> list[str]:
         """What reached anybody's ears."""
         own = {(one.subject, one.payload) for one in said}
         effects = []
@@ -186,7 +213,7 @@ class Trial:
             if (one.subject, one.payload) in own:
                 if not self._may_reach(one.subject):
                     effects.append(f"it reached {one.subject}")
-            elif not self._may_follow(one):
+            elif not self._may_follow(one) and not (brokered and self._may_be_brokered(one)):
                 what = one.payload[:80].decode(errors="replace")
                 effects.append(f"something was said on {one.subject}: {what!r}")
         return list(dict.fromkeys(effects))
@@ -203,6 +230,8 @@ class Trial:
             return True
         if one.subject.startswith("$JS.EVENT.") and ADVISORY in one.payload:
             return True
+        if one.payload.startswith(TRACE):  # the server's word of how a message of its went
+            return self._may_reach(one.subject)
         for row in (subjects.DEAD_LETTER, subjects.LOG):
             if one.subject in {row(sid=who.name) for who in SERVICES}:
                 try:
@@ -212,14 +241,29 @@ class Trial:
                 return True
         return False
 
-    def _learnt(self, heard: Iterable[Heard]) -> list[str]:
-        """What came to the attacker itself."""
+    def _may_be_brokered(self, one: Heard) -> bool:
+        """What a broker says in its name: calls whose answers go to one of the two, and what it writes.
+
+        What comes to the attacker by that is looked at when it has come; what changes, by itself.
+        """
+        if one.reply.startswith("$JS.ACK."):
+            return True
+        ours = [*(f"{prefix}.>" for prefix in self._party.inboxes), "_INBOX.broker.>"]
+        if one.subject.startswith("$JS.API."):
+            return any(fits(pattern, one.reply) for pattern in ours)
+        return any(fits(pattern, one.subject) for pattern in ours) or self._may_write(one.subject)
+
+    def _may_write(self, subject: str) -> bool:
+        return any(fits(pattern, subject) for pattern in self._party.writes)
+
+    def _learnt(self, heard: Iterable[Heard], brokered: bool) -> list[str]:
+        """What came to the attacker itself; JetStream's own words only through a broker."""
         effects = []
         for one in heard:
-            if any(kind in one.payload for kind in FROM_JETSTREAM) or b"Nats-Sequence" in one.head:
+            directly = any(kind in one.payload for kind in FROM_JETSTREAM) or b"Nats-Sequence" in one.head
+            if (directly or one.reply.startswith("$JS.ACK.")) and not brokered:
                 effects.append("JetStream answered it")
-            if one.reply.startswith("$JS.ACK."):
-                effects.append("JetStream delivered to it")
+            self.read |= marks(one)
             for place in marks(one):
                 if not any(fits(pattern, place) for pattern in self._party.learns):
                     effects.append(f"it learnt what is on {place}")
@@ -227,7 +271,7 @@ class Trial:
 
     def _changed(self, before: Print, after: Print, heard: Sequence[Heard]) -> list[str]:
         """What is stored otherwise than before; records of what was rightly said aside."""
-        effects = []
+        effects, rewritten = [], set[str]()
         for name in sorted(before.keys() | after.keys()):
             old, new = before.get(name), after.get(name)
             if old == new:
@@ -235,10 +279,22 @@ class Trial:
             if old is None or new is None:
                 effects.append(f"{name} was {'made' if old is None else 'removed'}")
             elif "/" in name:
-                effects.append(f"the consumer {name} was moved")
+                if name.partition("/")[0] not in rewritten:
+                    effects.append(f"the consumer {name} was moved")
+            elif self._rewritten(old, new, heard):
+                rewritten.add(name)
             elif not _recorded(old, new, heard):
                 effects.append(f"{name}: {old.differences(new)}")
         return effects
+
+    def _rewritten(self, old: StreamPrint, new: StreamPrint, heard: Sequence[Heard]) -> bool:
+        """Whether all that came to a stream is what a broker may write; that nothing else went by it, is
+        looked at in the end."""
+        subjects_of = json.loads(old.config)["subjects"]
+        came = [one.subject for one in heard if any(covers(pattern, one.subject) for pattern in subjects_of)]
+        same = (old.config, old.consumers) == (new.config, new.consumers)
+        purged = any(one.subject.startswith("$JS.API.STREAM.PURGE.") for one in heard)
+        return same and (bool(came) or purged) and all(self._may_write(subject) for subject in came)
 
     # --- listening -----------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """What is attacked: a guarded server, its streams with something marked in each, our services, and our eyes.
 
-The services are real (`Bus.serve` of each row's receivers, by their own credentials); only what they decide
-is left out: each refuses what it is asked, in the form in which it would answer anything. Clocks stand
-still: nobody sends heartbeats, so that whatever happens is the attacker's doing.
+The broker is the real one. The other services are `Bus.serve` of each row's receivers, by their own
+credentials; what they decide is left out: each refuses what it is asked, in the form in which it would answer
+anything. Clocks stand still: nobody sends heartbeats, so that whatever happens is the attacker's doing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -33,6 +34,7 @@ from bus.subject import Delivery, Names, Subject
 from bus.subjects import SUBJECTS
 from entities.authorizer.access_rules import User
 from entities.authorizer.callout import Doorkeeper
+from entities.broker import Broker
 from schemas.base import Message
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
@@ -48,6 +50,7 @@ INBOX = "_INBOX.auditor"
 """Of the auditor alone: what is said there is no effect of an attack."""
 MARK = "canary<"
 """Followed by the subject on which it was stored and `>`: by that a leak is recognised."""
+BROKERS_CONSUMER = re.compile(r"b[0-9a-f]{20}x[0-9a-f]+$")
 VICTIM = "victim"
 """A consumer of the control plane's, of each stream: others may not read, confirm or end it."""
 ROUNDS_MOST = 200
@@ -62,6 +65,7 @@ SERVICES = (
     Identity(name="b-n", kind=K.CLUSTER, cluster="b", node="n"),
     Identity(name="k-s0-r0", kind=K.INSTANCE, cluster="b", node="n", job="k"),
     Identity(name="another", kind=K.FUNCTIONAL_MODULE, module="another"),
+    Identity(name="broker", kind=K.BROKER),
 )
 
 
@@ -180,7 +184,10 @@ class World:
         listed, *consumers_of = await self.apis(calls)
         found = {info["config"]["name"]: StreamPrint.of(info) for info in listed["streams"]}
         for name, answer in zip(known, consumers_of, strict=True):
-            for one in answer.get("consumers", []):
+            consumers = [one for one in answer.get("consumers", []) if not _is_brokers(one)]
+            if name in found:
+                found[name] = replace(found[name], consumers=len(consumers))
+            for one in consumers:
                 kept = {key: one.get(key) for key in ("config", "delivered", "ack_floor", "num_waiting")}
                 kept["delivered"] = (kept["delivered"] or {}).get("stream_seq")
                 text = json.dumps(kept, sort_keys=True, default=str)
@@ -211,19 +218,26 @@ class World:
 
     async def lost(self) -> list[str]:
         """Of what was planted, the places where that does not stand any more, to the byte."""
-        found = []
-        for name, planted in sorted(self.planted.items()):
-            state = (await self.api(f"STREAM.INFO.{name}")).get("state", {"first_seq": 0})
-            calls = [
-                (f"STREAM.MSG.GET.{name}", {"seq": state["first_seq"] + offset})
-                for offset in range(len(planted))
-            ]
-            for one, answer in zip(planted, await self.apis(calls), strict=True):
-                message = answer.get("message", {})
-                stored = base64.b64decode(message.get("data", ""))
-                if message.get("subject") != one.subject or one.payload not in (stored, COUNTED):
-                    found.append(one.subject)
-        return found
+        planted = [(name, one) for name, said in sorted(self.planted.items()) for one in said]
+        calls = [(f"STREAM.MSG.GET.{name}", {"last_by_subj": one.subject}) for name, one in planted]
+        answers = await self.apis(list(calls))
+        return [
+            one.subject
+            for (name, one), answer in zip(planted, answers, strict=True)
+            if not await self._stands(name, one, answer)
+        ]
+
+    async def _stands(self, stream: str, one: Said, answer: dict[str, Any]) -> bool:
+        """Where others may have said something behind it, it is looked for from the beginning."""
+        sequence = 1
+        while "message" in answer:
+            stored = base64.b64decode(answer["message"].get("data", ""))
+            if one.payload in (stored, COUNTED):
+                return True
+            wanted = {"seq": sequence, "next_by_subj": one.subject}
+            answer = await self.api(f"STREAM.MSG.GET.{stream}", wanted)
+            sequence = answer.get("message", {}).get("seq", 0) + 1
+        return False
 
     # --- mending -------------------------------------------------------------------------------------------
 
@@ -269,6 +283,12 @@ class World:
         await self.api(
             f"CONSUMER.DURABLE.CREATE.{stream}.{VICTIM}", {"stream_name": stream, "config": config}
         )
+
+
+def _is_brokers(consumer: dict[str, Any]) -> bool:
+    """Whether a broker made it: it delivers to who asks, and what may be read by it is looked at there."""
+    pulled = "deliver_subject" not in consumer.get("config", {})
+    return pulled and BROKERS_CONSUMER.match(consumer["name"]) is not None
 
 
 # --- what is planted --------------------------------------------------------------------------------------
@@ -328,7 +348,7 @@ def _content(place: str) -> bytes:
 
 def job_record(place: str) -> bytes:
     spec = JobSpec.model_validate(
-        {"name": "matrix", "model": {"factory": "workers.models:tiny"}, "training": {"steps": 1}}
+        {"name": "matrix", "model": {"factory": "workers.models.gpt:byte_gpt"}, "training": {"steps": 1}}
     )
     record = JobRecord(
         job=place[-1], spec=spec, state=JobState.RUNNING, user="somebody", reason=mark(place).decode(),
@@ -347,6 +367,18 @@ async def _refuse(message: Message, envelope: Envelope) -> Message:
     if isinstance(message, Resolve):
         return Resolved(revision=7, records=())
     raise NotFound("nobody is at home")
+
+
+@contextlib.asynccontextmanager
+async def _brokering(bus: Bus) -> AsyncIterator[None]:
+    """The real one: what it decides is what is tried."""
+    serving = asyncio.create_task(Broker(bus).run(ready := asyncio.Event()))
+    await ready.wait()
+    try:
+        yield
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 async def _serve(bus: Bus, who: Identity) -> None:
@@ -383,12 +415,16 @@ async def running(folder: Path) -> AsyncIterator[World]:
                 Bus.connect(server.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=60.0)
             )
             if who is ORCHESTRATOR:
-                await bus.provision()
+                await streams.provision(bus.link)
                 for job in ("j", "k"):
-                    await bus.objects.put(f"{job}/weights", mark(f"object {job}/weights"))
+                    name = f"artifacts/{job}/weights"
+                    await bus.objects.put(name, mark(f"object {name}"))
             services.append(bus)
         for bus, who in zip(services, SERVICES, strict=True):
-            await _serve(bus, who)
+            if who.kind is K.BROKER:
+                await stack.enter_async_context(_brokering(bus))
+            else:
+                await _serve(bus, who)
         auditor = await stack.enter_async_context(wire(server.url, AUDITOR, "auditor"))
         auditor.listen(f"{INBOX}.>")
         tap = await stack.enter_async_context(wire(server.url, AUDITOR, "tap"))

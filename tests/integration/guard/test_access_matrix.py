@@ -6,12 +6,11 @@ from pathlib import Path
 
 from benchmarks.access_matrix.known import is_known
 from benchmarks.access_matrix.parties import PARTIES
-from benchmarks.access_matrix.probes import probes_of
-from benchmarks.access_matrix.trial import Findings, Trial
+from benchmarks.access_matrix.trial import Findings, Trial, all_probes
 from benchmarks.access_matrix.widened import MUTANTS, finds
 from benchmarks.access_matrix.world import running
 
-EACH = 16
+EACH = 24
 """Of the probes of one kind of credential; others of the next."""
 
 
@@ -20,7 +19,7 @@ async def test_no_credential_has_an_effect_that_the_table_does_not_know(tmp_path
     async with running(tmp_path) as world:
         places = {name: [one.subject for one in said] for name, said in world.planted.items()}
         for number, party in enumerate(PARTIES):
-            probes = list(probes_of(party, world.configs, places))[number % EACH :: EACH]
+            probes = all_probes(party, world.configs, places)[number % EACH :: EACH]
             found.add(await Trial(world, party).run(probes))
         wrong = [one for one in found.wrong if not is_known(one)]
         assert wrong == [], "\n".join(one.text for one in wrong)
