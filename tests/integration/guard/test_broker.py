@@ -1,0 +1,211 @@
+"""A broker reads and stores for others: what they may have, to them alone, and whichever broker lives."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from bus import codec, jetstream, subjects
+from bus.broker.asker import Asker
+from bus.connection import Bus
+from bus.credentials import delegate, issue
+from bus.identity import Identity
+from bus.inboxes import inbox_of, inbox_of_token
+from bus.rendezvous import Rendezvous, links_of
+from entities.broker import Broker, brokering
+from schemas.broker import BrokerRequest
+from schemas.envelope import EntityKind as K
+from schemas.envelope import Sender
+from schemas.errors import DmscError, NotFound, Refused
+from schemas.signals import Role
+from tests.entity_records import job, spec
+from tests.integration.guard.conftest import TOKENS, Guarded
+from tests.integration.guard.test_reply_subjects import (
+    AGENT,
+    ATTACKERS,
+    WEAPONS,
+    connected,
+    delivered,
+    furnish,
+    owner,
+    questions,
+    say,
+    state,
+)
+from tests.patience import PATIENCE_S
+
+
+def instance(job_id: str) -> Identity:
+    return Identity(name=f"{job_id}-s0-r0", kind=K.INSTANCE, job=job_id, cluster="a", node="n")
+
+
+def bus_of(mesh: Guarded, who: Identity) -> Any:
+    token = delegate(issue(mesh.root, AGENT), who) if who.kind is K.INSTANCE else issue(mesh.root, who)
+    return Bus.connect(mesh.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=PATIENCE_S)
+
+
+def asking(who: Identity | Role) -> tuple[Asker, str]:
+    """As whom it asks, and an inbox of its own."""
+    if isinstance(who, Role):
+        inbox = inbox_of_token(TOKENS[who])
+        role = Role.OPERATOR if who in (Role.OPERATOR, Role.ADMIN) else Role.VIEWER
+        return Asker("user", str(role), inbox.rpartition(".")[2]), inbox
+    return Asker.of_identity(who), inbox_of(who.kind, who.name)
+
+
+@pytest.mark.parametrize("name", ATTACKERS)
+async def test_a_broker_is_nobodys_hand(mesh: Guarded, name: str) -> None:
+    """The same weapons by way of it: foreign replies, bodies that say where to deliver, calls of its own."""
+    who = ATTACKERS[name]
+    asker, inbox = asking(who)
+    mine = f"{inbox}.0123456789abcdef.broker._"
+    own = subjects.LOG(sid="mine")
+    sender = codec.sender_map(Sender(name="mine", kind=K.CLIENT, incarnation="x"))
+    await furnish(mesh)
+    async with owner(mesh) as bus:
+        before = await state(bus)
+        async with connected(mesh, who) as connection:
+
+            def ask(call: str, body: bytes, reply: str, **headers: str) -> None:
+                request = BrokerRequest.model_construct(call=call, headers=headers, body=body)
+                say(connection, asker.subject, codec.encode(request, sender, "1"), reply)
+
+            for victim in WEAPONS:
+                for call, body in (*questions(own), *delivered(own, victim), (victim, b"x")):
+                    ask(call, body, victim)
+                    ask(call, body, f"{mine}.x")
+                ask(victim, b"", f"{mine}.x")
+                ask(victim, b"", f"{mine}.x", **{"Nats-Rollup": "all"})
+            await connection.until_pong()
+            connection.writer.write(f"SUB {inbox}.> 1\r\n".encode())
+            for _ in range(
+                2
+            ):  # each broker takes some, and answers in any order: the barrier is its own test
+                ask("$JS.API.nothing", b"", f"{mine}.last")
+            async with asyncio.timeout(PATIENCE_S):
+                while b"last" not in await connection.reader.readline():
+                    pass
+        assert await state(bus) == before
+
+
+async def test_readers_have_what_the_table_gives_them_and_no_more(mesh: Guarded) -> None:
+    await furnish(mesh)
+    async with bus_of(mesh, instance("j")) as bus:
+        entry = await bus.bucket(subjects.JOB_RECORD).get(job="j")
+        assert entry is not None
+        with pytest.raises(Refused):
+            await bus.bucket(subjects.JOB_RECORD).get(job="k")
+        with pytest.raises(Refused):
+            await bus.bucket(subjects.JOB_RECORD).entries()
+        for call in ("STREAM.DELETE.AUDIT", "STREAM.PURGE.KV_jobs", "STREAM.INFO.AUDIT", "INFO"):
+            with pytest.raises(DmscError):
+                await jetstream.call(bus.link, call)
+        with pytest.raises(DmscError, match="not one that a broker takes"):
+            await jetstream.publish(
+                bus.link, "$KV.rendezvous.x.y", b"", {"Nats-Rollup": "all"}, timeout_s=PATIENCE_S
+            )
+        link = bus.link.broker
+        assert link is not None
+        theirs = link.consumer("KV_jobs", "$KV.jobs.j")
+    async with bus_of(mesh, instance("k")) as stranger:
+        with pytest.raises(Refused):
+            await jetstream.call(stranger.link, f"CONSUMER.DELETE.KV_jobs.{theirs}")
+        with pytest.raises(Refused):
+            await Rendezvous(stranger, links_of("j")).get("key", timeout_s=PATIENCE_S)
+    for role in Role:
+        user = Bus.connect(mesh.url, name="tap", kind=K.TAP, token=TOKENS[role], connect_timeout_s=PATIENCE_S)
+        async with user as tap:
+            assert [one async for one in tap.history(subjects.LOG)] == []
+            if role in (Role.VIEWER, Role.RESEARCHER):
+                with pytest.raises(Refused):
+                    await tap.bucket(subjects.REVOCATION).keys()
+            else:
+                assert await tap.bucket(subjects.REVOCATION).keys() == []
+
+
+async def test_an_instance_writes_below_its_job_and_reads_what_its_job_names(mesh: Guarded) -> None:
+    data = bytes(range(256)) * 5_000
+    async with owner(mesh) as bus:
+        for name in ("j", "k"):
+            await bus.bucket(subjects.JOB_RECORD).put(job(name), job=name)
+        heir = job("heir").model_copy(update={"spec": spec(resume_from="bus://artifacts/j/checkpoints")})
+        await bus.bucket(subjects.JOB_RECORD).put(heir, job="heir")
+    async with bus_of(mesh, instance("j")) as mine, bus_of(mesh, instance("k")) as theirs:
+        await mine.objects.put("artifacts/j/checkpoints/one", data)
+        await mine.objects.put("artifacts/j/checkpoints/one", data)  # replaced: the chunks before are removed
+        info = await mine.objects.info("artifacts/j/checkpoints/one")
+        for attempt in (
+            theirs.objects.put("artifacts/j/checkpoints/one", b"forged"),
+            theirs.objects.info("artifacts/j/checkpoints/one"),
+            theirs.objects.delete("artifacts/j/checkpoints/one"),
+            theirs.objects.put("artifacts/jj/x", b"x"),
+            theirs.objects.list("artifacts/"),
+            mine.objects.put("datasets/x", b"x"),
+            jetstream.call(
+                theirs.link, "STREAM.PURGE.OBJ_artifacts", {"filter": f"$O.artifacts.C.{info.nuid}"}
+            ),
+            jetstream.call(theirs.link, "STREAM.PURGE.OBJ_artifacts", {"filter": "$O.artifacts.C.k.*"}),
+        ):
+            with pytest.raises(DmscError):
+                await attempt
+        # who describes its own object with another's chunks would have them removed by who replaces it
+        meta = {"name": "artifacts/k/x", "bucket": "artifacts", "nuid": info.nuid, "size": 1, "chunks": 1}
+        token = base64.urlsafe_b64encode(b"artifacts/k/x").decode()
+        with pytest.raises(Refused):
+            await jetstream.publish(theirs.link, f"$O.artifacts.M.{token}", json.dumps(meta).encode())
+        assert b"".join([piece async for piece in mine.objects.get("artifacts/j/checkpoints/one")]) == data
+    async with bus_of(mesh, instance("heir")) as reader:
+        assert b"".join([piece async for piece in reader.objects.get("artifacts/j/checkpoints/one")]) == data
+        with pytest.raises(Refused):
+            await reader.objects.put("artifacts/j/checkpoints/one", b"forged")
+    async with owner(mesh, K.GATEWAY) as gateway:
+        assert (await gateway.objects.info("artifacts/j/checkpoints/one")).digest == info.digest
+        assert await gateway.objects.delete("artifacts/j/checkpoints/one")
+        with pytest.raises(NotFound):
+            await gateway.objects.info("artifacts/j/checkpoints/one")
+
+
+async def test_a_watch_outlives_its_broker(mesh: Guarded) -> None:
+    """The fixture's broker, and another: each is ended once while a watch runs; nothing is missed."""
+    seen: asyncio.Queue[str] = asyncio.Queue()
+
+    async def changed(change: Any) -> None:
+        if change.key:
+            seen.put_nowait(change.message.reason)
+
+    async with owner(mesh) as bus, bus_of(mesh, instance("j")) as reader:
+        bucket = bus.bucket(subjects.JOB_RECORD)
+        first = brokering([mesh.url], mesh.root, "broker-second")
+        await first.__aenter__()
+        watch = await reader.bucket(subjects.JOB_RECORD).watch(changed, job="j")
+        for number in range(6):
+            if number == 3:
+                await first.__aexit__(None, None, None)
+            await bucket.put(job("j", reason=str(number)), job="j")
+            async with asyncio.timeout(PATIENCE_S):
+                assert await seen.get() == str(number)
+            assert await Rendezvous(reader, links_of("j")).add("count", 1) == number + 1
+        await watch.stop()
+
+
+async def test_what_comes_from_elsewhere_is_counted_and_ends_no_broker(mesh: Guarded) -> None:
+    identity = K.BROKER
+    async with Bus.connect(mesh.url, name="broker-third", kind=identity, token=mesh.root) as bus:
+        broker = Broker(bus)
+        running = asyncio.create_task(broker.run())
+        async with connected(mesh, Role.VIEWER) as connection:
+            asker, inbox = asking(Role.VIEWER)
+            for body in (b"", b"\xff" * 100, b"{}"):
+                for _ in range(20):  # the fixture's takes some
+                    say(connection, asker.subject, body, f"{inbox}.x")
+            await connection.until_pong()
+            async with asyncio.timeout(PATIENCE_S):
+                while bus.counters.dead_letters == 0:  # noqa: ASYNC110  # it has no event for it
+                    await asyncio.sleep(0.01)
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
