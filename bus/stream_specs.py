@@ -53,7 +53,7 @@ def _streams() -> tuple[StreamSpec, ...]:
 
 STREAMS = _streams()
 KEEPS_PREVIOUS = frozenset(
-    {"jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets"}
+    {"jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets", "datasets"}
 )
 """Buckets whose values nothing else tells: their streams keep earlier ones, for the case that the newest
 can't be read. What changes often and what others can tell again (registry, routes, leadership, answers) keeps

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+import msgpack
 import pytest
 
-from bus import subjects
+from bus import codec, jetstream, subjects
 from bus.buckets import Writing, whole_seconds
 from bus.connection import Bus
-from schemas.errors import BadMessage, Conflict, NotFound, Unavailable
+from schemas.cluster import Cordon
+from schemas.envelope import EntityKind
+from schemas.errors import Conflict, NewerRecord, NotFound, Unavailable, UnreadableRecord
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, service_record
+from tests.patience import PATIENCE_S
 
 ROW = subjects.REGISTRY_RECORD
 
@@ -224,11 +228,59 @@ async def test_an_unusable_value_is_a_dead_letter_and_the_rest_is_read(connect: 
     watch = await bucket.watch(changes)
     await changes.until(2)
     assert [change.key for change in changes.items] == ["good", ""]
-    with pytest.raises(BadMessage):
+    with pytest.raises(UnreadableRecord):
         await bucket.get(sid="bad")
     await watch.stop()
     for sid in ("bad", "good"):
         await bucket.delete(sid=sid)
+
+
+async def test_for_what_nobody_can_read_stands_what_was_there_before(connect: Connect) -> None:
+    """Kept with its bytes by who writes the row, and put back; where nothing was before, the key goes."""
+    bus = await connect("smo", EntityKind.ORCHESTRATOR)
+    bucket, row = bus.bucket(subjects.CORDON), subjects.CORDON
+    cordon = Cordon(agent="a", cluster="c", node="n", slot=None, reason="fan", by="ada", at=1.0)
+    await bucket.put(cordon, agent="a", slot="node")
+    await jetstream.publish(bus.link, row(agent="a", slot="node"), b"rub")
+    second = await jetstream.publish(bus.link, row(agent="a", slot="node"), b"rubbish")
+    alone = await jetstream.publish(bus.link, row(agent="a", slot="7"), b"")
+    found = await bucket.get(leader=True, agent="a", slot="node")
+    assert found is not None
+    assert (found.message, found.revision, found.stale) == (cordon, second, True)
+    guard = await bucket.guard()
+    async with asyncio.timeout(PATIENCE_S):
+        while await bucket.revision(agent="a", slot="node") <= second or await bucket.keys() != ["a.node"]:  # noqa: ASYNC110  # buckets tell of values, not of their ends
+            await asyncio.sleep(0.01)
+    await guard.stop()
+    found = await bucket.get(leader=True, agent="a", slot="node")
+    assert found is not None
+    assert (found.message, found.stale) == (cordon, False)
+    kept = [item.message async for item in bus.history(subjects.UNREADABLE)]
+    assert {(one.revision, one.data) for one in kept} >= {(second, b"rubbish"), (alone, b"")}
+    await bucket.delete(agent="a", slot="node")
+
+
+async def test_a_newer_version_is_neither_read_nor_overwritten(connect: Connect) -> None:
+    bus = await connect("smo", EntityKind.ORCHESTRATOR)
+    bucket, subject = bus.bucket(subjects.CORDON), subjects.CORDON(agent="b", slot="1")
+    cordon = Cordon(agent="b", cluster="c", node="n", slot=1, reason="fan", by="ada", at=1.0)
+    await bucket.put(cordon, agent="b", slot="1")
+    entry = await jetstream.last(bus.link, "KV_cordons", subject, leader=True)
+    assert entry is not None
+    newer = msgpack.packb({**codec.peek(entry.data), "version": (9, 0)})
+    await jetstream.publish(bus.link, subject, newer)
+    guard = await bucket.guard()
+    for reading in (bucket.get(agent="b", slot="1"), bucket.entries(strict=True)):
+        with pytest.raises(NewerRecord, match=r"cordons\.b\.1 .*9\.0"):
+            await reading
+    with pytest.raises(NewerRecord):
+        await bucket.create(cordon, agent="b", slot="1")
+    assert await bucket.entries() == []
+    await guard.stop()
+    left = await jetstream.last(bus.link, "KV_cordons", subject, leader=True)
+    assert left is not None
+    assert left.data == newer
+    await bucket.delete(agent="b", slot="1")
 
 
 async def test_rows_without_a_bucket_and_buckets_without_a_server(connect: Connect) -> None:
