@@ -89,7 +89,7 @@ async def test_who_from_where_and_why(door: Door) -> None:
     assert (expired.kind, expired.action, expired.allow) == ("connection", "connect", False)
     assert expired.resource == "gateway-a from 127.0.0.1"
     assert expired.reason == "the credential of orchestrator has expired"
-    assert eve.resource == "eve?[2J from 127.0.0.1"
+    assert eve.resource == "eve\\x1b[2J from 127.0.0.1"
     assert not any("a token of nobody's" in one.model_dump_json() for one in found)
 
 

@@ -8,6 +8,7 @@ from bus import jetstream, subjects
 from bus.connection import Bus
 from bus.credentials import delegate, issue
 from bus.identity import Identity
+from bus.streams import stream_configs
 from bus.subject import Delivery
 from bus.subjects import SUBJECTS
 from schemas.envelope import EntityKind as K
@@ -39,10 +40,9 @@ def hpub(connection: Wire, subject: str, headers: dict[str, str], payload: bytes
 async def kept(bus: Bus) -> dict[str, dict[str, int]]:
     """How many messages of each subject each stream has."""
     found = {}
-    listed = await jetstream.call(bus.link, "STREAM.NAMES")
-    for name in listed["streams"]:
-        info = await jetstream.call(bus.link, f"STREAM.INFO.{name}", {"subjects_filter": ">"})
-        found[name] = info["state"].get("subjects") or {}
+    for config in stream_configs(1):
+        info = await jetstream.call(bus.link, f"STREAM.INFO.{config['name']}", {"subjects_filter": ">"})
+        found[str(config["name"])] = info["state"].get("subjects") or {}
     return found
 
 
@@ -52,7 +52,7 @@ async def test_what_others_have_recorded_stays(mesh: Guarded, headers: dict[str,
     one, two = instance("j-s0-r0"), instance("j-s1-r0")
     agent = issue(mesh.root, AGENT)
     async with (
-        Bus.connect(mesh.url, name="tap", kind=K.TAP, token=mesh.root) as tap,
+        Bus.connect(mesh.url, name="orchestrator", kind=K.ORCHESTRATOR, token=mesh.root) as smo,
         wire(mesh.url, delegate(agent, one) or "", headers=True) as attacker,
         wire(mesh.url, delegate(agent, two) or "") as victim,
     ):
@@ -60,7 +60,7 @@ async def test_what_others_have_recorded_stays(mesh: Guarded, headers: dict[str,
         for number in range(3):
             victim.writer.write(f"PUB {theirs} 1\r\n{number}\r\n".encode())
         await victim.until_pong()
-        before = await kept(tap)
+        before = await kept(smo)
         assert before["STEPS"] == {theirs: 3}, "nothing was recorded"
         own = subjects.STEP_CLAIM(job="j", sid=one.name)
         for row in RECORDED:
@@ -70,7 +70,7 @@ async def test_what_others_have_recorded_stays(mesh: Guarded, headers: dict[str,
         await attacker.until_pong()
         victim.writer.write(f"PUB {theirs} 1\r\n3\r\n".encode())  # and what comes after it is recorded
         await victim.until_pong()
-        after = await kept(tap)
+        after = await kept(smo)
         assert after["STEPS"][theirs] == 4
         assert set(after["STEPS"]) <= {theirs, own, subjects.NOTICE(job="j", sid=one.name)}
         for stream, counts in before.items():
@@ -90,8 +90,6 @@ async def test_the_same_message_id_of_another_swallows_nothing(mesh: Guarded) ->
 
 
 def subjects_of_recorders() -> list[dict[str, object]]:
-    from bus.streams import stream_configs
-
     return [config for config in stream_configs(1) if config.get("no_ack")]
 
 
@@ -99,6 +97,7 @@ async def test_a_trace_goes_nowhere_where_its_sender_may_not_publish(mesh: Guard
     who = instance("j-s0-r0")
     async with (
         Bus.connect(mesh.url, name="tap", kind=K.TAP, token=mesh.root) as tap,
+        Bus.connect(mesh.url, name="orchestrator", kind=K.ORCHESTRATOR, token=mesh.root) as smo,
         wire(mesh.url, delegate(issue(mesh.root, AGENT), who) or "", headers=True) as attacker,
     ):
         heard: set[str] = set()
@@ -107,7 +106,7 @@ async def test_a_trace_goes_nowhere_where_its_sender_may_not_publish(mesh: Guard
             heard.add(message.subject)  # type: ignore[attr-defined]
 
         await tap.link.subscribe(">", arrived)
-        before = await kept(tap)
+        before = await kept(smo)
         own = subjects.HEARTBEAT(sid=who.name)
         targets = (
             *("$KV.users.me", "$KV.steps.j", subjects.CANCEL(), subjects.AUDIT(authorizer="authorizer")),
@@ -121,7 +120,7 @@ async def test_a_trace_goes_nowhere_where_its_sender_may_not_publish(mesh: Guard
         await tap.barrier()
         reached = heard & set(targets)
         assert reached == set()
-        after = await kept(tap)
+        after = await kept(smo)
         assert {name: after[name] for name in before} == before
 
 
