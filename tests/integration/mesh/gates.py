@@ -106,9 +106,14 @@ async def gates_at(path: Path, *, seed: int, steps: int, microbatches: int) -> A
         os.unlink(path)
     gates = Gates(seed, steps, microbatches)
     server = await asyncio.start_unix_server(gates.serve, path)
+    confined = await asyncio.start_server(gates.serve, "127.0.0.1", 0)  # may reach no Unix socket
+    port = path.with_name(f"{path.name}.port")
+    port.write_text(str(confined.sockets[0].getsockname()[1]))
     try:
         yield gates
     finally:
         gates.open_all()
         server.close()
+        confined.close()
+        port.unlink()
         os.unlink(path)
