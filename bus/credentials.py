@@ -62,6 +62,8 @@ class Credential:
         body: dict[str, Any] = {"chain": self.chain, "seed": self.keys.seed}
         if self.kind_keys.publics:
             body |= {"opens": self.kind_keys.seeds, "seals": self.kind_keys.publics}
+        if self.kind_keys.older:
+            body["opened"] = self.kind_keys.older
         return CREDENTIAL_PREFIX + to_base64(json.dumps(body, separators=(",", ":")).encode())
 
     @property
@@ -93,7 +95,7 @@ def _parsed(text: str) -> Credential:
         body = json.loads(from_base64(text.strip().removeprefix(CREDENTIAL_PREFIX)))
         chain = tuple(str(link) for link in body["chain"])
         keys = SigningKeys(body["seed"])
-        kind_keys = KindKeys(dict(body.get("opens", {})), dict(body.get("seals", {})))
+        kind_keys = KindKeys(*(dict(body.get(name, {})) for name in ("opens", "seals", "opened")))
         if not chain or nats_jwt.decode(chain[-1]).get("sub") != keys.public:
             raise BadInput("its key is another's")
     except (ValueError, KeyError, TypeError, BadInput, Refused):
@@ -130,10 +132,22 @@ def root_public(root: str) -> str:
 
 
 def issue(
-    root: str, identity: Identity, *, lifetime_s: float = ENTITY_LIFETIME_S, now: float | None = None
+    root: str,
+    identity: Identity,
+    *,
+    lifetime_s: float = ENTITY_LIFETIME_S,
+    now: float | None = None,
+    before: str | None = None,
 ) -> str:
-    """A credential that the root signs. Raises `BadInput` where `root` is none."""
-    kind_keys = KindKeys.of_root(root).narrowed(*_opens(identity))
+    """A credential that the root signs; it opens also what was sealed under the root `before` this one.
+
+    Raises:
+        BadInput: `root` is none.
+    """
+    kind_keys = KindKeys.of_root(root)
+    if before is not None and is_root(before):
+        kind_keys = kind_keys.after(before)
+    kind_keys = kind_keys.narrowed(*_opens(identity))
     return _signed((), _root_keys(root), identity, lifetime_s, now, kind_keys).text
 
 

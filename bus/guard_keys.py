@@ -7,6 +7,7 @@ issuer's key; in its configuration stand public keys alone.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,7 +30,8 @@ class GuardKeys:
     on a server of several meshes: each has its own root.
 
     `issuer` signs what the server believes; `sealing` opens its questions; `guard` and `system` are users of
-    the accounts in which questions are answered and connections are ended.
+    the accounts in which questions are answered and connections are ended. `before`: the public key of the
+    root that this one has replaced; its credentials count until `before_until`.
     """
 
     root: str
@@ -37,16 +39,21 @@ class GuardKeys:
     sealing: str
     guard: str
     system: str
+    before: str = ""
+    before_until: float = 0.0
 
     @classmethod
-    def generate(cls, root: str | None) -> GuardKeys:
-        """For the mesh of this root; None: for a server of several."""
+    def generate(cls, root: str | None, before: str | None = None, grace_s: float = 0.0) -> GuardKeys:
+        """For the mesh of this root; None: for a server of several. Credentials of the root `before` it count
+        for `grace_s` from now on."""
         return cls(
             root="" if root is None else root_public(root),
             issuer=SigningKeys.account().seed,
             sealing=SealingKeys.generate().seed,
             guard=SigningKeys.user().seed,
             system=SigningKeys.user().seed,
+            before="" if before is None else root_public(before),
+            before_until=0.0 if before is None else time.time() + grace_s,
         )
 
     @cached_property

@@ -62,10 +62,14 @@ def public_of(seed: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KindKeys:
-    """What a root or a credential knows of the kinds' pairs: seeds of some, public halves of all; in hex."""
+    """What a root or a credential knows of the kinds' pairs: seeds of some, public halves of all; in hex.
+
+    `older`: seeds of the root before this one, so that what was sealed with its keys can be opened still.
+    """
 
     seeds: Mapping[str, str] = field(default_factory=dict)
     publics: Mapping[str, str] = field(default_factory=dict)
+    older: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_root(cls, root: str) -> KindKeys:
@@ -74,7 +78,15 @@ class KindKeys:
     def narrowed(self, *kinds: EntityKind) -> KindKeys:
         """The seeds of these kinds alone."""
         kept = {str(kind) for kind in kinds}
-        return KindKeys({kind: seed for kind, seed in self.seeds.items() if kind in kept}, self.publics)
+        return KindKeys(
+            {kind: seed for kind, seed in self.seeds.items() if kind in kept},
+            self.publics,
+            {kind: seed for kind, seed in self.older.items() if kind in kept},
+        )
+
+    def after(self, root: str) -> KindKeys:
+        """With the seeds of the root that this one has replaced."""
+        return KindKeys(self.seeds, self.publics, _of_root(root).seeds)
 
 
 @cache
@@ -160,10 +172,20 @@ class Keyring:
 
     def _pairs_with(self, beginning: str) -> list[PrivateKey]:
         if not self._pairs or len(self._pairs) <= (self._own is not None):
-            for seed in self._kinds.seeds.values():
+            for seed in (*self._kinds.seeds.values(), *self._kinds.older.values()):
                 pair = _private(bytes.fromhex(seed))
                 self._pairs[bytes(pair.public_key).hex()] = pair
         return [pair for public, pair in self._pairs.items() if public.startswith(beginning)]
+
+    def is_current(self, sealed: str, kind: EntityKind) -> bool:
+        """Whether it is sealed, and to the kind's present pair: else it is to be sealed anew."""
+        if not is_sealed(sealed):
+            return False
+        try:
+            beginning = base64.urlsafe_b64decode(sealed.removeprefix(PREFIX))[:6].hex()
+        except ValueError:
+            return True  # damaged: nobody can seal it anew
+        return self.of_kind(kind).startswith(beginning)
 
     # --- messages -----------------------------------------------------------------------------------
     def sealed(self, row: Subject, message: Message, envelope_id: str, key: str) -> Sendable:

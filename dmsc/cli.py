@@ -29,6 +29,7 @@ from dmsc.commands import (
     policy,
     policy_versions,
     replay,
+    rotate,
     run,
     runs,
     secret,
@@ -100,6 +101,7 @@ app.command(rich_help_panel=_mesh)(nodes.drain)
 app.command(rich_help_panel=_mesh)(nodes.uncordon)
 app.command(rich_help_panel=_parts)(run.join)
 app.command(rich_help_panel=_parts)(run.run)
+credential.app.command()(rotate.rotate)
 app.add_typer(credential.app, name="credential", rich_help_panel=_parts)
 policy.app.command()(policy_versions.score)
 policy.app.command()(policy_versions.promote)

@@ -74,13 +74,14 @@ def _declared(path: Path, wanted: str) -> str | None:
     return names[0] if len(names) == 1 and is_token(names[0]) else None
 
 
-def credentials(token: str | None, identities: Iterable[Identity]) -> str:
-    """What a process of these identities is given in place of the mesh's root; a plain token as it is."""
+def credentials(token: str | None, identities: Iterable[Identity], before: str | None = None) -> str:
+    """What a process of these identities is given in place of the mesh's root; a plain token as it is.
+    `before`: the root that this one has replaced."""
     if token is None or not is_root(token):
         return token or ""
     from bus.credentials import issue
 
-    return " ".join(issue(token, identity) for identity in identities)
+    return " ".join(issue(token, identity, before=before) for identity in identities)
 
 
 def own(token: str | None, identities: Sequence[Identity]) -> str | None:

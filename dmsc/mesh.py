@@ -318,7 +318,7 @@ async def _started(
             environment |= {"DMSC_TLS_CERT": str(tls.certificate), "DMSC_TLS_KEY": str(tls.key)}
 
         def secrets(child: ChildSpec) -> dict[str, str]:
-            return {"DMSC_BUS_TOKEN": credentials(folder.bus_token(), child.identities)}
+            return {"DMSC_BUS_TOKEN": credentials(folder.bus_token(), child.identities, folder.root_before())}
 
         async with Supervisor(
             children, logs=folder.logs, environment=environment, secrets=secrets, say=say, zygote=zygote

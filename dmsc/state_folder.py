@@ -5,6 +5,7 @@ mesh.json    bus servers, gateway URLs, process id, times; present while the mes
 token        the administrator's token for the gateways (mode 0600)
 bus_token    the root of the bus's credentials (mode 0600): who has it may be anybody there. An older folder's
              plain token stays one: such a mesh knows no identities
+bus_token_before  the root that `dmsc credential rotate` has replaced (mode 0600)
 guard.json   the authorizer's keys, with which it guards the bus (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
 user_key     signs the tokens of `dmsc user` (mode 0600); the authorizer's alone
@@ -236,6 +237,34 @@ class StateFolder:
 
     def bus_token(self) -> str | None:
         return _read_secret(self.path / "bus_token")
+
+    def root_before(self) -> str | None:
+        """The root that `rotate` has replaced: what was sealed under it is opened, and sealed anew."""
+        return _read_secret(self.path / "bus_token_before")
+
+    def rotate(self, grace_s: float) -> None:
+        """A new root: every credential ends, the old ones after `grace_s`. Of a mesh that does not run.
+
+        Killed at any point it leaves a folder that opens, with the old root or the new one.
+
+        Raises:
+            BadInput: the mesh runs, is a tenant, or has no root.
+        """
+        from bus.credentials import new_root
+        from bus.guard_keys import GuardKeys
+        from bus.identity import is_root
+        from schemas.errors import BadInput
+
+        with self.hold():
+            old = self.bus_token()
+            if old is None or not is_root(old):
+                raise BadInput(f"{self.path}: there is no root of credentials to replace")
+            if self.host_servers():
+                raise BadInput(f"{self.path}: is a tenant's; its host's guard knows one root at a time")
+            fresh = new_root()
+            write_private(self.path / "bus_token_before", old + "\n")
+            write_private(self.guard_file, GuardKeys.generate(fresh, old, grace_s).text())
+            write_private(self.path / "bus_token", fresh + "\n")  # from here on it is the new one
 
     def write_tokens(self) -> None:
         """Make the tokens, the users' file and the keys if they are missing; what is there stays."""

@@ -10,10 +10,11 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from bus.callout import Caller, Callout, Grant
-from bus.credentials import Checked, check
+from bus.credentials import Checked, check, root_of
 from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
 from bus.identity import Identity
@@ -116,7 +117,7 @@ class Doorkeeper:
         if not caller.token:
             raise Refused("no credential and no token", why="nothing")
         if caller.signature:
-            checked = check(caller.token, caller.nonce, caller.signature, self._root, now)
+            checked = self._checked(caller, now)
             identity = checked.identity
             self._refuse_ended(checked)
             name = connection_by(identity.name, checked.ids)
@@ -144,6 +145,17 @@ class Doorkeeper:
                 )
         if who.kind is EntityKind.INSTANCE and who.job in self._ended_jobs:
             raise Refused(f"the job of {who.name} has ended, and its credentials with it", why="ended")
+
+    def _checked(self, caller: Caller, now: float) -> Checked:
+        """Of this mesh's root; for a while also of the one before it, for as long as that counts."""
+        assert caller.signature
+        keys = self._keys
+        old = self._root == keys.root and now < keys.before_until and root_of(caller.token) == keys.before
+        root = keys.before if old else self._root
+        checked = check(caller.token, caller.nonce, caller.signature, root, now)
+        if old:
+            return replace(checked, expires_at=min(checked.expires_at, int(keys.before_until)))
+        return checked
 
     def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
         permissions = of_role(user.role, inbox_of_token(caller.token))

@@ -65,20 +65,23 @@ class UserRecords:
         return await self._bucket.watch(open_first)
 
     async def seal_old(self) -> int:
-        """Seals what an older version has left in the clear; how many there were."""
+        """Seals what an older version has left in the clear, or what was sealed under an older root; how many
+        there were."""
         if not self._bus.keyring.of_kind(EntityKind.AUTHORIZER):
             return 0
         count = 0
         for entry in await self._bucket.entries():
             record = self._opened(entry.message)
-            if isinstance(entry.message, StoredUser) and not entry.message.sealed and record is not None:
+            if record is not None and not self._bus.keyring.is_current(
+                entry.message.sealed, EntityKind.AUTHORIZER
+            ):
                 try:
                     await self.update(record, entry.revision)
                     count += 1
                 except Conflict:  # another authorizer was first
                     continue
         if count:
-            log.info("user records sealed, which an older version had left in the clear", records=count)
+            log.info("user records sealed anew", records=count)
         return count
 
     def _stored(self, record: UserRecord) -> StoredUser:

@@ -6,10 +6,14 @@ import json
 
 from bus import secret_urls
 from bus.connection import Bus
+from bus.logs import get_logger
 from bus.subjects import SECRET
-from schemas.errors import BadJob
+from schemas.envelope import EntityKind
+from schemas.errors import BadJob, DmscError
 from schemas.job import JobSpec
 from schemas.secrets import GENERATED, StoredSecret, about, references_of
+
+log = get_logger("orchestrator")
 
 
 async def secrets_for(bus: Bus, spec: JobSpec) -> str:
@@ -29,6 +33,27 @@ async def secrets_for(bus: Bus, spec: JobSpec) -> str:
     values = json.dumps(found) if found else ""
     secret_urls.learn(values)
     return values
+
+
+async def seal_anew(bus: Bus) -> None:
+    """Seals to the present root's keys what was sealed under the one before; once, when a leader begins."""
+    keyring, bucket = bus.keyring, bus.bucket(SECRET)
+    if not keyring.of_kind(EntityKind.ORCHESTRATOR):
+        return
+    for entry in await bucket.entries():
+        secret = entry.message
+        if not isinstance(secret, StoredSecret):
+            continue
+        if keyring.is_current(secret.sealed, EntityKind.ORCHESTRATOR):
+            continue
+        where = about(secret.user, secret.name)
+        try:
+            value = keyring.open(secret.sealed, where)
+            sealed = keyring.seal(value, keyring.of_kind(EntityKind.ORCHESTRATOR), where)
+            message = secret.model_copy(update={"sealed": sealed})
+            await bucket.update(message, revision=entry.revision, user=secret.user, name=secret.name)
+        except DmscError as error:  # of a root that nobody has any more, or changed meanwhile
+            log.warning("secret not sealed anew", user=secret.user, name=secret.name, reason=error.text)
 
 
 async def forget_secrets(bus: Bus, spec: JobSpec) -> None:

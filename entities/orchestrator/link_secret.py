@@ -30,12 +30,12 @@ async def link_secret(bus: Bus, job: str) -> str:
         entry = await bucket.get(leader=True, job=job)
         if entry is not None and isinstance(entry.message, LinkSecret):
             kept: str = entry.message.secret
-            if is_sealed(kept):
-                return bus.keyring.open(kept, _about(job))
-            if bus.keyring.of_kind(EntityKind.ORCHESTRATOR):  # an older version's, in the clear
-                with contextlib.suppress(Conflict):
-                    await bucket.update(_sealed(bus, job, kept), revision=entry.revision, job=job)
-            return kept
+            secret = bus.keyring.open(kept, _about(job)) if is_sealed(kept) else kept
+            current = bus.keyring.is_current(kept, EntityKind.ORCHESTRATOR)
+            if bus.keyring.of_kind(EntityKind.ORCHESTRATOR) and not current:
+                with contextlib.suppress(Conflict):  # an older version's, in the clear, or an older root's
+                    await bucket.update(_sealed(bus, job, secret), revision=entry.revision, job=job)
+            return secret
         fresh = secrets.token_hex(32)
         try:
             await bucket.create(_sealed(bus, job, fresh), job=job)

@@ -28,6 +28,7 @@ from entities.orchestrator.cordoning import Cordoning
 from entities.orchestrator.draining import Draining
 from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.job_run import JobRun
+from entities.orchestrator.job_secrets import seal_anew
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.policy_desk import PolicyDesk
@@ -122,8 +123,7 @@ class Leader:
         self._guards = RecordGuards(bus, self._runs, self._ended)
         self._known = known
         self._tasks: asyncio.TaskGroup | None = None
-        self.refused: NewerRecord | None = None
-        """Why it does not lead after all: nobody overwrites a newer version's records."""
+        self.refused: NewerRecord | None = None  # why it does not lead: nobody overwrites newer records
 
     def records(self) -> dict[str, JobRecord]:
         """The jobs that it knows, by id."""
@@ -162,9 +162,9 @@ class Leader:
 
     async def _leads(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None
-        await self._insistently(self._cordoning.load)
-        await self._insistently(self._policies.load)
-        await self._insistently(self._promotions.load)
+        loads = (self._cordoning.load, self._policies.load, self._promotions.load)
+        for load in (*loads, partial(seal_anew, self._bus)):
+            await self._insistently(load)
         await self._resume()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
         await self._serve(served)
