@@ -365,6 +365,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     try:
         address, options = resolved(url)
         _check(address)
+        if "endpoint_url" in options:
+            _check(options["endpoint_url"])
         if _rules and address.startswith(("http:", "https:")):
             options["allow_redirects"] = False  # to where nobody has looked
         found: tuple[Any, str] = fsspec.core.url_to_fs(address, **options)

@@ -12,6 +12,13 @@ from urllib.parse import parse_qsl
 from schemas.errors import BadInput
 from schemas.secrets import SCHEME, below, split_reference
 
+OPTIONS = frozenset(
+    {"key", "secret", "token", "username", "user", "password", "passphrase", "account_name", "account_key",
+     "sas_token", "region", "endpoint_url"}
+)  # fmt: skip
+"""What may stand behind `#`: credentials, and where they count. Whatever else a file system takes, another
+host for example, would lead past the rules of what jobs may name."""
+
 _known: dict[str, str] = {}
 
 
@@ -39,8 +46,12 @@ def resolved(url: str) -> tuple[str, dict[str, Any]]:
     value = _known.get(f"{found[0]}/{found[1]}") if found is not None else None
     if found is None or value is None:
         raise BadInput(f"{url}: only the job's own processes can open it; fetch it from there yourself")
-    address, _, options = value.partition("#")
-    return below(address, found[2]), dict(parse_qsl(options))
+    address, _, text = value.partition("#")
+    options = dict(parse_qsl(text))
+    unknown = sorted(options.keys() - OPTIONS)
+    if unknown:
+        raise BadInput(f"{url}: option {unknown[0]!r} behind #; there are {', '.join(sorted(OPTIONS))}")
+    return below(address, found[2]), options
 
 
 def hidden(text: str) -> str:

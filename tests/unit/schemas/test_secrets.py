@@ -84,6 +84,14 @@ def test_a_process_opens_what_it_was_given_and_complains_without_it(tmp_path: An
         assert secret_urls.hidden("no hunter2 at " + str(tmp_path)) == "no *** at secret://ruth/here"
     finally:
         secret_urls.forget("ruth/here")
+    secret_urls.learn(json.dumps({"ruth/led": f"local://{tmp_path}#host=10.0.0.1&password=hunter2"}))
+    try:
+        with pytest.raises(
+            BadInput, match=r"secret://ruth/led: option 'host' behind #; there are account_key"
+        ):
+            open_filesystem("secret://ruth/led")
+    finally:
+        secret_urls.forget("ruth/led")
     secret_urls.learn(json.dumps({"ruth/odd": "no-such-scheme://u:hunter22@h/a"}))
     try:
         with pytest.raises(BadInput) as refused:
@@ -91,3 +99,14 @@ def test_a_process_opens_what_it_was_given_and_complains_without_it(tmp_path: An
         assert "hunter22" not in refused.value.text
     finally:
         secret_urls.forget("ruth/odd")
+
+
+def test_an_endpoint_behind_a_secret_obeys_the_rules_of_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    monkeypatch.setattr("bus.artifacts._check", looked_at.append)
+    secret_urls.learn(json.dumps({"ruth/s3": "memory://b/x#endpoint_url=http://169.254.169.254/"}))
+    try:
+        open_filesystem("secret://ruth/s3/y")
+    finally:
+        secret_urls.forget("ruth/s3")
+    assert looked_at == ["memory://b/x/y", "http://169.254.169.254/"]
