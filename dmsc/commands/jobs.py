@@ -183,7 +183,7 @@ async def _mesh(client: AsyncClient) -> MeshStatus:
         status: MeshStatus = await client.mesh()
     except Unavailable as error:
         waiting = (await client.ready()).waiting
-        waits = "".join(f"\n  {name}: {why}" for name, why in waiting.items())
+        waits = "".join(f"\n  {name}: {why}" for name, why in waiting.items() if why != error.text)
         raise Unavailable(f"{error.text}{waits}") from error
     return status
 

@@ -13,7 +13,6 @@ from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
     from schemas.access import UserAnswer, UserInfo, WhoAmI
-from schemas.quota import GIB, Quota
 
 app = typer.Typer(
     help="Who may use the mesh: add users, hand out tokens that expire, revoke them at once.",
@@ -154,6 +153,8 @@ def whoami(
 
 def having(me: WhoAmI) -> str:
     """Each of what a user has, with their limit where there is one."""
+    from schemas.quota import GIB, Quota
+
     quota = me.quota or Quota()
     parts = [
         (me.use.jobs, quota.jobs, "jobs"),
