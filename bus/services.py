@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nats.aio.msg import Msg
 
-from bus import codec, inboxes
+from bus import codec, inboxes, spoken_names
 from bus.correlation import handling
 from bus.dead_letters import bury
 from bus.feed import Feed
@@ -217,6 +217,7 @@ class Subscription:
             refuse_stored(raw)
             codec.refuse_oversized(self.row, raw.data)
             message, envelope = codec.decode(raw.data, self.row.schema)
+            spoken_names.check(self.row, raw.subject, message, envelope)
         except BadMessage as error:
             handling.set(None)
             await bury(self._bus, self.row, raw.subject, raw.data, error)
@@ -252,6 +253,7 @@ class Subscription:
             if not asker.is_sender(envelope.sender, guarded=self._bus.link.guarded):
                 stranger, asker = asker, None
                 raise inboxes.another_sender(self.row, stranger, envelope.sender)
+            spoken_names.check(self.row, raw.subject, message, envelope)
         except BadMessage as error:
             handling.set(None)
             await bury(self._bus, self.row, raw.subject, raw.data, error)
