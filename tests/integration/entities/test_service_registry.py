@@ -125,7 +125,8 @@ async def test_a_stale_incarnation_is_fenced_over_the_bus(registry: ServiceRegis
         await register(bus, instance(incarnation="old"))
     with pytest.raises(Fenced):
         await move(bus, "j-s0-r0", "old", S.FAULTED)
-    await bus.publish(
+    late = await dial("j-s0-r0", EntityKind.INSTANCE)
+    await late.publish(
         subjects.HEARTBEAT, Heartbeat(sid="j-s0-r0", incarnation="old", state=S.FAULTED), sid="j-s0-r0"
     )
     await eventually(lambda: registry.core.stale_beats == 1)
