@@ -60,9 +60,12 @@ class Identity:
     def _misnamed(self) -> str | None:
         """Why this name is another's (`schemas.names`); a mesh's owner takes any job, cluster or module."""
         if self.kind is EntityKind.INSTANCE:
-            if self.job in (ANY, names.job_of(self.name)):
+            if self.job == ANY:
                 return None
-            return f"instance {self.name} is not called as those of job {self.job} are: {self.job}-…"
+            if self.job != names.job_of(self.name) or self.name == self.job:
+                return f"instance {self.name} is not called as those of job {self.job} are: {self.job}-…"
+            why = names.reserved(self.name)
+            return None if why is None else f"instance {self.name}: {why}"
         if self.cluster not in ("", ANY) and (why := names.misplaced(self.cluster, self.node)) is not None:
             return why
         leave_to_join = self.kind is EntityKind.CLUSTER and self.node == ANY

@@ -30,12 +30,19 @@ def job_of(sid: str) -> str:
 
 def taken(name: str) -> str | None:
     """Why nobody but its owner may be called so; None where anybody may."""
+    if (why := reserved(name)) is not None:
+        return why
+    if _job.fullmatch(job_of(name.lower())):
+        return f"{job_of(name)!r} is what jobs are called"
+    return None
+
+
+def reserved(name: str) -> str | None:
+    """Why it is the control plane's; None where it is not. Instances, too, are held to this."""
     lowered = name.lower()
     for word in RESERVED:
         if lowered == word or lowered.startswith(f"{word}-"):
             return f"{word!r} is the name of a part of the mesh"
-    if _job.fullmatch(job_of(lowered)):
-        return f"{job_of(name)!r} is what jobs are called"
     return None
 
 

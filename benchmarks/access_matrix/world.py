@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.access_matrix.parties import TOKENS
 from benchmarks.access_matrix.wire import Heard, Said, Wire, wire
-from bus import codec, rendezvous, streams
+from bus import codec, rendezvous, streams, subjects
 from bus.callout import Caller, Grant
 from bus.connection import Bus
 from bus.credentials import issue, new_root
@@ -34,6 +34,7 @@ from bus.subject import Delivery, Names, Subject
 from bus.subjects import SUBJECTS
 from entities.authorizer.access_rules import User
 from entities.authorizer.callout import Doorkeeper
+from entities.authorizer.job_ends import JobEnds
 from entities.broker import Broker
 from schemas.base import Message
 from schemas.envelope import EntityKind as K
@@ -52,6 +53,7 @@ MARK = "canary<"
 """Followed by the subject on which it was stored and `>`: by that a leak is recognised."""
 BROKERS_CONSUMER = re.compile(r"b[0-9a-f]{20}x[0-9a-f]+$")
 VICTIM = "victim"
+JOBS, ENDED_JOB = "KV_jobs", "ended"
 """A consumer of the control plane's, of each stream: others may not read, confirm or end it."""
 ROUNDS_MOST = 200
 
@@ -347,15 +349,31 @@ def _content(place: str) -> bytes:
 
 
 def job_record(place: str) -> bytes:
+    record = _record(place[-1], JobState.RUNNING, mark(place).decode())
+    sender = Sender(name="orchestrator", kind=K.ORCHESTRATOR, incarnation="matrix")
+    return codec.encode(record, codec.sender_map(sender), f"matrix-{place[-1]}")
+
+
+def _record(job: str, state: JobState, reason: str) -> JobRecord:
     spec = JobSpec.model_validate(
         {"name": "matrix", "model": {"factory": "workers.models.gpt:byte_gpt"}, "training": {"steps": 1}}
     )
-    record = JobRecord(
-        job=place[-1], spec=spec, state=JobState.RUNNING, user="somebody", reason=mark(place).decode(),
+    return JobRecord(
+        job=job, spec=spec, state=state, user="somebody", reason=reason,
         submitted_at=time.time(), changed_at=time.time(),
     )  # fmt: skip
-    sender = Sender(name="orchestrator", kind=K.ORCHESTRATOR, incarnation="matrix")
-    return codec.encode(record, codec.sender_map(sender), f"matrix-{place[-1]}")
+
+
+async def _end_a_job(bus: Bus, ends: JobEnds) -> None:
+    """The guards learn of it as they do in a mesh; what they watch by is gone before the attacks."""
+    await bus.bucket(subjects.JOB_RECORD).put(_record(ENDED_JOB, JobState.DONE, "it ended"), job=ENDED_JOB)
+    heard = asyncio.Event()
+    ends.heard = heard.set
+    await ends.start(bus)
+    async with asyncio.timeout(60.0):
+        await heard.wait()
+    await ends.stop()
+    assert ENDED_JOB in ends.jobs
 
 
 def _headers(config: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -405,7 +423,8 @@ async def running(folder: Path) -> AsyncIterator[World]:
     )
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer(folder, guard=keys, sync_always=False))
-        guards = [Guard(keys, lambda: users, tell=_quietly) for _ in range(2)]
+        ends = JobEnds()
+        guards = [Guard(keys, lambda: users, tell=_quietly, ended_jobs=ends.jobs) for _ in range(2)]
         for number, guard in enumerate(guards):
             await stack.enter_async_context(guard.at_door([server.url], f"guard-{number}"))
         services = []
@@ -416,6 +435,7 @@ async def running(folder: Path) -> AsyncIterator[World]:
             )
             if who is ORCHESTRATOR:
                 await streams.provision(bus.link)
+                await _end_a_job(bus, ends)
                 for job in ("j", "k"):
                     name = f"artifacts/{job}/weights"
                     await bus.objects.put(name, mark(f"object {name}"))
@@ -430,7 +450,8 @@ async def running(folder: Path) -> AsyncIterator[World]:
         tap = await stack.enter_async_context(wire(server.url, AUDITOR, "tap"))
         tap.listen(">")
         world = World(server.url, root, guards, auditor, tap, services)
-        world.planted[OBJECTS] = await _stored(world, OBJECTS)
+        for stream in (OBJECTS, JOBS):
+            world.planted[stream] = await _stored(world, stream)
         await world.plant()
         yield world
 

@@ -59,9 +59,15 @@ def test_an_instance_is_called_as_its_job_whoever_signs() -> None:
     agent = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
     fine = Identity(name="j1-s0-r0", kind=K.INSTANCE, cluster="a", node="n", job="j1")
     assert may_hand_on(agent, fine)
-    for name in ("gateway-a", "j2-s0-r0", "j1x-s0-r0", "a-n"):
+    for name in ("gateway-a", "j2-s0-r0", "j1x-s0-r0", "a-n", "j1"):
         with pytest.raises(BadInput, match="is not called as those of job j1 are"):
             Identity(name=name, kind=K.INSTANCE, cluster="a", node="n", job="j1")
+
+
+@pytest.mark.parametrize("job", names.RESERVED)
+def test_no_instance_is_of_a_job_that_is_called_like_a_part_of_the_mesh(job: str) -> None:
+    with pytest.raises(BadInput):
+        Identity(name=f"{job}-s0-r0", kind=K.INSTANCE, cluster="a", node="n", job=job)
 
 
 def test_no_two_nodes_have_one_agents_name() -> None:
