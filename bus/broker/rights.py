@@ -46,9 +46,12 @@ def names_of(record: JobRecord | None) -> Names:
     spec = record.spec
     folder = _folder(spec.artifacts)
     named = (spec.resume_from, spec.initial_weights, spec.data.source)
+    own = f"{folder}/{record.job}/"
+    found = (_folder(url) for url in named if url)
     return Names(
-        own=(f"{folder}/{record.job}/",) if folder else (),
-        read=tuple(found for url in named if url and (found := _folder(url))),
+        own=(own,) if folder else (),
+        # Not what all jobs' folders lie in (`bus://artifacts`): that would name everybody's objects.
+        read=tuple(one for one in found if "/" in one and not own.startswith(f"{one}/")),
     )
 
 

@@ -1,0 +1,31 @@
+"""Which objects a job may read because its record names them."""
+
+from __future__ import annotations
+
+import pytest
+
+from bus.broker.rights import names_of
+from schemas.job import JobRecord, JobSpec, JobState, ModelSpec, TrainingSpec
+
+
+def record(resume_from: str) -> JobRecord:
+    spec = JobSpec(
+        name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1),
+        artifacts="bus://artifacts", resume_from=resume_from,
+    )  # fmt: skip
+    return JobRecord(job="j", spec=spec, state=JobState.RUNNING, submitted_at=1.0, changed_at=1.0)
+
+
+def test_what_is_named_is_read_and_not_written() -> None:
+    names = names_of(record("bus://artifacts/k/checkpoints"))
+    assert names.may_read("artifacts/k/checkpoints/10")
+    assert not names.may_read("artifacts/k/weights")
+    assert not names.may_write("artifacts/k/checkpoints/10")
+
+
+@pytest.mark.parametrize("above", ["bus://artifacts", "bus://artifacts/", "bus://datasets", "bus://k"])
+def test_a_folder_of_many_jobs_names_nobodys_objects(above: str) -> None:
+    names = names_of(record(above))
+    assert names.may_write("artifacts/j/checkpoints/1")
+    for name in ("artifacts/k/checkpoints/1", "datasets/private/0", "k/1"):
+        assert not names.may_read(name)
