@@ -25,7 +25,7 @@ from dmsc.state_folder import StateFolder
 from schemas.cluster import NodeStatus
 from schemas.door import MeshStatus
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import DmscError, NotFound
+from schemas.errors import DmscError, NotFound, Refused
 from schemas.registry import Heartbeat
 from workers.sandbox.confinement import Way
 
@@ -185,6 +185,8 @@ async def _streams(bus: Bus) -> Finding:
             await jetstream.call(bus.link, f"STREAM.INFO.{config['name']}")
         except NotFound:
             missing.append(config["name"])
+        except Refused:  # not for whoever asks to see: meeting points, for example
+            continue
         except DmscError as error:
             return Finding("streams", False, error.text, STORE_REMEDY)
     if missing:

@@ -52,6 +52,15 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     return load_document(path, JobSpec, "a job is a mapping of keys (name:, model:, training: …)", overrides)
 
 
+def named_urls(spec: JobSpec) -> tuple[str, ...]:
+    """Files and stores that a job names: what a mesh made for this very job lets it open (`--allow-url`)."""
+    from schemas.urls import BUS, SECRET, STDLIB, fixed_part, local_path
+
+    named = (spec.data.source, spec.initial_weights, spec.resume_from, spec.artifacts)
+    urls = [url for url in named if url and not url.startswith((BUS, SECRET, STDLIB))]
+    return tuple(url if (path := local_path(url)) is None else fixed_part(path) for url in urls)
+
+
 def load_document(path: Path, model: type[M], what: str, overrides: Sequence[str] = ()) -> M:
     """The same for any file that a person writes; `what` says what the document should be.
 

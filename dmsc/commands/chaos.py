@@ -85,7 +85,7 @@ def chaos(
     from dmsc.chaos.present import closing, rows
     from dmsc.chaos.run import ChaosOptions
     from dmsc.exit_codes import ExitCode
-    from dmsc.job_file import load_job
+    from dmsc.job_file import load_job, named_urls
     from dmsc.zygote import hatched
     from schemas.errors import BadInput
 
@@ -106,7 +106,9 @@ def chaos(
 
     configure_logging(level="error")  # that the bus is away now and then is what was asked for
     with hatched() if private else nullcontext() as zygote:
-        own = _OwnMesh(separate, slots, zygote, FaultKind.DISK_FULL in options.kinds) if private else None
+        small = FaultKind.DISK_FULL in options.kinds
+        urls = () if spec is None else named_urls(spec)
+        own = _OwnMesh(separate, slots, zygote, small, urls) if private else None
         report = run_async(_chaos(job, spec, options, reference, no_reference, state, own, say))
     if plot is not None:
         _write_plot(report, plot)
@@ -129,6 +131,7 @@ class _OwnMesh:
     slots: int
     zygote: Zygote | None
     small_disk: bool = False
+    allow_urls: tuple[str, ...] = ()
 
 
 async def _chaos(
@@ -169,7 +172,7 @@ async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIt
         tempfile.TemporaryDirectory(prefix="dmsc-chaos-", ignore_cleanup_errors=True) as name,
         small_disk(Path(name)) if own.small_disk else nullcontext(),
     ):
-        options = _private_mesh(Path(name) / "state", own.separate, own.slots)
+        options = _private_mesh(Path(name) / "state", own)
         say(f"starting a mesh of clusters {', '.join(options.clusters)}")
         async with (
             running_mesh(options, say, zygote=own.zygote) as mesh,
@@ -179,13 +182,14 @@ async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIt
             say("stopping the mesh")
 
 
-def _private_mesh(state: Path, separate: bool, slots: int) -> MeshOptions:
+def _private_mesh(state: Path, own: _OwnMesh) -> MeshOptions:
     from dmsc.composition import node_name
     from dmsc.layout import MeshOptions
 
     return MeshOptions(
-        state=state, nats_port=0, http_port=0, slots=slots, node=node_name(), separate=separate
-    )
+        state=state, nats_port=0, http_port=0, slots=own.slots, node=node_name(), separate=own.separate,
+        allow_urls=own.allow_urls,
+    )  # fmt: skip
 
 
 def _write_plot(report: Report, path: Path) -> None:

@@ -46,7 +46,7 @@ def demo(
     """
     from dmsc.composition import node_name
     from dmsc.follow import FollowOptions, OnInterrupt
-    from dmsc.job_file import load_job
+    from dmsc.job_file import load_job, named_urls
     from dmsc.layout import MeshOptions
     from dmsc.zygote import hatched
 
@@ -59,6 +59,7 @@ def demo(
             http_port=0,
             node=node_name(),
             policies=(policy or str(_example("my_policy.py")),),
+            allow_urls=named_urls(spec),
         )
         with hatched() as zygote:
             code = run_async(_demo(mesh, spec, follow, zygote))

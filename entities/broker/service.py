@@ -28,7 +28,7 @@ class Broker:
         """Serve until cancelled; what is in hand is answered first."""
         await self._bus.listen(self.relay)
         try:
-            log.info("broker ready", service=self._bus.sender.name)
+            log.debug("broker ready", service=self._bus.sender.name)
             if ready is not None:
                 ready.set()
             await asyncio.Event().wait()
