@@ -53,7 +53,13 @@ class SecretList(Part):
 class SecretValue(Part):
     """Body of `PUT /v1/secrets/{name}`."""
 
-    value: str = Field(min_length=1, max_length=MOST_CHARACTERS, repr=False)
+    # the pattern is for readers of the document: a value that does not fit stands in no message
+    value: str = Field(
+        min_length=1,
+        max_length=MOST_CHARACTERS,
+        repr=False,
+        json_schema_extra={"pattern": r"^[A-Za-z][A-Za-z0-9+.-]*://."},
+    )
 
 
 def about(user: str, name: str) -> bytes:

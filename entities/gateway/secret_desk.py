@@ -10,7 +10,7 @@ from bus.connection import Bus
 from entities.gateway.guard import Guard
 from schemas.base import is_token
 from schemas.envelope import EntityKind
-from schemas.errors import Ack, BadInput, BadJob, NotFound
+from schemas.errors import Ack, BadInput, BadJob, Conflict, NotFound
 from schemas.job import JobSpec
 from schemas.secrets import GENERATED, SecretInfo, SecretList, StoredSecret, about, references_of, taken_out
 
@@ -25,7 +25,8 @@ class SecretDesk:
     async def put(self, token: str, name: str, value: str) -> Ack:
         """
         Raises:
-            BadInput: there are no keys to seal to, or the value is no URL.
+            BadInput: the value is no URL.
+            Conflict: there are no keys to seal to.
         """
         access = await self._guard.check(token, "secret.write", name)
         scheme, mark, _ = value.partition("://")
@@ -71,7 +72,7 @@ class SecretDesk:
         keyring = self._bus.keyring
         key = keyring.of_kind(EntityKind.ORCHESTRATOR)
         if not key:
-            raise BadInput("this bus has no guard, so there are no keys to seal a secret with")
+            raise Conflict("this bus has no guard, so there are no keys to seal a secret with")
         sealed = keyring.seal(value, key, about(user, name))
         message = StoredSecret(user=user, name=name, sealed=sealed, stored_at=time.time())
         await self._bus.bucket(subjects.SECRET).put(message, user=user, name=name)
