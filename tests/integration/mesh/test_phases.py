@@ -6,6 +6,7 @@ functional module suggests weights. A tap that was there before all of them is t
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import os
@@ -148,13 +149,18 @@ async def processes(server: EmbeddedServer, recording: Recording, tmp_path: Path
         "DMSC_BUS": server.url,
         "DMSC_LOGS": str(tmp_path / "logs"),
     }
+    learned = ("--allow-url", str(Path(argparse.__file__).parent))  # the data of tiny_job
     commands = [
         ["run", "service-registry"],
         ["run", "authorizer", "--tokens", str(tokens)],
         ["run", "orchestrator"],
-        *(["run", kind, "--cluster", cluster] for cluster in "ab" for kind in ("gateway", "router")),
         *(
-            ["join", "--cluster", cluster, "--node", "n", "--slots", "3", "--address", "127.0.0.1"]
+            ["run", kind, "--cluster", cluster, *learned]
+            for cluster in "ab"
+            for kind in ("gateway", "router")
+        ),
+        *(
+            ["join", "--cluster", cluster, "--node", "n", "--slots", "3", "--address", "127.0.0.1", *learned]
             for cluster in "ab"
         ),
     ]
