@@ -11,7 +11,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from bus import subjects
+from bus import inboxes, subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.subject import Subject
@@ -47,6 +47,16 @@ async def raw_client(server: EmbeddedServer) -> Client:
     return await nats.connect(server.url, max_reconnect_attempts=0)
 
 
+async def asked(client: Client, row: Subject, subject: str, data: bytes) -> bytes:
+    """What whoever serves `row` answers to these bytes."""
+    answerer = row.answerer_on(subject)
+    connection = inboxes.of_connection(inboxes.inbox_of(EntityKind.CLIENT, "intruder"))
+    reply = f"{connection}.{answerer}.{inboxes.question(subject, data, answerer)}"
+    answers = await client.subscribe(reply, max_msgs=1)
+    await client.publish(subject, data, reply=reply)
+    return (await answers.next_msg(timeout=PATIENCE_S)).data
+
+
 async def check(case: Case, server: EmbeddedServer, letters: Heard) -> None:
     client = await raw_client(server)
     try:
@@ -57,8 +67,7 @@ async def check(case: Case, server: EmbeddedServer, letters: Heard) -> None:
                 if row.reply is None:
                     await client.publish(subject, data)
                 else:
-                    reply = await client.request(subject, data, timeout=PATIENCE_S)
-                    answer = msgpack.unpackb(reply.data)
+                    answer = msgpack.unpackb(await asked(client, row, subject, data))
                     assert (answer["type"], answer["body"]["code"]) == ("error", "bad_message"), (
                         row.name,
                         what,
