@@ -20,7 +20,7 @@ _ABOUT = {
     401: "no token, or nobody's",
     403: "the bearer may not do that",
     404: "there is no such thing",
-    409: "it moved on meanwhile, or a request with this idempotency key is being answered",
+    409: "it moved on meanwhile, is not possible in this mesh, or its idempotency key is being answered",
     413: "the body is above the limit",
     416: "the range begins behind the end",
     422: "a parameter or the body is wrong: where, and what to write instead",
@@ -72,7 +72,7 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
     found = [401, 403, 422, 429, 500, 503, 504]
     if "{" in path or method == "post" or "observations" in path or path == "/metrics":
         found.append(404)
-    if method in ("post", "delete"):
+    if method in ("post", "put", "delete"):
         found.append(409)
     if "requestBody" in operation:
         found += [400, 413]
