@@ -403,12 +403,10 @@ class JobRun:
         occupied, mine = self._room.occupied(self.job), self.waiting
         assert mine is not None
         why = turn(mine, self._room.line(), free_slots(nodes, occupied, cordoned))
-        if why:
-            return NoRoom(why)
-        if self._room.urgent():
-            return NoRoom("behind a running job that replaces an instance")
-        graph = plan(self.job, self.spec, topology, nodes, occupied, cordoned)
-        if isinstance(graph, NoRoom):
+        if not why and self._room.urgent():
+            why = "behind a running job that replaces an instance"
+        graph = NoRoom(why) if why else plan(self.job, self.spec, topology, nodes, occupied, cordoned)
+        if isinstance(graph, NoRoom) and not (why and mine.fits):  # one that fits nowhere waits for nobody
             alone = plan(self.job, self.spec, topology, emptied(nodes), {}, cordoned)
             self._fits = not isinstance(alone, NoRoom)
             if isinstance(alone, NoRoom):

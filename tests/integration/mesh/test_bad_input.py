@@ -243,7 +243,7 @@ def test_without_room_a_job_waits_its_turn_and_says_why(mesh: Mesh, source: Path
     waiting = mesh.client.submit(in_a(2)).job
     too_large = mesh.client.submit(in_a(7)).job
     until_state(mesh, waiting, JobState.QUEUED, "needs 2 slots, 1 of 6 free in a")
-    until_state(mesh, too_large, JobState.QUEUED, "needs 7 slots, 1 of 6 free in a")
+    until_state(mesh, too_large, JobState.QUEUED, "the whole mesh has no room for it")
     assert mesh.client.job(waiting).state is JobState.QUEUED
     told = dmsc("cancel", too_large, "--state", str(mesh.state), cwd=tmp_path)
     assert told.returncode == 0, told.stderr
