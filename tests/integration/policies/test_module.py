@@ -102,6 +102,7 @@ class Mesh:
         self.url = url
         self._stack = stack
         self.step = 0
+        self._speakers: dict[str, Bus] = {}
 
     async def bus(self, name: str, kind: EntityKind) -> Bus:
         return await self._stack.enter_async_context(Bus.connect(self.url, name=name, kind=kind))
@@ -151,8 +152,12 @@ class Mesh:
         return len(mine) > 1 and all(one is not None and one.step == self.step for one in mine)
 
     async def publish(self, row: Subject, message: Message, **tokens: str) -> None:
-        await self.instances.publish(row, message, **tokens)
-        await self.instances.barrier()
+        """As the instance that the subject names: nobody else is believed."""
+        name = tokens["sid"]
+        if name not in self._speakers:
+            self._speakers[name] = await self.bus(name, EntityKind.INSTANCE)
+        await self._speakers[name].publish(row, message, **tokens)
+        await self._speakers[name].barrier()
 
     @contextlib.asynccontextmanager
     async def telemetry(self, **service_ms: float) -> AsyncIterator[None]:
