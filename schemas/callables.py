@@ -20,6 +20,28 @@ MODELS = frozenset(
 )
 """Ours that a job may name as its model's factory. Losses of ours have short names."""
 
+LOSSES = frozenset(
+    {
+        *(
+            f"torch.nn:{name}Loss"
+            for name in ("BCE", "BCEWithLogits", "CrossEntropy", "GaussianNLL", "Huber", "KLDiv", "L1")
+        ),
+        *(
+            f"torch.nn:{name}Loss"
+            for name in ("MSE", "MultiLabelSoftMargin", "NLL", "PoissonNLL", "SmoothL1")
+        ),
+        *(
+            f"torch.nn.functional:{name}"
+            for name in ("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy")
+        ),
+        *(
+            f"torch.nn.functional:{name}"
+            for name in ("huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss", "smooth_l1_loss")
+        ),
+    }
+)
+"""torch's that a job may name as its loss: functions and classes of (output, targets)."""
+
 BALANCERS = frozenset(
     {
         "workers.balancers:LeastOutstanding",

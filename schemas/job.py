@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
-from schemas.callables import MODELS, misnamed
+from schemas.callables import LOSSES, MODELS, misnamed
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
@@ -50,7 +50,7 @@ class ModelSpec(Part):
     def _known_loss(cls, value: str) -> str:
         if value != "cross_entropy" and ":" not in value:
             raise ValueError("must be cross_entropy or module:callable")
-        if reason := misnamed(value):
+        if reason := misnamed(value, LOSSES):
             raise ValueError(reason)
         return value
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from schemas.callables import MODELS
+from schemas.callables import LOSSES, MODELS
 from schemas.errors import BadModel
 from schemas.job import ModelSpec
 from workers.user_code import describe, load
@@ -254,7 +254,7 @@ def loss_function(spec: ModelSpec) -> LossFunction:
     """
     if spec.loss == "cross_entropy":
         return _cross_entropy
-    found = load(spec.loss)
+    found = load(spec.loss, LOSSES)
     if not inspect.isclass(found):
         return found
     try:  # a class such as torch.nn:MSELoss
