@@ -217,7 +217,8 @@ class Subscription:
             refuse_stored(raw)
             codec.refuse_oversized(self.row, raw.data)
             message, envelope = codec.decode(raw.data, self.row.schema)
-            spoken_names.check(self.row, raw.subject, message, envelope)
+            if self._bus.link.guarded:  # without a guard, nobody's subject says who they are
+                spoken_names.check(self.row, raw.subject, message, envelope)
         except BadMessage as error:
             handling.set(None)
             await bury(self._bus, self.row, raw.subject, raw.data, error)
@@ -253,7 +254,8 @@ class Subscription:
             if not asker.is_sender(envelope.sender, guarded=self._bus.link.guarded):
                 stranger, asker = asker, None
                 raise inboxes.another_sender(self.row, stranger, envelope.sender)
-            spoken_names.check(self.row, raw.subject, message, envelope)
+            if self._bus.link.guarded:  # without a guard, nobody's subject says who they are
+                spoken_names.check(self.row, raw.subject, message, envelope)
         except BadMessage as error:
             handling.set(None)
             await bury(self._bus, self.row, raw.subject, raw.data, error)
