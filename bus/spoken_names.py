@@ -1,8 +1,8 @@
 """A message says nothing of others than its subject does: the server holds a sender to the subject alone.
 
 An instance may publish `…heartbeat.<its SID>`; that the heartbeat inside is of that SID, nobody but the
-reader can see. So readers on a guarded bus compare, for each row that names its sender or its job, before a handler gets the
-message.
+reader can see. So readers on a guarded bus compare, for each row that names its sender or its job, before a
+handler gets the message.
 """
 
 from __future__ import annotations

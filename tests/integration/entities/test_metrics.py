@@ -52,6 +52,7 @@ async def test_a_router_tells_its_clusters_instances_until_their_job_ends(
     exposition.add(bus, router)
     await start(router)
     agent = await dial("east-n1", EntityKind.CLUSTER)
+    near, far = [await dial(sid, EntityKind.INSTANCE) for sid in ("j-s0-r0", "j-s0-r1")]
     for sid, cluster in (("j-s0-r0", "east"), ("j-s0-r1", "west")):
         record = Registration(record=instance(sid, cluster=cluster))
         await agent.command(subjects.REGISTRATION, record, deadline_s=PATIENCE_S, sid=sid)
@@ -61,8 +62,8 @@ async def test_a_router_tells_its_clusters_instances_until_their_job_ends(
 
         async def sampled() -> Table | None:
             message: InstanceSample = sample(queue=2)
-            await agent.publish(subjects.INSTANCE_SAMPLE, message, job="j", sid="j-s0-r0")
-            await agent.publish(
+            await near.publish(subjects.INSTANCE_SAMPLE, message, job="j", sid="j-s0-r0")
+            await far.publish(
                 subjects.INSTANCE_SAMPLE, sample("j-s0-r1", cluster="west"), job="j", sid="j-s0-r1"
             )
             found = parse((await scrape(url)).text)

@@ -16,6 +16,7 @@ from schemas.errors import Ack
 from schemas.fault import LinkFault
 from schemas.registry import InstanceState, ServiceRecord, StateChange
 from schemas.signals import CommunicationPolicy, ComputeNotification, Registration, StagePolicy
+from schemas.telemetry import InstanceSample
 from tests.entity_records import compute, instance, policy, sample
 from tests.integration.entities.conftest import Dial, Heard, Start, end, eventually
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
@@ -27,8 +28,10 @@ S = InstanceState
 class Agent:
     """Registers and moves instances, as a node agent does."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, dial: Dial) -> None:
         self.bus = bus
+        self._dial = dial
+        self._instances: dict[str, Bus] = {}
 
     async def put(self, record: ServiceRecord) -> None:
         await self.bus.command(
@@ -39,10 +42,17 @@ class Agent:
         change = StateChange(sid=sid, incarnation="i1", state=state, reason=reason)
         await self.bus.command(subjects.STATE_CHANGE, change, deadline_s=PATIENCE_S, sid=sid)
 
+    async def sampled(self, told: InstanceSample) -> None:
+        """Said by the instance itself: nobody else is believed."""
+        if told.sid not in self._instances:
+            self._instances[told.sid] = await self._dial(told.sid, EntityKind.INSTANCE)
+        bus = self._instances[told.sid]
+        await bus.publish(subjects.INSTANCE_SAMPLE, told, job=told.job, sid=told.sid)
+
 
 @pytest.fixture
 async def agent(dial: Dial, registry: ServiceRegistry) -> Agent:
-    return Agent(await dial("east-n1", EntityKind.CLUSTER))
+    return Agent(await dial("east-n1", EntityKind.CLUSTER), dial)
 
 
 @pytest.fixture
@@ -154,7 +164,7 @@ async def test_samples_become_type_4_and_type_5(
     await agent.put(instance("j-s0-r1", cluster="west"))
     await issue(smo, policy())
     await eventually(lambda: router._feed.followed == {("j", "j-s0-r0")})
-    await agent.bus.publish(subjects.INSTANCE_SAMPLE, sample(queue=2), job="j", sid="j-s0-r0")
+    await agent.sampled(sample(queue=2))
     news = await compute.until(lambda message: any(e.service_ms > 0 for e in message.entries))
     (entry,) = news.entries
     assert (news.cluster, entry.sid, entry.queue, entry.service_ms, entry.latency_ms) == (
@@ -175,7 +185,7 @@ async def test_what_was_measured_reaches_the_tables_and_other_clusters_figures_t
     first = await table(agent.bus, weights={"j-s0-r0": 1.0, "j-s0-r1": 1.0})
     assert first.algorithm == "power-of-two"
     await eventually(lambda: router._feed.followed == {("j", "j-s0-r0")})
-    await agent.bus.publish(subjects.INSTANCE_SAMPLE, sample(microbatches=1), job="j", sid="j-s0-r0")
+    await agent.sampled(sample(microbatches=1))
     told = ComputeNotification(
         router="router-west", cluster="west", revision=1, entries=(compute("j-s0-r1", service_ms=20.0),)
     )
@@ -202,7 +212,7 @@ async def test_an_instance_that_becomes_slow_is_reported_with_the_figures(
     for number, slow_ms in enumerate((50.0,) * 6 + (200.0,) * 3):
         for sid, ms in (("j-s0-r0", 50.0), ("j-s0-r1", slow_ms)):
             told = sample(sid, service_ms=ms, microbatches=number + 1)
-            await agent.bus.publish(subjects.INSTANCE_SAMPLE, told, job="j", sid=sid)
+            await agent.sampled(told)
     (fault,) = await eventually(lambda: smo.faults)
     assert (fault.sid, fault.kind, fault.reporter) == ("j-s0-r1", "slow", "router-east")
     assert "200.0 ms per microbatch, 4.0× its usual 50.0 ms" in fault.evidence
