@@ -295,8 +295,9 @@ class Rendezvous:
             try:
                 return await request()
             except (Unavailable, NotFound) as error:
-                missing = isinstance(error, NotFound) and error.fields.get("what") == "stream"
-                untaken = isinstance(error.__context__, NoResponders) or isinstance(error, NoResponders)
+                because = error.__context__ if isinstance(error, Unavailable) else error
+                missing = isinstance(because, NotFound) and because.fields.get("what") == "stream"
+                untaken = isinstance(error, NoResponders) or isinstance(because, NoResponders)
                 if not (missing or untaken) or asyncio.get_running_loop().time() > until:
                     raise
             try:

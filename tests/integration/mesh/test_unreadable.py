@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from bus import codec, jetstream, stream_specs, subjects
+from bus.buckets import Change
 from bus.embedded import EmbeddedServer
 from bus.reader import Reader
 from bus.subject import Subject
@@ -76,7 +77,22 @@ async def witness(own: OwnMesh) -> AsyncIterator[Witness]:
     async with own.client() as client:
         await client.ready()
         await seed(client)
+        await noticed(client)
         yield client
+
+
+async def noticed(client: Witness) -> None:
+    """Waits until the orchestrator has written down how the policy module stands."""
+    written = asyncio.Event()
+
+    async def put(change: Change) -> None:
+        if change.message is not None:
+            written.set()
+
+    watch = await client.bus.bucket(subjects.MODULE_STANDING).watch(put)
+    async with asyncio.timeout(PATIENCE_S):
+        await written.wait()
+    await watch.stop()
 
 
 async def seed(client: Witness) -> None:

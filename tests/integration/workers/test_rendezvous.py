@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from bus import rendezvous
+from bus import jetstream, rendezvous
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.rendezvous import Rendezvous
@@ -101,6 +101,18 @@ async def test_it_makes_its_streams_and_makes_them_again_after_a_restart(own_ser
         await meet.set("k", b"2")
         assert await meet.add("n", 3) == 3
         assert await meet.get("k", timeout_s=PATIENCE_S) == b"2"
+
+
+async def test_it_makes_its_streams_again_whatever_asks_first(own_server: EmbeddedServer) -> None:
+    async with Bus.connect(own_server.url, name="one", kind=EntityKind.INSTANCE) as bus:
+        await rendezvous.ensure(bus)
+        meet = Rendezvous(bus, "meet")
+        for ask in (lambda: meet.check(["k"]), lambda: meet.keys(), lambda: meet.delete("k")):
+            await jetstream.call(bus.link, "STREAM.DELETE.KV_rendezvous")
+            assert not await ask()
+        await jetstream.call(bus.link, "STREAM.DELETE.KV_rendezvous")
+        await meet.set("k", b"1")
+        assert await meet.get("k", timeout_s=0) == b"1"
 
 
 async def test_c10d_sees_a_store(connect: Connect) -> None:
