@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dmsc.async_client import AsyncClient
     from schemas.audit import AuditEntry, AuditHead
 
+NOT_COMPARED = "compared with no head kept off the bus (the authorizer keeps them; --archive, --head)"
+
 app = typer.Typer(
     help="Refusals and privileged acts: list them, verify the chain, export it.", no_args_is_help=True
 )
@@ -104,11 +106,15 @@ def verify(
         from_where = "" if found.first <= 1 else f" (the {found.first - 1} before are not there any more)"
         kept = sum(entry.record.number < begins for entry in older)
         files = f", {kept} of them in {folder} alone" if kept else ""
-        checked = f"; as {heads[-1].authorizer} kept it up to {heads[-1].number}" if heads else ""
-        print(
-            f"{found.records} records, {found.first} to {found.last}, hold{from_where}{files}{checked};"
-            f" head {found.head}"
-        )
+        if heads:
+            checked = f"; as {heads[-1].authorizer} kept it up to {heads[-1].number}"
+        else:
+            checked = "" if head else f"; {NOT_COMPARED}"
+        if found.records:
+            records = f"{found.records} records, {found.first} to {found.last}, hold{from_where}{files}"
+            print(f"{records}{checked}; head {found.head}")
+        else:
+            print(f"there are no records{checked}")
     else:
         place = f"at sequence {found.broken}: " if found.broken else ""
         print(f"the chain breaks {place}{found.why}; {found.records} records before hold", file=sys.stderr)
