@@ -20,6 +20,7 @@ from dmsc import layout, ports
 from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.log_rotation import rotating
 from dmsc.mesh import HTTP_PORT, RunningMesh, Say, certify, local, outer, own_servers, say_if, tended
+from dmsc.sandboxing import sentence, way_here
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
 from dmsc.zygote import Zygote
@@ -83,6 +84,8 @@ async def running_host(
         DmscError: a tenant's mesh can't be started.
     """
     folder = StateFolder(options.mesh.state)
+    trusted = options.mesh.trust_researchers
+    way = way_here(trusted=trusted)
     with folder.hold():
         if folder.bus_token() is not None:
             raise BadInput(f"{folder.path} is a mesh's state folder; choose another one for a host (--state)")
@@ -115,6 +118,7 @@ async def running_host(
                     pid=os.getpid(),
                     started_at=started_at,
                     ready_at=time.time(),
+                    sandbox=sentence(way, trusted=trusted),
                     tenants={name: str(each.path) for name, each in tenants.items()},
                 )
                 async with tended(folder, file, bus, supervisor, zygote) as host:
