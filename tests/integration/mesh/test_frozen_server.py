@@ -13,6 +13,7 @@ import pytest
 from bus.embedded import EmbeddedServer
 from entities.registry_core import LeaseConfig
 from schemas.job import JobState
+from tests.integration.bus.records import until
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh
 from tests.integration.mesh.undisturbed import undisturbed_at
@@ -49,7 +50,7 @@ async def test_a_server_that_stands_still_costs_no_instance(own: OwnMesh) -> Non
         server = own.servers[0].pid
         os.kill(server, signal.SIGSTOP)
         try:
-            assert psutil.Process(server).status() == psutil.STATUS_STOPPED
+            await until(lambda: psutil.Process(server).status() == psutil.STATUS_STOPPED)
             await asyncio.sleep(STANDS_STILL_S)  # it is this long that nobody hears anything
         finally:
             os.kill(server, signal.SIGCONT)
