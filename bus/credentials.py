@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from bus import nats_jwt
+from bus import nats_jwt, renewal
 from bus.identity import ANY, CREDENTIAL_PREFIX, ROOT_PREFIX, Identity, is_credential, is_root
 from bus.nats_jwt import SigningKeys, from_base64, to_base64
 from bus.sealing import KindKeys
@@ -119,6 +119,8 @@ class Checked:
     expires_at: int
     ids: tuple[str, ...] = ()
     """Of each credential in the chain, the root's first: one that is revoked ends all that follow from it."""
+    root: str = ""
+    """What the root is called among them, where somebody ends all connections by its credentials."""
 
 
 def new_root() -> str:
@@ -137,17 +139,14 @@ def issue(
     *,
     lifetime_s: float = ENTITY_LIFETIME_S,
     now: float | None = None,
-    before: str | None = None,
+    before: Sequence[str] = (),
 ) -> str:
-    """A credential that the root signs; it opens also what was sealed under the root `before` this one.
+    """A credential that the root signs; it opens also what was sealed under the roots `before` this one.
 
     Raises:
         BadInput: `root` is none.
     """
-    kind_keys = KindKeys.of_root(root)
-    if before is not None and is_root(before):
-        kind_keys = kind_keys.after(before)
-    kind_keys = kind_keys.narrowed(*_opens(identity))
+    kind_keys = KindKeys.of_root(root).after(*filter(is_root, before)).narrowed(*_opens(identity))
     return _signed((), _root_keys(root), identity, lifetime_s, now, kind_keys).text
 
 
@@ -165,6 +164,7 @@ def delegate(
     Raises:
         BadInput: damaged, or of somebody who can't hand on.
     """
+    token = None if token is None else renewal.present_of(token)
     if token is not None and is_root(token):
         return issue(token, identity, lifetime_s=lifetime_s, now=now)
     if token is None or not is_credential(token):

@@ -12,7 +12,7 @@ from typing import Any
 
 from nats.aio.client import Client, Server
 
-from bus import trust
+from bus import renewal, trust
 from bus.identity import is_credential, is_root
 from bus.inboxes import inbox_of, inbox_of_token
 from schemas.envelope import EntityKind
@@ -195,12 +195,14 @@ class Dialer:
         """nats-py calls both at each attempt, the signature's first."""
         from bus.credentials import present  # cryptography takes 50 ms to import, and not everybody needs it
 
-        shown, is_new = present(token, self.name, self._kind), True
+        text = renewal.look(token)
+        shown, is_new = present(text, self.name, self._kind), True
 
         def sign(nonce: str) -> bytes:
-            nonlocal shown, is_new
-            if is_root(token) and not is_new:  # a new credential each time, since they expire
-                shown = present(token, self.name, self._kind)
+            nonlocal text, shown, is_new
+            now = renewal.look(token)
+            if now != text or (is_root(now) and not is_new):  # of a root a new one each time: they expire
+                text, shown = now, present(now, self.name, self._kind)
             is_new = False
             return shown.sign(nonce)
 

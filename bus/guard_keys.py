@@ -7,9 +7,8 @@ issuer's key; in its configuration stand public keys alone.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from bus.accounts import ALONE, Account, account_lines, system_exports
 from bus.credentials import root_public
 from bus.departures import SYSTEM_ACCOUNT
 from bus.nats_jwt import SealingKeys, SigningKeys
+from bus.roots import Roots
 from schemas.errors import BadInput
 
 GUARD_ACCOUNT = "AUTH"
@@ -30,8 +30,7 @@ class GuardKeys:
     on a server of several meshes: each has its own root.
 
     `issuer` signs what the server believes; `sealing` opens its questions; `guard` and `system` are users of
-    the accounts in which questions are answered and connections are ended. `before`: the public key of the
-    root that this one has replaced; its credentials count until `before_until`.
+    the accounts in which questions are answered and connections are ended. The rest is as in `Roots`.
     """
 
     root: str
@@ -41,20 +40,28 @@ class GuardKeys:
     system: str
     before: str = ""
     before_until: float = 0.0
+    grace_until: float = 0.0
+    handed_over: float = 0.0
 
     @classmethod
-    def generate(cls, root: str | None, before: str | None = None, grace_s: float = 0.0) -> GuardKeys:
-        """For the mesh of this root; None: for a server of several. Credentials of the root `before` it count
-        for `grace_s` from now on."""
+    def generate(cls, root: str | None) -> GuardKeys:
+        """For the mesh of this root; None: for a server of several."""
         return cls(
             root="" if root is None else root_public(root),
             issuer=SigningKeys.account().seed,
             sealing=SealingKeys.generate().seed,
             guard=SigningKeys.user().seed,
             system=SigningKeys.user().seed,
-            before="" if before is None else root_public(before),
-            before_until=0.0 if before is None else time.time() + grace_s,
         )
+
+    @property
+    def roots(self) -> Roots:
+        return Roots(**{name: getattr(self, name) for name in Roots.__slots__})
+
+    def with_roots(self, roots: Roots, *, fresh: bool = False) -> GuardKeys:
+        """The same for these roots. `fresh`: new keys, which the server knows only after a restart."""
+        keys = GuardKeys.generate(None) if fresh else self
+        return replace(keys, **asdict(roots))
 
     @cached_property
     def issuer_keys(self) -> SigningKeys:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from bus import codec, subjects
+from bus import codec, renewal, subjects
 from bus.dial import Token
 from bus.packed import Sendable
 from bus.sealing import Keyring, secrets_of
@@ -30,14 +30,19 @@ class QuestionSealer:
         self._bus = bus
         self._token = token
         self._keyring: Keyring | None = None
+        self._shown: str | None = None
         self._door_key: str | None = None
 
     @property
     def keyring(self) -> Keyring:
         """Made when it is first needed: few messages have secrets."""
+        token = self._token() if callable(self._token) else self._token
+        shown = renewal.present_of(token) if isinstance(token, str) else None
         if self._keyring is None:
-            token = self._token() if callable(self._token) else self._token
-            self._keyring = Keyring.of_token(token, self._bus.sender.name)
+            self._keyring = Keyring.of_token(shown or token, self._bus.sender.name)
+        elif shown != self._shown and shown is not None:
+            self._keyring.renew(shown, self._bus.sender.name)
+        self._shown = shown
         return self._keyring
 
     async def encode(

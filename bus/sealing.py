@@ -64,7 +64,8 @@ def public_of(seed: bytes) -> str:
 class KindKeys:
     """What a root or a credential knows of the kinds' pairs: seeds of some, public halves of all; in hex.
 
-    `older`: seeds of the root before this one, so that what was sealed with its keys can be opened still.
+    `older`: seeds of the roots before this one, with blanks between, so that what was sealed with their keys
+    can be opened still.
     """
 
     seeds: Mapping[str, str] = field(default_factory=dict)
@@ -84,9 +85,10 @@ class KindKeys:
             {kind: seed for kind, seed in self.older.items() if kind in kept},
         )
 
-    def after(self, root: str) -> KindKeys:
-        """With the seeds of the root that this one has replaced."""
-        return KindKeys(self.seeds, self.publics, _of_root(root).seeds)
+    def after(self, *roots: str) -> KindKeys:
+        """With the seeds of the roots that came before."""
+        older = {kind: " ".join(_of_root(root).seeds[kind] for root in roots) for kind in self.seeds}
+        return KindKeys(self.seeds, self.publics, older if roots else {})
 
 
 @cache
@@ -116,6 +118,12 @@ class Keyring:
 
             return cls(chosen(token, name).kind_keys)
         return cls()
+
+    def renew(self, token: str, name: str) -> None:
+        """From here on with the kinds' keys of what is shown now; our own pair stays."""
+        self._kinds = Keyring.of_token(token, name)._kinds
+        own = self._own
+        self._pairs = {} if own is None else {bytes(own.public_key).hex(): own}
 
     @property
     def public(self) -> str:
@@ -172,7 +180,8 @@ class Keyring:
 
     def _pairs_with(self, beginning: str) -> list[PrivateKey]:
         if not self._pairs or len(self._pairs) <= (self._own is not None):
-            for seed in (*self._kinds.seeds.values(), *self._kinds.older.values()):
+            older = (seed for seeds in self._kinds.older.values() for seed in seeds.split())
+            for seed in (*self._kinds.seeds.values(), *older):
                 pair = _private(bytes.fromhex(seed))
                 self._pairs[bytes(pair.public_key).hex()] = pair
         return [pair for public, pair in self._pairs.items() if public.startswith(beginning)]

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from bus import renewal
 from bus.accounts import Account, Limits, account_of, least_store_bytes
 from bus.embedded_cluster import copies
 from dmsc import layout, ports
@@ -146,6 +147,8 @@ async def _guarded(
     from entities.authorizer import AuthorizerConfig
     from entities.authorizer.tenant_guard import GUARD, Tenant, guarding_tenants
 
+    for each in tenants.values():
+        renewal.follow(each.bus_token(), each.path / "bus_token")
     known = [
         Tenant(
             account=account_of(name),
@@ -154,6 +157,8 @@ async def _guarded(
                 user_key=each.path / layout.USER_KEY,
                 servers=tuple(urls),
                 bus_token=each.bus_token(),
+                roots_file=each.roots_file,
+                ends_old_roots=True,
                 sid=GUARD,
             ),
         )

@@ -74,9 +74,9 @@ def _declared(path: Path, wanted: str) -> str | None:
     return names[0] if len(names) == 1 and is_token(names[0]) else None
 
 
-def credentials(token: str | None, identities: Iterable[Identity], before: str | None = None) -> str:
+def credentials(token: str | None, identities: Iterable[Identity], before: Sequence[str] = ()) -> str:
     """What a process of these identities is given in place of the mesh's root; a plain token as it is.
-    `before`: the root that this one has replaced."""
+    `before`: the roots that this one has replaced."""
     if token is None or not is_root(token):
         return token or ""
     from bus.credentials import issue

@@ -72,6 +72,13 @@ class Issued:
             raise BadInput(f"no credential {which!r} was made here; see `dmsc credential list`")
         return found
 
+    def end(self, until: float, now: float) -> list[Entry]:
+        """The root that has signed them counts until then; returns those that were good."""
+        good = [one for one in self.all() if one.state(now) == "good"]
+        for one in good:
+            self._write(replace(one, expires_at=min(one.expires_at, until)))
+        return good
+
     def revoked(self, id: str, now: float) -> None:
         for one in self.all():
             if one.id == id:

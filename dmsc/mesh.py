@@ -14,15 +14,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bus import renewal
 from bus.embedded import LOOPBACK
 from bus.embedded_cluster import EmbeddedCluster, copies
 from dmsc import layout, ports
 from dmsc.async_client import AsyncClient
 from dmsc.composition import own_address
-from dmsc.identities import credentials
 from dmsc.incubation import incubating
 from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.log_rotation import rotating
+from dmsc.rotation import HandingOver
 from dmsc.sandboxing import sentence, way_here
 from dmsc.state_folder import MeshFile, StateFolder
 from dmsc.supervisor import Supervisor
@@ -77,6 +78,7 @@ async def running_mesh(
         raise not_one_mesh(folder)
     with folder.hold():
         folder.write_tokens()
+        renewal.follow(folder.bus_token(), folder.path / "bus_token")  # of connections of this process
         folder.logs.mkdir(exist_ok=True)
         if any(url.startswith("tls://") for url in folder.host_servers()):
             options = replace(options, tls=True)
@@ -88,9 +90,10 @@ async def running_mesh(
             bus = await stack.enter_async_context(_bus(options, folder, say))
             inner = [local(url) for url in bus.urls]
             await stack.enter_async_context(_brokered(folder, inner))
+            handing = HandingOver(folder)
             incubator = stack.enter_context(incubating(folder.logs / "incubator.log"))
             supervisor, gateways, metrics = await stack.enter_async_context(
-                _started(options, folder, inner, incubator, say, progress, started_at, zygote)
+                _started(options, folder, inner, incubator, handing, say, progress, started_at, zygote)
             )
             file = MeshFile(
                 servers=tuple(outer(url, options) for url in inner),
@@ -102,7 +105,9 @@ async def running_mesh(
                 sandbox=sentence(way, trusted=options.trust_researchers),
                 metrics=metrics,
             )
-            yield await stack.enter_async_context(tended(folder, file, bus, supervisor, zygote))
+            running = await stack.enter_async_context(tended(folder, file, bus, supervisor, zygote))
+            await stack.enter_async_context(handing.followed(supervisor, say))
+            yield running
 
 
 @asynccontextmanager
@@ -241,6 +246,7 @@ async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
         keys_file=folder.guard_file,
         servers=tuple(urls),
         bus_token=folder.bus_token(),
+        ends_old_roots=True,
         sid="supervisor",
     )
     with (folder.logs / "guard.log").open("a", encoding="utf-8") as record:
@@ -273,6 +279,7 @@ async def _started(
     folder: StateFolder,
     bus_urls: list[str],
     incubator: dict[str, str],
+    handing: HandingOver,
     say: Say,
     progress: Say | None,
     started_at: float,
@@ -317,11 +324,13 @@ async def _started(
             tls = folder.tls
             environment |= {"DMSC_TLS_CERT": str(tls.certificate), "DMSC_TLS_KEY": str(tls.key)}
 
-        def secrets(child: ChildSpec) -> dict[str, str]:
-            return {"DMSC_BUS_TOKEN": credentials(folder.bus_token(), child.identities, folder.root_before())}
-
         async with Supervisor(
-            children, logs=folder.logs, environment=environment, secrets=secrets, say=say, zygote=zygote
+            children,
+            logs=folder.logs,
+            environment=environment,
+            secrets=handing.secrets_of,
+            say=say,
+            zygote=zygote,
         ) as supervisor:
             try:
                 await _until_ready(options, supervisor, list(gateways.values()), folder.token(), progress)

@@ -48,7 +48,11 @@ def find_bus(
         raise BusUnreachable(
             f"no mesh runs on {folder.path}: start one with `dmsc up`, or name its bus with --bus (DMSC_BUS)"
         )
-    return BusAddress(servers=mesh.servers, token=token or folder.bus_token())
+    from bus import renewal
+
+    root = folder.bus_token()
+    renewal.follow(root, folder.path / "bus_token")
+    return BusAddress(servers=mesh.servers, token=token or root)
 
 
 def find_gateway(

@@ -5,8 +5,10 @@ mesh.json    bus servers, gateway URLs, process id, times; present while the mes
 token        the administrator's token for the gateways (mode 0600)
 bus_token    the root of the bus's credentials (mode 0600): who has it may be anybody there. An older folder's
              plain token stays one: such a mesh knows no identities
-bus_token_before  the root that `dmsc credential rotate` has replaced (mode 0600)
-guard.json   the authorizer's keys, with which it guards the bus (mode 0600)
+bus_token_before  the roots that `dmsc credential rotate` has replaced, the last first (mode 0600)
+guard.json   the authorizer's keys, with which it guards the bus, and which roots count (mode 0600)
+roots.json   of a tenant: which roots count
+renewals/    new credentials for the mesh's own processes, while they run (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
 user_key     signs the tokens of `dmsc user` (mode 0600); the authorizer's alone
 audit/       the audit's records off the bus, and their signed head: a folder for each authorizer
@@ -24,6 +26,7 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -33,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bus.embedded import Tls
     from bus.guard_keys import GuardKeys
+    from bus.roots import Roots
     from schemas.errors import BadInput
 
 DEFAULT_STATE = ".dmsc"
@@ -83,13 +87,6 @@ class StateFolder:
     @property
     def guard_file(self) -> Path:
         return self.path / "guard.json"
-
-    def _guards(self, root: str) -> bool:
-        """Whether the keys go with this root; a new one makes new keys."""
-        from bus.credentials import root_public
-        from bus.guard_keys import GuardKeys
-
-        return GuardKeys.read(self.guard_file).root == root_public(root)
 
     def guard_keys(self) -> GuardKeys | None:
         """The authorizer's keys; None where the bus has a plain token instead, or is a host's."""
@@ -238,33 +235,43 @@ class StateFolder:
     def bus_token(self) -> str | None:
         return _read_secret(self.path / "bus_token")
 
-    def root_before(self) -> str | None:
-        """The root that `rotate` has replaced: what was sealed under it is opened, and sealed anew."""
-        return _read_secret(self.path / "bus_token_before")
+    def roots_before(self) -> tuple[str, ...]:
+        """The roots that `rotate` has replaced: what was sealed under them is opened, and sealed anew."""
+        return tuple((_read_secret(self.path / "bus_token_before") or "").split())
 
-    def rotate(self, grace_s: float) -> None:
-        """A new root: every credential ends, the old ones after `grace_s`. Of a mesh that does not run.
+    @property
+    def roots_file(self) -> Path:
+        """Says which roots count; the guard looks there."""
+        return self.path / "roots.json" if self.host_servers() else self.guard_file
 
-        Killed at any point it leaves a folder that opens, with the old root or the new one.
-
-        Raises:
-            BadInput: the mesh runs, is a tenant, or has no root.
-        """
-        from bus.credentials import new_root
+    def roots(self) -> Roots:
+        """Raises `BadInput` where the file is missing or damaged."""
         from bus.guard_keys import GuardKeys
-        from bus.identity import is_root
-        from schemas.errors import BadInput
+        from bus.roots import Roots
 
-        with self.hold():
-            old = self.bus_token()
-            if old is None or not is_root(old):
-                raise BadInput(f"{self.path}: there is no root of credentials to replace")
-            if self.host_servers():
-                raise BadInput(f"{self.path}: is a tenant's; its host's guard knows one root at a time")
-            fresh = new_root()
-            write_private(self.path / "bus_token_before", old + "\n")
-            write_private(self.guard_file, GuardKeys.generate(fresh, old, grace_s).text())
-            write_private(self.path / "bus_token", fresh + "\n")  # from here on it is the new one
+        if self.host_servers():
+            return Roots.read(self.roots_file)
+        return GuardKeys.read(self.guard_file).roots
+
+    def write_roots(self, roots: Roots, *, fresh_keys: bool = False) -> None:
+        """`fresh_keys`: the guard gets new keys, too, which the server knows after a restart."""
+        from bus.guard_keys import GuardKeys
+
+        if self.host_servers():
+            write_private(self.roots_file, roots.text())
+            return
+        keys = GuardKeys.read(self.guard_file).with_roots(roots, fresh=fresh_keys)
+        write_private(self.guard_file, keys.text())
+
+    def write_root(self, root: str, before: Sequence[str], roots: Roots, *, fresh_keys: bool = False) -> None:
+        """A new root in place of the one that is there.
+
+        Killed between two of the writes it leaves a folder that opens, with the old root or the new one:
+        `write_tokens` and who follows the rotation make the rest agree with `bus_token`.
+        """
+        write_private(self.path / "bus_token_before", "\n".join(before) + "\n")
+        self.write_roots(roots, fresh_keys=fresh_keys)
+        write_private(self.path / "bus_token", root + "\n")  # from here on it is the new one
 
     def write_tokens(self) -> None:
         """Make the tokens, the users' file and the keys if they are missing; what is there stays."""
@@ -278,8 +285,10 @@ class StateFolder:
                 write_private(self.path / name, f"{text}\n")
         root = self.bus_token() or ""
         own = is_root(root) and not self.host_servers()
-        if own and not (self.guard_file.exists() and self._guards(root)):
+        if own and not self.guard_file.exists():
             write_private(self.guard_file, GuardKeys.generate(root).text())
+        if is_root(root):
+            self.mend_roots(root, fresh_keys=True)
         token = self.token() or ""
         digest = hashlib.sha256(token.encode()).hexdigest()
         known = self.tokens_file.read_text() if self.tokens_file.exists() else ""
@@ -291,6 +300,20 @@ class StateFolder:
             write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
         else:
             write_private(self.tokens_file, "users:\n" + entry)
+
+    def mend_roots(self, root: str, *, fresh_keys: bool = False) -> None:
+        """The file of roots agrees with `bus_token` again: somebody has removed that, or a rotation was cut
+        short between the two."""
+        from bus.credentials import root_public
+        from bus.roots import Roots
+
+        if not self.roots_file.exists():
+            self.write_roots(Roots(root=root_public(root)))
+            return
+        known = self.roots()
+        mended = known.of(root, self.roots_before(), time.time())
+        if mended != known:
+            self.write_roots(mended, fresh_keys=fresh_keys)
 
     def write_host_keys(self) -> GuardKeys:
         """Of a host: the guard's keys, made if they are missing. A host has no root of its own."""
@@ -322,3 +345,17 @@ def write_private(path: Path, text: str, mode: int = 0o600) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     partial.replace(path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Whether this process has the lock for the length of the block; a link there is an error (`OSError`)."""
+    descriptor = os.open(path, _LOCK_FLAGS | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)

@@ -62,6 +62,7 @@ class Supervisor:
         self._processes: dict[str, Child] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
+        self._replaced: set[str] = set()
         self.restarted: Callable[[], None] = lambda: None
         self.ready = False
         self.restarts = 0
@@ -71,6 +72,17 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """Process ids of the children that live."""
         return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
+
+    @property
+    def children(self) -> tuple[ChildSpec, ...]:
+        return tuple(self._children)
+
+    async def replace(self, child: ChildSpec) -> None:
+        """Ends a child in order and starts it again at once, with its present secrets."""
+        process = self._processes[child.name]
+        self._replaced.add(child.name)
+        _signal(process, signal.SIGTERM)
+        await self._reap(process)
 
     @property
     def commands(self) -> dict[str, tuple[str, ...]]:
@@ -152,6 +164,11 @@ class Supervisor:
             code = await self._processes[child.name].wait()
             if self._stopping:
                 return
+            if child.name in self._replaced:
+                self._replaced.discard(child.name)
+                self._say(f"{child.name} is started again, with a new credential")
+                await self._start(child)
+                continue
             if code == 0 and child.may_leave:
                 self._say(f"{child.name} has left, as it was told to")
                 return

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import psutil
 
-from bus import subjects
+from bus import renewal, subjects
 from bus.connection import Bus
 from bus.identity import Identity, is_credential, is_root
 from bus.logs import get_logger
@@ -61,6 +61,8 @@ log = get_logger("cluster")
 _LOG_LINES = 12  # of an instance that is judged
 _FAREWELL_S = 2.0  # at the end, for telling the registry which instances went with the node
 _STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "resume": signal.SIGCONT}
+RENEWAL_S = 0.25
+"""How often an agent looks whether it has another credential."""
 _TELL_ATTEMPTS, _TELL_DEADLINE_S = 3, 30.0
 
 
@@ -239,6 +241,7 @@ class ClusterAgent:
                 tasks.create_task(self._report_status())
                 tasks.create_task(self._report_samples())
                 tasks.create_task(self._instances.look_for_stopped())
+                tasks.create_task(self._follow_renewals())
                 if ready is not None:
                     ready.set()
                 self._processes.begin()  # not before: on few cores torch's import holds up who is to answer
@@ -248,6 +251,19 @@ class ClusterAgent:
                 slots = len(self._instances.ledger.slots)
                 log.info("node offers slots", node=self._config.sid, slots=slots, sandbox=way)
                 await asyncio.Event().wait()
+
+    async def _follow_renewals(self) -> None:
+        """Once we have another credential, so have our instances, before their connections are ended."""
+        token = self._config.token
+        known = token
+        while token is not None:
+            await asyncio.sleep(RENEWAL_S)
+            present = renewal.look(token)
+            if present != known:
+                count = await asyncio.to_thread(self._instances.renew_credentials)
+                renewal.taken(token)
+                known = present
+                log.info("new credentials", node=self._config.sid, instances=count)
 
     # --- orders ---------------------------------------------------------------------------------------------
     async def _start(self, order: InstanceStart, envelope: Envelope) -> InstanceStarted:

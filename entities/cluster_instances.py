@@ -18,7 +18,7 @@ from bus.logs import get_logger
 from bus.subject import Subject
 from entities.cluster_core import Exit, Held, Ledger, explain_exit
 from entities.cluster_processes import ForkServerClient, Spawned, look
-from entities.cluster_stores import Stores
+from entities.cluster_stores import Stores, renewal_of, write_for_instance
 from entities.node_reach import reach_of
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStarted, Slot
@@ -121,12 +121,23 @@ class Instances:
                 "correlation": current(),
                 "cause": current_cause(),
                 "store": str(self._stores.folder(held.job, held.sid)),
+                "renewal": renewal_of(held.incarnation),
             }
             self._births[held.sid] = self._start_task(self._bear(held, payload, order))
         child = await asyncio.shield(self._births[order.unit.sid])
         if isinstance(child, DmscError):
             raise child
         return InstanceStarted(sid=order.unit.sid, incarnation=order.incarnation, pid=child.pid.result())
+
+    def renew_credentials(self) -> int:
+        """Puts new credentials into the instances' own folders, where they look when they dial; how many."""
+        count = 0
+        for held in self.ledger.held.values():
+            text = self._credential(held.sid, held.job)
+            folder = self._stores.folder(held.job, held.sid)
+            if text is not None and write_for_instance(folder, renewal_of(held.incarnation), text):
+                count += 1
+        return count
 
     async def _bear(self, held: Held, payload: dict[str, Any], order: InstanceStart) -> Spawned | DmscError:
         """Spawn an instance that was admitted; its end is watched from here on."""

@@ -7,6 +7,8 @@ while its agent was away, nobody is told.
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
 import time
 from pathlib import Path
@@ -49,3 +51,35 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         log.warning("local stores not removed: remove the folder yourself", folder=str(folder))
+
+
+def renewal_of(incarnation: str) -> str:
+    """The file, in an instance's folder, of the credential that takes the place of the one it began with."""
+    return f"credential-{incarnation}"
+
+
+def write_for_instance(folder: Path, name: str, text: str) -> bool:
+    """A file in an instance's folder, for its system user alone; whether it is there now.
+
+    The instance owns that folder: nothing that it has put there is followed, and nothing read.
+    """
+    partial = f".{name}.{secrets.token_hex(8)}"
+    try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        log.warning("no place for an instance's new credential", folder=str(folder), reason=error.strerror)
+        return False
+    try:
+        owner = os.fstat(place)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(partial, flags, 0o600, dir_fd=place), "w", encoding="ascii") as file:
+            if owner.st_uid != os.geteuid():
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+            file.write(text)
+        os.replace(partial, name, src_dir_fd=place, dst_dir_fd=place)
+    except OSError as error:
+        log.warning("an instance has no new credential", folder=str(folder), reason=error.strerror)
+        return False
+    finally:
+        os.close(place)
+    return True

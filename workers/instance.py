@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from bus import secret_urls
+from bus import renewal, secret_urls
 from bus.buckets import Change
 from bus.connection import Bus
 from bus.correlation import correlate, stand_alone
@@ -96,6 +96,7 @@ class InstancePayload(BaseModel):
     ports: tuple[int, int] | None = None
     device: str = "cpu"
     store: Path | None = None
+    renewal: str = ""  # the file in `store` of the credential that takes the place of `token`
     dial_s: float = DIAL_S
     correlation: str | None = None
     cause: str | None = None
@@ -136,6 +137,8 @@ class Instance:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop.set)
+        if self.given.store is not None and self.given.renewal:
+            renewal.follow(self.given.token, self.given.store / self.given.renewal)
         async with (
             Bus.connect(
                 self.given.servers,

@@ -173,7 +173,7 @@ def _make(who: Identity, expires: str, output: Path | None, state: Path | None) 
     from dmsc.state_folder import write_private
 
     folder, root = _root_of(state)
-    text = issue(root, who, lifetime_s=parse_duration(expires, "--expires"))
+    text = issue(root, who, lifetime_s=parse_duration(expires, "--expires"), before=folder.roots_before())
     made = Credential.parse(text)
     Issued(folder.path).add(made, time.time())
     if output is None:

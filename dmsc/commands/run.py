@@ -203,6 +203,7 @@ def run(
     from bus.artifacts import restrict
     from dmsc import identities
     from dmsc.composition import RunOptions, check_proxies, compose
+    from dmsc.renewals import follow_renewals
     from dmsc.sandboxing import closed_files
     from dmsc.settings import find_bus
     from dmsc.state_folder import default_state
@@ -214,6 +215,7 @@ def run(
     services = identities.entities(entity, cluster or (), authorizer=authorizer, broker=broker)
     if services:
         address = replace(address, token=identities.own(address.token, services))
+        follow_renewals(address.token, services)
     closed = [str(path) for path in closed_files(state or default_state())]
     restrict(UrlRules.of(allow_url or (), os.getcwd()), closed)
     options = RunOptions(
@@ -326,12 +328,13 @@ def join(
     """Add this machine's slots to a mesh, until SIGTERM or Ctrl-C.
 
     No ranks, no master address: the bus's address and a credential are all. `dmsc doctor` says if peers can
-    reach it.
+    reach it. A new credential that is put in place of FILE is taken up while it runs.
 
     Example: dmsc join nats://10.0.0.5:4222 --credential b.cred --cluster b --slots 2 --ports 40000-40100
     """
     from dmsc import identities
     from dmsc.composition import AgentOptions, address_towards, agent_part, check_clusters, node_name
+    from dmsc.renewals import follow_renewals
     from dmsc.sandboxing import closed_files, confinement
     from dmsc.settings import find_bus, read_token
     from dmsc.state_folder import default_state
@@ -342,7 +345,9 @@ def join(
     bus = find_bus(url, token, state)
     check_clusters((cluster,))
     node = node or node_name()
-    bus = replace(bus, token=identities.own(bus.token, (identities.agent(cluster, node),)))
+    agent = (identities.agent(cluster, node),)
+    bus = replace(bus, token=identities.own(bus.token, agent))
+    follow_renewals(bus.token, agent, credential)
     held = confinement(
         trusted=trust_researchers,
         users=instance_users,

@@ -21,6 +21,7 @@ from bus.identity import Identity
 from bus.inboxes import inbox_of_token
 from bus.logs import get_logger
 from bus.permissions import of_identity, of_role
+from bus.roots import PresentRoots, id_of_root
 from entities.authorizer.access_rules import Stranger, User, Users, recognise
 from entities.authorizer.evictions import connection_by, connection_of
 from entities.authorizer.folding import Refusal
@@ -60,7 +61,7 @@ class Doorkeeper:
         users: PresentUsers,
         tell: Tell | None = None,
         *,
-        root: str = "",
+        roots: PresentRoots | None = None,
         account: str = ACCOUNT,
         refusals: Refusals | None = None,
         ended_jobs: Collection[str] = frozenset(),
@@ -68,14 +69,14 @@ class Doorkeeper:
         """`tell` takes the lines about those who were let in; by default they go to the log.
         `refusals`: where who was not is put down for the audit stream. `ended_jobs`: may change.
 
-        `account`: where they are put; `root`: checks its credentials, if not that of `keys` (public).
+        `account`: where they are put; `roots`: by which credentials are checked, if not those of `keys`.
         """
         self.account = account
         self.granted: Counter[str] = Counter()  # by kind or role
         self.refused: Counter[str] = Counter()  # by the reason's code
         self.reasons: deque[str] = deque(maxlen=REMEMBERED)  # of the last refusals, in words
         self._keys = keys
-        self._root = root or keys.root
+        self.roots: PresentRoots = roots or (lambda: keys.roots)
         self._users = users
         self._tell: Tell = tell or log.info
         self._refusals = refusals
@@ -120,7 +121,7 @@ class Doorkeeper:
             checked = self._checked(caller, now)
             identity = checked.identity
             self._refuse_ended(checked)
-            name = connection_by(identity.name, checked.ids)
+            name = connection_by(identity.name, (checked.root, *checked.ids))
             return identity.kind, Grant(name, of_identity(identity), checked.expires_at, self.account)
         found = recognise(self._users(), caller.token, now)
         if isinstance(found, Stranger):
@@ -149,13 +150,18 @@ class Doorkeeper:
     def _checked(self, caller: Caller, now: float) -> Checked:
         """Of this mesh's root; for a while also of the one before it, for as long as that counts."""
         assert caller.signature
-        keys = self._keys
-        old = self._root == keys.root and now < keys.before_until and root_of(caller.token) == keys.before
-        root = keys.before if old else self._root
+        roots, root = self.roots(), root_of(caller.token)
+        if root == roots.before != roots.root and now >= roots.before_until:
+            raise Refused(
+                "its credential is of the root before this one, whose time is over; "
+                "`dmsc credential` makes a new one",
+                why="replaced",
+            )
+        old = root != roots.root and roots.counts(root, now)
+        root = root if old else roots.root
         checked = check(caller.token, caller.nonce, caller.signature, root, now)
-        if old:
-            return replace(checked, expires_at=min(checked.expires_at, int(keys.before_until)))
-        return checked
+        expires_at = min(checked.expires_at, int(roots.before_until)) if old else checked.expires_at
+        return replace(checked, expires_at=expires_at, root=id_of_root(root))
 
     def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
         permissions = of_role(user.role, inbox_of_token(caller.token))

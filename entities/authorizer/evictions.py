@@ -13,6 +13,7 @@ from bus.connections import Connections
 from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
+from bus.roots import id_of_root
 from schemas.errors import DmscError
 from schemas.names import job_of
 
@@ -26,7 +27,7 @@ BETWEEN = "/"
 
 
 def connection_by(name: str, credentials: Sequence[str]) -> str:
-    """What the servers call a connection by a credential: the name, and the ids of its chain."""
+    """What the servers call a connection by a credential: the name, and the ids of its root and chain."""
     return BETWEEN.join((name, *credentials))
 
 
@@ -67,18 +68,31 @@ class Evictions:
         """The same for whoever came in by this credential, or by one that was signed with it."""
         return await self._end(lambda as_: id in as_.split(BETWEEN)[1:], f"credential {id}")
 
+    async def throw_out_other_roots(self, root: str) -> int:
+        """The same for whoever came in by a credential of any root but this one (public): two rotations in
+        quick succession leave some of the root before last. The mesh's own authorizers and orchestrators
+        first, so that what others seal with newer keys is opened by who has these."""
+        id = id_of_root(root)
+
+        def is_other(as_: str) -> bool:
+            _, *ids = as_.split(BETWEEN)
+            return bool(ids) and not as_.startswith(USER_PREFIX) and ids[0] != id
+
+        return await self._end(is_other, f"roots before {id}", first=("authorizer", "orchestrator"))
+
     async def throw_out_jobs(self, jobs: Collection[str]) -> int:
         """The same for the instances of these jobs."""
         return await self._end(lambda as_: job_of(as_.partition(BETWEEN)[0]) in jobs, "instances")
 
-    async def _end(self, wanted: Callable[[str], bool], who: str) -> int:
+    async def _end(self, wanted: Callable[[str], bool], who: str, first: tuple[str, ...] = ()) -> int:
         ended: set[tuple[str, int]] = set()
         try:
             async with Connections.open(self._servers, self._keys, name=self._name) as connections:
                 for look in range(2):
                     if look:
                         await asyncio.sleep(AGAIN_S)
-                    for one in await connections.of(wanted, self._account):
+                    found = await connections.of(wanted, self._account)
+                    for one in sorted(found, key=lambda each: not each.as_.startswith(first or each.as_)):
                         await connections.end(one)
                         if (one.server, one.number) not in ended:
                             ended.add((one.server, one.number))

@@ -20,6 +20,7 @@ from entities.authorizer.evictions import Evictions
 from entities.authorizer.expulsions import Expulsions
 from entities.authorizer.job_ends import JobEnds
 from entities.authorizer.refusals import Refusals
+from entities.authorizer.roots_file import RootsFile
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.user_directory import UserDirectory
 from schemas.envelope import EntityKind
@@ -43,11 +44,16 @@ async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncI
     refusals = Refusals(config.sid, config.door_folding)
     keys = GuardKeys.read(config.keys_file)
     ends = JobEnds()
-    doorkeeper = Doorkeeper(keys, lambda: directory.users, tell, refusals=refusals, ended_jobs=ends.jobs)
-    expulsions = Expulsions(Evictions(config.servers, keys, name=config.sid), ends)
+    evictions = Evictions(config.servers, keys, name=config.sid)
+    roots = RootsFile(config.keys_file, evictions if config.ends_old_roots else None)
+    doorkeeper = Doorkeeper(
+        keys, lambda: directory.users, tell, roots=roots.present, refusals=refusals, ended_jobs=ends.jobs
+    )
+    expulsions = Expulsions(evictions, ends)
     directory.revoked = expulsions.revoked
     async with (
         doorkeeper.at_door(config.servers, config.sid),
+        roots.followed(config.check_s),
         expulsions.carried_out(),
         following(directory, ends, config, refusals),
     ):

@@ -20,6 +20,7 @@ from bus.discovery import resolve
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.presence import Presence
+from bus.sealed_anew import SealedAnew
 from bus.services import Subscription
 from entities.authorizer.access_policy import Ruling, decide, explain, needs_owner, nobody, quota_of
 from entities.authorizer.access_rules import Stranger, User
@@ -64,6 +65,9 @@ class AuthorizerConfig:
     audit_folder: Path | None = None  # keeps the audit's records off the bus; None: the stream alone has them
     keys_file: Path | None = None  # of the guard's keys; None: the bus asks somebody else, or nobody
     servers: tuple[str, ...] = ()  # of the bus: those that it guards
+    # of a tenant: where a rotation says which roots count; None: the root of `bus_token` alone
+    roots_file: Path | None = None
+    ends_old_roots: bool = False  # whether this guard ends connections by a root that was replaced
     researchers: bool = True  # whether there are any: nothing may hold their code
     bus_token: str | None = None  # the authorizer's own credential there
     sid: str = "authorizer"
@@ -107,7 +111,8 @@ class Authorizer:
         """Serve until cancelled."""
         subscriptions: list[Subscription] = []
         await self.directory.start(self._bus)
-        await UserRecords(self._bus).seal_old()
+        sealing = SealedAnew(self._bus, EntityKind.AUTHORIZER, UserRecords(self._bus).seal_old)
+        await sealing.start()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.audit.run())
             if self.archive is not None:
@@ -133,6 +138,7 @@ class Authorizer:
             finally:
                 for subscription in subscriptions:
                     await subscription.stop()
+                sealing.stop()
                 await self.directory.stop()
 
     async def _look_at_files(self) -> None:

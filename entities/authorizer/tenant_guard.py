@@ -7,7 +7,7 @@ the audit stream of the tenant that knew them; strangers to all are in the log a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -15,12 +15,14 @@ from bus.callout import Caller, Callout, Grant
 from bus.credentials import root_of, root_public
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
+from bus.roots import PresentRoots, Roots
 from entities.authorizer.callout import Doorkeeper, PresentUsers, Tell
 from entities.authorizer.evictions import Evictions
 from entities.authorizer.expulsions import Expulsions
 from entities.authorizer.guarding import following
 from entities.authorizer.job_ends import JobEnds
 from entities.authorizer.refusals import Refusals
+from entities.authorizer.roots_file import RootsFile
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.user_directory import UserDirectory
 from schemas.errors import BadInput, Refused
@@ -33,7 +35,8 @@ GUARD = "guard"
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """`users`: its files; `bus_token` there is its root, from which the guard has its own credential."""
+    """`users`: its files; `bus_token` there is its root, from which the guard has its own credential, and
+    `roots_file` says which roots count."""
 
     account: str
     users: AuthorizerConfig
@@ -42,9 +45,9 @@ class Tenant:
 class TenantGuard:
     """Sends each caller to the doorkeeper of its tenant. Refusals of strangers are its own."""
 
-    def __init__(self, doorkeepers: Mapping[str, Doorkeeper], strangers: Doorkeeper) -> None:
-        """`doorkeepers` by the public key of their root; `strangers` knows nobody, and says so."""
-        self.doorkeepers = doorkeepers
+    def __init__(self, doorkeepers: Sequence[Doorkeeper], strangers: Doorkeeper) -> None:
+        """`doorkeepers`: of a tenant each; `strangers` knows nobody, and says so."""
+        self.doorkeepers = tuple(doorkeepers)
         self.strangers = strangers
 
     def decide(self, caller: Caller) -> Grant:
@@ -59,9 +62,10 @@ class TenantGuard:
             try:
                 root = root_of(caller.token)
             except Refused:
-                root = ""
-            return self.doorkeepers.get(root, self.strangers)
-        knowing = [one for one in self.doorkeepers.values() if caller.token and one.knows(caller.token)]
+                return self.strangers
+            knowing = [one for one in self.doorkeepers if root in (one.roots().root, one.roots().before)]
+            return knowing[0] if knowing else self.strangers
+        knowing = [one for one in self.doorkeepers if caller.token and one.knows(caller.token)]
         if len(knowing) > 1:
             log.warning("one token is of users of several tenants", accounts=[one.account for one in knowing])
         return knowing[0] if len(knowing) == 1 else self.strangers
@@ -84,7 +88,9 @@ async def guarding_tenants(
         followed = []
         for tenant in tenants:
             directory = UserDirectory(tenant.users.tokens_file, tenant.users.user_key)
-            root = root_public(tenant.users.bus_token or "")
+            evictions = Evictions(servers, keys, name=GUARD, account=tenant.account)
+            roots = _roots_of(tenant.users, evictions)
+            root = roots.present().root if roots else root_public(tenant.users.bus_token or "")
             if root in doorkeepers:
                 raise BadInput(
                     f"{tenant.account} and {doorkeepers[root].account} have the same root, as copies of a"
@@ -93,14 +99,15 @@ async def guarding_tenants(
             refusals = Refusals(tenant.users.sid, tenant.users.door_folding)
             ends = JobEnds()
             doorkeepers[root] = Doorkeeper(
-                keys, _present(directory), tell, root=root, account=tenant.account, refusals=refusals,
-                ended_jobs=ends.jobs,
+                keys, _present(directory), tell, roots=roots.present if roots else _alone(root),
+                account=tenant.account, refusals=refusals, ended_jobs=ends.jobs,
             )  # fmt: skip
-            evictions = Evictions(servers, keys, name=GUARD, account=tenant.account)
             expulsions = Expulsions(evictions, ends, users=True)
             directory.revoked = expulsions.revoked
+            if roots:
+                await stack.enter_async_context(roots.followed(tenant.users.check_s))
             followed.append((directory, ends, tenant.users, refusals, expulsions))
-        guard = TenantGuard(doorkeepers, Doorkeeper(keys, lambda: (), tell, account=""))
+        guard = TenantGuard(tuple(doorkeepers.values()), Doorkeeper(keys, lambda: (), tell, account=""))
         await stack.enter_async_context(Callout.running(servers, keys, guard.decide, name=GUARD))
         for directory, ends, config, refusals, expulsions in followed:
             await stack.enter_async_context(expulsions.carried_out())
@@ -110,3 +117,11 @@ async def guarding_tenants(
 
 def _present(directory: UserDirectory) -> PresentUsers:
     return lambda: directory.users
+
+
+def _roots_of(users: AuthorizerConfig, evictions: Evictions) -> RootsFile | None:
+    return None if users.roots_file is None else RootsFile(users.roots_file, evictions)
+
+
+def _alone(root: str) -> PresentRoots:
+    return lambda: Roots(root=root)

@@ -10,11 +10,14 @@ import contextlib
 import secrets
 
 from bus.connection import Bus
+from bus.logs import get_logger
 from bus.sealing import is_sealed
 from bus.subjects import LINK_SECRET
 from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind
-from schemas.errors import Conflict
+from schemas.errors import Conflict, DmscError
+
+log = get_logger("orchestrator")
 
 ATTEMPTS = 3
 
@@ -52,6 +55,17 @@ def _sealed(bus: Bus, job: str, secret: str) -> LinkSecret:
 
 def _about(job: str) -> bytes:
     return f"link secret of {job}".encode()
+
+
+async def seal_links_anew(bus: Bus) -> None:
+    """Seals to the present root's keys what was sealed under one before it."""
+    for entry in await bus.bucket(LINK_SECRET).entries():
+        message = entry.message
+        if isinstance(message, LinkSecret) and is_sealed(message.secret):
+            try:
+                await link_secret(bus, message.job)
+            except DmscError as error:  # of a root that nobody has any more
+                log.warning("link secret not sealed anew", job=message.job, reason=error.text)
 
 
 async def forget_link_secret(bus: Bus, job: str) -> None:

@@ -17,6 +17,7 @@ from bus.connection import Bus
 from bus.correlation import current, new_correlation
 from bus.logs import get_logger
 from bus.packed import Sendable
+from bus.sealed_anew import SealedAnew
 from bus.services import Handler, Server, Subscription
 from bus.subject import Subject
 from entities import metrics
@@ -51,7 +52,7 @@ from schemas.door import (
     ScaleJob,
     SubmitJob,
 )
-from schemas.envelope import Envelope
+from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, Conflict, DmscError, Fenced, NewerRecord, NotFound, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import ENDED, JobRecord, JobState
@@ -121,6 +122,7 @@ class Leader:
         self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
         self._promotions = Promotions(bus, self._policies, self._runs, candidate.confirmed, config.promotion)
         self._guards = RecordGuards(bus, self._runs, self._ended)
+        self._sealing = SealedAnew(bus, EntityKind.ORCHESTRATOR, partial(seal_anew, bus))
         self._known = known
         self._tasks: asyncio.TaskGroup | None = None
         self.refused: NewerRecord | None = None  # why it does not lead: nobody overwrites newer records
@@ -147,6 +149,7 @@ class Leader:
                         leading.result()  # it never ends but by an error, or because it refuses to lead
                     deposed = self.refused.text if self.refused is not None else keeping.result()
                 finally:
+                    self._sealing.stop()
                     await self._stop(served, deposed is not None)
                 raise _Deposed
         except* _Deposed:
@@ -163,7 +166,7 @@ class Leader:
     async def _leads(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
-        for load in (*loads, partial(seal_anew, self._bus)):
+        for load in (*loads, self._sealing.start):
             await self._insistently(load)
         await self._resume()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")

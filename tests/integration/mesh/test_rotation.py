@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,21 @@ from bus import subjects
 from bus.connection import Bus
 from bus.credentials import root_public
 from bus.embedded import find_binary
-from bus.guard_keys import GuardKeys
+from dmsc import rotation
 from dmsc.async_client import AsyncClient
 from dmsc.state_folder import StateFolder, write_private
 from schemas.access import StoredUser
 from schemas.envelope import EntityKind as K
 from schemas.errors import BusUnreachable, Refused
+from schemas.job import JobSpec, JobState
 from tests.integration.dmsc.command_line import dmsc
-from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh
+from tests.integration.mesh.conftest import Mesh, outcome, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
 
 OPTIONS = ("--cluster", "a", "--slots", "0")
+STANDING = {"admin"}
+"""Users that each mesh has."""
 
 
 async def connects(mesh: Mesh, root: str) -> bool:
@@ -56,42 +61,82 @@ async def look(mesh: Mesh, token: str) -> tuple[set[str], set[str]]:
         return users, {one.name for one in await ruth.secrets()}
 
 
-def test_users_tokens_and_secrets_survive_and_the_old_root_ends(tmp_path: Path) -> None:
+def rotate(mesh: Mesh, grace: str) -> str:
+    """What the command said."""
+    state = str(mesh.state)
+    done = dmsc("credential", "rotate", "--grace", grace, "--state", state, cwd=mesh.state.parent)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def present(mesh: Mesh) -> Mesh:
+    """The same with the root that is there now."""
+    return replace(mesh, bus_token=StateFolder(mesh.state).bus_token())
+
+
+def padded(name: str, steps: int) -> JobSpec:
+    """Its passes wait, so that the steps outlast a rotation."""
+    job = tiny_job(name, training={"steps": steps}, parallel={"stages": 2})
+    args = {**job.model.args, "pad_ms": 40.0}
+    model = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
+    return job.model_copy(update={"model": model})
+
+
+def test_a_job_goes_on_while_the_root_is_replaced_and_the_old_root_ends(tmp_path: Path) -> None:
     find_binary()
-    state = tmp_path / "state"
-    mesh = start_mesh(state, *OPTIONS)
+    mesh = start_mesh(tmp_path / "state", "--cluster", "a", "--slots", "2")
+    try:
+        first = mesh.bus_token or ""
+        token = asyncio.run(prepare(mesh))
+        sealed = asyncio.run(sealed_users(mesh))
+        spec = padded("rotated", 40)
+        expected = undisturbed(mesh.client, spec)
+        job = mesh.client.submit(spec).job
+        next(event for event in mesh.client.events(job) if event.kind == "step")
+        given = ("--name", "mine", "--state", str(mesh.state), "-o", str(tmp_path / "mine"))
+        handed = dmsc("credential", "module", *given, cwd=tmp_path)
+        assert handed.returncode == 0, handed.stderr
+        assert "hand out anew: mine" in rotate(mesh, "1h")
+        mesh = present(mesh)
+        second = mesh.bus_token or ""
+        assert second != first
+        assert asyncio.run(connects(mesh, second))
+        assert asyncio.run(connects(mesh, first)), "for the time of grace"
+        rotate(mesh, "0s")
+        assert mesh.client.job(job).state is JobState.RUNNING, "the rotations came too late"
+        mesh = present(mesh)
+        for old in (first, second):
+            assert not asyncio.run(connects(mesh, old))
+        assert asyncio.run(connects(mesh, mesh.bus_token or ""))
+        record = mesh.client.wait(job, timeout_s=PATIENCE_S)
+        assert record.state is JobState.DONE, record.reason
+        assert record.recoveries == 0
+        assert record.weights is not None
+        assert record.weights.sha256 == expected
+        assert asyncio.run(look(mesh, token)) == ({"ruth", *STANDING}, {"corpus"})
+        after = asyncio.run(sealed_users(mesh))
+        assert after.keys() == sealed.keys()
+        assert after["ruth"][:14] != sealed["ruth"][:14], "sealed to the new root's keys"
+        assert outcome(mesh.client, tiny_job("afterwards")).state is JobState.DONE
+    finally:
+        stop_mesh(mesh)
+
+
+def test_users_tokens_and_secrets_survive_rotations_of_a_mesh_that_is_stopped(tmp_path: Path) -> None:
+    """Two, with no start in between: what was sealed under the first root is still opened."""
+    find_binary()
+    mesh = start_mesh(tmp_path / "state", *OPTIONS)
     try:
         token = asyncio.run(prepare(mesh))
-        before = asyncio.run(sealed_users(mesh))
-        running = dmsc("credential", "rotate", "--state", str(state), cwd=tmp_path)
-        assert running.returncode != 0, "not while it runs"
-        assert running.stderr.count("\n") == 1
     finally:
         stop_mesh(mesh)
-    old = mesh.bus_token or ""
-    rotated = dmsc("credential", "rotate", "--grace", "1h", "--state", str(state), cwd=tmp_path)
-    assert rotated.returncode == 0, rotated.stderr
-    mesh = start_mesh(state, *OPTIONS)
+    for grace in ("1h", "0s"):
+        rotate(mesh, grace)
+    old, mesh = mesh.bus_token or "", start_mesh(tmp_path / "state", *OPTIONS)
     try:
-        assert mesh.bus_token not in (None, old)
-        users, secrets = asyncio.run(look(mesh, token))
-        assert "ruth" in users
-        assert secrets == {"corpus"}
-        after = asyncio.run(sealed_users(mesh))
-        assert after.keys() == before.keys()
-        assert after["ruth"][:14] != before["ruth"][:14], "sealed to the new root's keys"
-        assert asyncio.run(connects(mesh, old)), "for the time of grace"
-    finally:
-        stop_mesh(mesh)
-    folder = StateFolder(state)
-    keys = GuardKeys.read(folder.guard_file)
-    assert keys.before == root_public(old)
-    write_private(folder.guard_file, folder.guard_file.read_text().replace(str(keys.before_until), "1.0"))
-    mesh = start_mesh(state, *OPTIONS)
-    try:
+        assert asyncio.run(look(mesh, token)) == ({"ruth", *STANDING}, {"corpus"})
         assert not asyncio.run(connects(mesh, old))
         assert asyncio.run(connects(mesh, mesh.bus_token or ""))
-        assert "ruth" in asyncio.run(look(mesh, token))[0]
     finally:
         stop_mesh(mesh)
 
@@ -117,14 +162,15 @@ def test_killed_at_any_point_it_leaves_a_folder_that_opens(
     with monkeypatch.context() as patch:
         patch.setattr("dmsc.state_folder.write_private", write)
         with pytest.raises(KeyboardInterrupt):
-            folder.rotate(60.0)
+            rotation.begin(folder, 60.0)
     assert count == written, "it fired"
     folder.write_tokens()
     root = folder.bus_token()
     assert root is not None
     assert (root == old) is (written < 3)
-    assert GuardKeys.read(folder.guard_file).root == root_public(root)
-    assert folder.root_before() == old
-    folder.rotate(60.0)
+    assert folder.roots().root == root_public(root)
+    assert old in folder.roots_before()
+    assert rotation.begin(folder, 60.0) is False
     assert folder.bus_token() not in (None, root)
-    assert folder.root_before() == root
+    assert folder.roots_before()[0] == root
+    assert old in folder.roots_before()

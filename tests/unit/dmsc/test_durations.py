@@ -36,3 +36,7 @@ def test_a_duration(text: str, seconds: float) -> None:
 def test_a_duration_that_is_none_is_one_line(text: str) -> None:
     with pytest.raises(BadInput, match=r"--expires .*write it as 90s, 30m, 8h or 14d"):
         parse_duration(text, "--expires")
+
+
+def test_none_at_all_only_where_that_is_something() -> None:
+    assert parse_duration("0s", "--grace", zero=True) == 0

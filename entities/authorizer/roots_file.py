@@ -1,0 +1,60 @@
+"""Which roots count, as a file says it that a rotation changes under the guard's eyes (ADR-0039).
+
+Whoever is connected by the old root is thrown out once when the mesh's own processes have their new
+credentials, and comes back by these. After the grace the server itself ends what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bus.logs import get_logger
+from bus.roots import Roots
+from entities.authorizer.evictions import Evictions
+from entities.authorizer.reloaded_file import ReloadedFile
+
+log = get_logger("authorizer")
+
+
+class RootsFile:
+    """`present` is what the file says. Raises `BadInput` at first, never later.
+
+    `evictions`: by which this guard ends old connections; None: another guard does.
+    """
+
+    def __init__(self, path: Path, evictions: Evictions | None) -> None:
+        self._file = ReloadedFile(path, Roots.parse, "file of roots", "it says which roots count")
+        self._evictions = evictions
+        self._cut = self._file.value.handed_over
+
+    def present(self) -> Roots:
+        return self._file.value
+
+    @asynccontextmanager
+    async def followed(self, every_s: float) -> AsyncIterator[None]:
+        """Looks at the file every so often until the end of the block."""
+
+        async def follow() -> None:
+            while True:
+                await asyncio.sleep(every_s)
+                self._file.refresh()
+                await self._cut_off()
+
+        task = asyncio.create_task(follow(), name="roots")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _cut_off(self) -> None:
+        roots = self._file.value
+        if roots.handed_over == self._cut:
+            return
+        self._cut = roots.handed_over
+        if roots.before and roots.handed_over and self._evictions is not None:
+            ended = await self._evictions.throw_out_other_roots(roots.root)
+            log.info("connections by the old root ended", connections=ended)
