@@ -255,8 +255,8 @@ def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Chec
 
 
 def id_of(link: str) -> str:
-    """What a credential is called where it is revoked: a digest of it, so that each has one that nobody
-    chooses."""
+    """What a credential, or a root by its public key, is called where it is revoked or replaced: a digest of
+    it, so that each has one that nobody chooses."""
     return hashlib.sha256(link.encode()).hexdigest()[:ID_DIGITS]
 
 

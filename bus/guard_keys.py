@@ -26,42 +26,33 @@ ANSWER_S = 1.0
 
 @dataclass(frozen=True)
 class GuardKeys:
-    """Secrets of AAM processes alone, but for `root`, the public key that checks credentials. It is empty
-    on a server of several meshes: each has its own root.
+    """Secrets of AAM processes alone, but for `roots`, by which credentials are checked. On a server of
+    several meshes they are empty: each has its own.
 
     `issuer` signs what the server believes; `sealing` opens its questions; `guard` and `system` are users of
-    the accounts in which questions are answered and connections are ended. The rest is as in `Roots`.
+    the accounts in which questions are answered and connections are ended.
     """
 
-    root: str
+    roots: Roots
     issuer: str
     sealing: str
     guard: str
     system: str
-    before: str = ""
-    before_until: float = 0.0
-    grace_until: float = 0.0
-    handed_over: float = 0.0
 
     @classmethod
     def generate(cls, root: str | None) -> GuardKeys:
         """For the mesh of this root; None: for a server of several."""
         return cls(
-            root="" if root is None else root_public(root),
+            roots=Roots(root="" if root is None else root_public(root)),
             issuer=SigningKeys.account().seed,
             sealing=SealingKeys.generate().seed,
             guard=SigningKeys.user().seed,
             system=SigningKeys.user().seed,
         )
 
-    @property
-    def roots(self) -> Roots:
-        return Roots(**{name: getattr(self, name) for name in Roots.__slots__})
-
     def with_roots(self, roots: Roots, *, fresh: bool = False) -> GuardKeys:
         """The same for these roots. `fresh`: new keys, which the server knows only after a restart."""
-        keys = GuardKeys.generate(None) if fresh else self
-        return replace(keys, **asdict(roots))
+        return replace(GuardKeys.generate(None) if fresh else self, roots=roots)
 
     @cached_property
     def issuer_keys(self) -> SigningKeys:
@@ -72,7 +63,9 @@ class GuardKeys:
         return SealingKeys(self.sealing)
 
     def text(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
+        """As the file has it: roots and keys beside each other."""
+        body = asdict(self)
+        return json.dumps({**body.pop("roots"), **body}, indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> GuardKeys:
@@ -81,7 +74,10 @@ class GuardKeys:
             BadInput: the file is missing, or not one of these.
         """
         try:
-            keys = cls(**json.loads(path.read_text(encoding="utf-8")))
+            text = path.read_text(encoding="utf-8")
+            body = json.loads(text)
+            own = {name: body[name] for name in body.keys() - Roots.__slots__}
+            keys = cls(roots=Roots.parse(text, str(path)), **own)
             keys.issuer_keys, keys.sealing_keys  # noqa: B018  # damaged ones are told here
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror}; it holds the authorizer's keys") from None

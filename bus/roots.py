@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bus.credentials import id_of, root_public
+from bus.credentials import root_public
 from schemas.errors import BadInput
 
 HANDING_OVER_S = 60.0
@@ -92,8 +92,3 @@ class Roots:
 
 
 PresentRoots = Callable[[], Roots]
-
-
-def id_of_root(root: str) -> str:
-    """What a root (public) is called among the ids of a connection's credentials."""
-    return id_of(root)

@@ -16,21 +16,23 @@ log = get_logger("bus.sealing")
 
 
 class SealedAnew:
-    """Calls `seal` when it starts, and after each reconnect with other keys of `kind`."""
+    """Calls each of `seals` when it starts, and after each reconnect with other keys of `kind`.
 
-    def __init__(self, bus: Bus, kind: EntityKind, seal: Callable[[], Awaitable[Any]]) -> None:
+    Without a guard there are no keys to seal to: then it calls none."""
+
+    def __init__(self, bus: Bus, kind: EntityKind, *seals: Callable[[], Awaitable[Any]]) -> None:
         self._bus = bus
         self._kind = kind
-        self._seal = seal
+        self._seals = seals
         self._sealed_to = ""
         self._remove: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
-        """Raises whatever `seal` raises, this first time."""
+        """Raises whatever a seal raises, this first time."""
         self._sealed_to = self._bus.keyring.of_kind(self._kind)
         self._remove()
         self._remove = self._bus.on_reconnect(self._again)
-        await self._seal()
+        await self._seal(self._sealed_to)
 
     def stop(self) -> None:
         self._remove()
@@ -40,7 +42,11 @@ class SealedAnew:
         if key == self._sealed_to:
             return
         try:
-            await self._seal()
+            await self._seal(key)
             self._sealed_to = key
         except DmscError as error:  # the next reconnect, or start, does it
             log.warning("not sealed anew yet", kind=self._kind, reason=error.text)
+
+    async def _seal(self, key: str) -> None:
+        for seal in self._seals if key else ():
+            await seal()

@@ -24,7 +24,7 @@ from dmsc.identities import credentials
 from dmsc.layout import ChildSpec
 from dmsc.state_folder import StateFolder, locked
 from schemas.envelope import EntityKind
-from schemas.errors import BadInput, BusUnreachable, DmscError, Refused, Unavailable
+from schemas.errors import BadInput, DmscError, Refused, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +84,7 @@ async def handed_over(folder: StateFolder, *, ends_now: bool) -> None:
     """Waits for the mesh that runs. `ends_now`: also until the old root opens nothing.
 
     Raises:
-        Unavailable: it takes too long, or the mesh is gone.
+        Unavailable: it takes too long, or the mesh or its bus is gone.
     """
     deadline = time.monotonic() + HAND_OVER_S
     while folder.roots().under_way or (ends_now and await _opens(folder, folder.roots_before()[0])):
@@ -96,7 +96,11 @@ async def handed_over(folder: StateFolder, *, ends_now: bool) -> None:
 
 
 async def _opens(folder: StateFolder, root: str) -> bool:
-    """Whether the bus of the mesh lets somebody in by this root."""
+    """Whether the bus of the mesh lets somebody in by this root; one that is away has not refused it.
+
+    Raises:
+        BusUnreachable: it stays away.
+    """
     mesh = folder.mesh()
     if mesh is None:
         return False
@@ -105,7 +109,7 @@ async def _opens(folder: StateFolder, root: str) -> bool:
             mesh.servers, name="rotate", kind=EntityKind.TAP, token=root, connect_timeout_s=HAND_OVER_S
         ):
             return True
-    except (Refused, BusUnreachable):
+    except Refused:
         return False
 
 

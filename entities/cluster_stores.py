@@ -7,6 +7,7 @@ while its agent was away, nobody is told.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -78,6 +79,8 @@ def write_for_instance(folder: Path, name: str, text: str) -> bool:
             file.write(text)
         os.replace(partial, name, src_dir_fd=place, dst_dir_fd=place)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(partial, dir_fd=place)
         log.warning("an instance has no new credential", folder=str(folder), reason=error.strerror)
         return False
     finally:

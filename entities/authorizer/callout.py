@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from bus.callout import Caller, Callout, Grant
-from bus.credentials import Checked, check, root_of
+from bus.credentials import Checked, check, id_of, root_of
 from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
 from bus.identity import Identity
 from bus.inboxes import inbox_of_token
 from bus.logs import get_logger
 from bus.permissions import of_identity, of_role
-from bus.roots import PresentRoots, id_of_root
+from bus.roots import PresentRoots
 from entities.authorizer.access_rules import Stranger, User, Users, recognise
 from entities.authorizer.evictions import connection_by, connection_of
 from entities.authorizer.folding import Refusal
@@ -161,7 +161,7 @@ class Doorkeeper:
         root = root if old else roots.root
         checked = check(caller.token, caller.nonce, caller.signature, root, now)
         expires_at = min(checked.expires_at, int(roots.before_until)) if old else checked.expires_at
-        return replace(checked, expires_at=expires_at, root=id_of_root(root))
+        return replace(checked, expires_at=expires_at, root=id_of(root))
 
     def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
         permissions = of_role(user.role, inbox_of_token(caller.token))

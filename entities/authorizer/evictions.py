@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from bus.connections import Connections
+from bus.credentials import id_of
 from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
-from bus.roots import id_of_root
 from schemas.errors import DmscError
 from schemas.names import job_of
 
@@ -72,7 +72,7 @@ class Evictions:
         """The same for whoever came in by a credential of any root but this one (public): two rotations in
         quick succession leave some of the root before last. The mesh's own authorizers and orchestrators
         first, so that what others seal with newer keys is opened by who has these."""
-        id = id_of_root(root)
+        id = id_of(root)
 
         def is_other(as_: str) -> bool:
             _, *ids = as_.split(BETWEEN)

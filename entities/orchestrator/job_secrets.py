@@ -8,7 +8,6 @@ from bus import secret_urls
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import SECRET
-from entities.orchestrator.link_secret import seal_links_anew
 from schemas.envelope import EntityKind
 from schemas.errors import BadJob, DmscError
 from schemas.job import JobSpec
@@ -36,13 +35,9 @@ async def secrets_for(bus: Bus, spec: JobSpec) -> str:
     return values
 
 
-async def seal_anew(bus: Bus) -> None:
-    """Seals to the present root's keys what was sealed under the one before; when a leader begins, and
-    when the root was replaced while it leads."""
+async def seal_secrets_anew(bus: Bus) -> None:
+    """Seals to the present root's keys what was sealed under one before it."""
     keyring, bucket = bus.keyring, bus.bucket(SECRET)
-    if not keyring.of_kind(EntityKind.ORCHESTRATOR):
-        return
-    await seal_links_anew(bus)
     for entry in await bucket.entries():
         secret = entry.message
         if not isinstance(secret, StoredSecret):

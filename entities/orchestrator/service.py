@@ -29,8 +29,9 @@ from entities.orchestrator.cordoning import Cordoning
 from entities.orchestrator.draining import Draining
 from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.job_run import JobRun
-from entities.orchestrator.job_secrets import seal_anew
+from entities.orchestrator.job_secrets import seal_secrets_anew
 from entities.orchestrator.journal import Journal
+from entities.orchestrator.link_secret import seal_links_anew
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.policy_desk import PolicyDesk
 from entities.orchestrator.promotion import PromotionConfig
@@ -122,7 +123,8 @@ class Leader:
         self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
         self._promotions = Promotions(bus, self._policies, self._runs, candidate.confirmed, config.promotion)
         self._guards = RecordGuards(bus, self._runs, self._ended)
-        self._sealing = SealedAnew(bus, EntityKind.ORCHESTRATOR, partial(seal_anew, bus))
+        seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
+        self._sealing = SealedAnew(bus, EntityKind.ORCHESTRATOR, *seals)
         self._known = known
         self._tasks: asyncio.TaskGroup | None = None
         self.refused: NewerRecord | None = None  # why it does not lead: nobody overwrites newer records

@@ -66,7 +66,7 @@ def test_a_job_goes_on_from_another_job_s_checkpoint_under_another_shape(mesh: M
         ("resume_from", "gopher://x/y", "gopher://x/y is not below a URL that jobs may name (none)"),
         ("resume_from", "http://169.254.169.254/latest", "is not below a URL that jobs may name"),
         ("resume_from", "/etc", "/etc lies in no folder that jobs may read"),
-        ("initial_weights", "file:///root/../etc", "lies in no folder that jobs may read"),
+        ("initial_weights", "file:///srv/../etc", "lies in no folder that jobs may read"),
         ("data", {"source": "simplecache::file:///etc/passwd"}, "is not below a URL that jobs may name"),
         ("data", {"source": "bus://elsewhere/x"}, "of the bus it may be bus://artifacts or bus://datasets"),
         ("artifacts", "/etc/dmsc", "lies in no folder that jobs may write into"),
