@@ -7,6 +7,7 @@ own processes, and the old root counts whatever grace was asked for; after that,
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -63,6 +64,19 @@ class Roots:
         """All own processes have the new root's credentials."""
         return replace(self, handed_over=now, before_until=self.grace_until)
 
+    def note_ended(self, path: Path) -> None:
+        """Beside the file of these: no connection is left by credentials of an older root."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(_note(path), flags, 0o600), "w", encoding="ascii") as file:
+            file.write(repr(self.handed_over))
+
+    def have_ended(self, path: Path) -> bool:
+        """Whether that is noted of these."""
+        try:
+            return _note(path).read_text(encoding="ascii") == repr(self.handed_over)
+        except OSError:
+            return False
+
     def text(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
@@ -89,6 +103,10 @@ class Roots:
             return cls.parse(path.read_text(encoding="utf-8"), str(path))
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror}; it says which roots count") from None
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(path.name + ".ended")
 
 
 PresentRoots = Callable[[], Roots]

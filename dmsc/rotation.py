@@ -12,19 +12,18 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from bus.connection import Bus
 from bus.credentials import new_root
 from bus.identity import is_root
 from bus.logs import get_logger
 from bus.roots import HANDING_OVER_S
 from dmsc import renewals
+from dmsc.async_client import AsyncClient
 from dmsc.identities import credentials
 from dmsc.layout import ChildSpec
 from dmsc.state_folder import StateFolder, locked
-from schemas.envelope import EntityKind
-from schemas.errors import BadInput, DmscError, Refused, Unavailable
+from schemas.errors import BadInput, DmscError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,37 +79,41 @@ def begin(folder: StateFolder, grace_s: float) -> bool:
         return runs
 
 
-async def handed_over(folder: StateFolder, *, ends_now: bool) -> None:
-    """Waits for the mesh that runs. `ends_now`: also until the old root opens nothing.
+async def handed_over(folder: StateFolder) -> None:
+    """Waits until the mesh that runs has the new root, nobody is connected by an older one for whom it was
+    replaced, and all gateways answer again.
 
     Raises:
-        Unavailable: it takes too long, or the mesh or its bus is gone.
+        Unavailable: it takes too long, or the mesh is gone.
     """
-    deadline = time.monotonic() + HAND_OVER_S
-    while folder.roots().under_way or (ends_now and await _opens(folder, folder.roots_before()[0])):
-        if folder.owner() is None:
-            raise Unavailable("the mesh has ended meanwhile; it has the new root when it is started again")
-        if time.monotonic() > deadline:
-            raise Unavailable("the new root is there, and not everybody has credentials of it yet")
-        await asyncio.sleep(LOOK_S / 2)
-
-
-async def _opens(folder: StateFolder, root: str) -> bool:
-    """Whether the bus of the mesh lets somebody in by this root; one that is away has not refused it.
-
-    Raises:
-        BusUnreachable: it stays away.
-    """
-    mesh = folder.mesh()
-    if mesh is None:
-        return False
     try:
-        async with Bus.connect(
-            mesh.servers, name="rotate", kind=EntityKind.TAP, token=root, connect_timeout_s=HAND_OVER_S
-        ):
-            return True
-    except Refused:
+        async with asyncio.timeout(HAND_OVER_S):
+            while (roots := folder.roots()).under_way or not roots.have_ended(folder.roots_file):
+                await _pause(folder)
+            for url in (folder.mesh() or _gone()).gateways.values():
+                async with AsyncClient(url, token=folder.token()) as client:
+                    while not await _answers(client):
+                        await _pause(folder)
+    except TimeoutError:
+        raise Unavailable("the new root is there, and not everybody has come back by it yet") from None
+
+
+async def _pause(folder: StateFolder) -> None:
+    if folder.owner() is None:
+        _gone()
+    await asyncio.sleep(LOOK_S / 5)
+
+
+def _gone() -> NoReturn:
+    raise Unavailable("the mesh has ended meanwhile; it has the new root when it is started again")
+
+
+async def _answers(client: AsyncClient) -> bool:
+    try:
+        await client.mesh()
+    except DmscError:
         return False
+    return True
 
 
 class HandingOver:

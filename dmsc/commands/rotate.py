@@ -43,7 +43,7 @@ def rotate(
     now = time.time()
     handed_out = Issued(folder.path).end(now + grace_s, now)
     if runs:
-        run_async(rotation.handed_over(folder, ends_now=not grace_s))
+        run_async(rotation.handed_over(folder))
     how = "its own processes have credentials of it" if runs else "`dmsc up` goes on with it"
     count = f"count for {grace} from now" if grace_s else "count no more"
     print(f"{folder.path} has a new root; {how}; credentials of the old one {count}")

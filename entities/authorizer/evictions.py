@@ -68,36 +68,48 @@ class Evictions:
         """The same for whoever came in by this credential, or by one that was signed with it."""
         return await self._end(lambda as_: id in as_.split(BETWEEN)[1:], f"credential {id}")
 
-    async def throw_out_other_roots(self, root: str) -> int:
+    async def throw_out_other_roots(self, root: str, again_s: float) -> int:
         """The same for whoever came in by a credential of any root but this one (public): two rotations in
         quick succession leave some of the root before last. The mesh's own authorizers and orchestrators
-        first, so that what others seal with newer keys is opened by who has these."""
+        first, so that what others seal with newer keys is opened by who has these.
+
+        `again_s`: after that it looks again, for those whom a guard let in that had not read of it yet.
+
+        Raises:
+            DmscError: the servers can't be reached; whoever is left is not ended.
+        """
         id = id_of(root)
 
         def is_other(as_: str) -> bool:
             _, *ids = as_.split(BETWEEN)
             return bool(ids) and not as_.startswith(USER_PREFIX) and ids[0] != id
 
-        return await self._end(is_other, f"roots before {id}", first=("authorizer", "orchestrator"))
+        return await self._look_twice(is_other, again_s, first=("authorizer", "orchestrator"))
 
     async def throw_out_jobs(self, jobs: Collection[str]) -> int:
         """The same for the instances of these jobs."""
         return await self._end(lambda as_: job_of(as_.partition(BETWEEN)[0]) in jobs, "instances")
 
-    async def _end(self, wanted: Callable[[str], bool], who: str, first: tuple[str, ...] = ()) -> int:
-        ended: set[tuple[str, int]] = set()
+    async def _end(self, wanted: Callable[[str], bool], who: str) -> int:
         try:
-            async with Connections.open(self._servers, self._keys, name=self._name) as connections:
-                for look in range(2):
-                    if look:
-                        await asyncio.sleep(AGAIN_S)
-                    found = await connections.of(wanted, self._account)
-                    for one in sorted(found, key=lambda each: not each.as_.startswith(first or each.as_)):
-                        await connections.end(one)
-                        if (one.server, one.number) not in ended:
-                            ended.add((one.server, one.number))
-                            self.ended += 1
-                            log.warning("thrown out", who=one.as_, connection=one.name[:120])
+            return await self._look_twice(wanted, AGAIN_S)
         except DmscError as error:
             log.error("not thrown out", who=who, error=error.text)
+            return 0
+
+    async def _look_twice(
+        self, wanted: Callable[[str], bool], again_s: float, first: tuple[str, ...] = ()
+    ) -> int:
+        ended: set[tuple[str, int]] = set()
+        async with Connections.open(self._servers, self._keys, name=self._name) as connections:
+            for look in range(2):
+                if look:
+                    await asyncio.sleep(again_s)
+                found = await connections.of(wanted, self._account)
+                for one in sorted(found, key=lambda each: not each.as_.startswith(first or each.as_)):
+                    await connections.end(one)
+                    if (one.server, one.number) not in ended:
+                        ended.add((one.server, one.number))
+                        self.ended += 1
+                        log.warning("thrown out", who=one.as_, connection=one.name[:120])
         return len(ended)

@@ -1,7 +1,8 @@
 """Which roots count, as a file says it that a rotation changes under the guard's eyes (ADR-0039).
 
 Whoever is connected by the old root is thrown out once when the mesh's own processes have their new
-credentials, and comes back by these. After the grace the server itself ends what is left.
+credentials, and comes back by these; then a note beside the file says so. After the grace the server itself
+ends what is left.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from bus.logs import get_logger
 from bus.roots import Roots
 from entities.authorizer.evictions import Evictions
 from entities.authorizer.reloaded_file import ReloadedFile
+from schemas.errors import DmscError
 
 log = get_logger("authorizer")
 
@@ -26,6 +28,7 @@ class RootsFile:
     """
 
     def __init__(self, path: Path, evictions: Evictions | None) -> None:
+        self._path = path
         self._file = ReloadedFile(path, Roots.parse, "file of roots", "it says which roots count")
         self._evictions = evictions
         self._cut = self._file.value.handed_over
@@ -41,7 +44,7 @@ class RootsFile:
             while True:
                 await asyncio.sleep(every_s)
                 self._file.refresh()
-                await self._cut_off()
+                await self._cut_off(2 * every_s)
 
         task = asyncio.create_task(follow(), name="roots")
         try:
@@ -50,11 +53,17 @@ class RootsFile:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _cut_off(self) -> None:
+    async def _cut_off(self, again_s: float) -> None:
+        """Until the second look all guards have read the file, too."""
         roots = self._file.value
         if roots.handed_over == self._cut:
             return
-        self._cut = roots.handed_over
         if roots.before and roots.handed_over and self._evictions is not None:
-            ended = await self._evictions.throw_out_other_roots(roots.root)
+            try:
+                ended = await self._evictions.throw_out_other_roots(roots.root, again_s)
+                roots.note_ended(self._path)
+            except (DmscError, OSError) as error:  # the next look tries again
+                log.error("connections by the old root not ended yet", reason=str(error))
+                return
             log.info("connections by the old root ended", connections=ended)
+        self._cut = roots.handed_over
