@@ -11,7 +11,7 @@ from schemas.base import CallerSpan, Message, Part, Token
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
 from schemas.job import MOST_INSTANCES, JobRecord, JobSpec
-from schemas.marks import HOLDS_USER_VALUES, Secret
+from schemas.marks import HOLDS_USER_VALUES, Secret, Url
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation
 from schemas.quota import Quota
@@ -47,7 +47,7 @@ class DoorKey(Message, wire="door.key"):
     key: str
 
 
-class SubmitJob(Message, wire="job.submit", version=(1, 2)):
+class SubmitJob(Message, wire="job.submit", version=(1, 3)):
     """MG → SMO, after Type 3: queue this job."""
 
     spec: JobSpec
@@ -55,6 +55,7 @@ class SubmitJob(Message, wire="job.submit", version=(1, 2)):
     gateway: Token
     caller_span: CallerSpan = ""
     quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
+    may_read: tuple[Url, ...] = Field((), description="what the job names on the bus, as Type 3 let its user")
 
 
 class DatasetOwner(Message, wire="dataset.owner"):

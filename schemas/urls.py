@@ -24,6 +24,11 @@ _FILE = re.compile(r"^(?:file|local):(?://)?", re.IGNORECASE)
 _MAGIC = re.compile(r"[*?\[]")
 
 
+def bus_name(url: str) -> str:
+    """What a URL of the bus names in its object store; empty for others."""
+    return url.removeprefix(BUS).strip("/") if url.startswith(BUS) else ""
+
+
 def local_path(url: str) -> str | None:
     """The absolute path on this machine that a URL names; None where it names something else."""
     if "::" in url:  # one file system in another

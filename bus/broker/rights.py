@@ -16,8 +16,9 @@ from schemas.envelope import EntityKind as K
 from schemas.errors import BadInput, Refused
 from schemas.job import JobRecord
 from schemas.signals import Role
+from schemas.urls import BUS, bus_name
 
-SCHEME = "bus://"
+DATA_SETS = f"{BUS}datasets/"
 OBJECTS = f"OBJ_{streams.OBJECT_BUCKET}"
 CHUNKS, METAS = f"$O.{streams.OBJECT_BUCKET}.C.", f"$O.{streams.OBJECT_BUCKET}.M."
 _nuid = re.compile(r"^([A-Za-z0-9_-]{1,120}\.)?[0-9a-zA-Z]{20,40}$")
@@ -40,23 +41,20 @@ class Names:
 
 
 def names_of(record: JobRecord | None) -> Names:
-    """The objects of a job: below its own folder it writes; it reads what its specification names."""
+    """The objects of a job: below its own folder it writes; it reads what its specification names, as far as
+    its user might read that when it was submitted. Data sets are there for all who train."""
     if record is None:
         return Names()
     spec = record.spec
-    folder = _folder(spec.artifacts)
+    folder = bus_name(spec.artifacts)
     named = (spec.resume_from, spec.initial_weights, spec.data.source)
     own = f"{folder}/{record.job}/"
-    found = (_folder(url) for url in named if url)
+    found = (bus_name(url) for url in named if url and (url in record.may_read or url.startswith(DATA_SETS)))
     return Names(
         own=(own,) if folder else (),
         # Not what all jobs' folders lie in (`bus://artifacts`): that would name everybody's objects.
         read=tuple(one for one in found if "/" in one and not own.startswith(f"{one}/")),
     )
-
-
-def _folder(url: str) -> str:
-    return url.removeprefix(SCHEME).strip("/") if url.startswith(SCHEME) else ""
 
 
 @lru_cache(maxsize=4_096)

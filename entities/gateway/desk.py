@@ -12,7 +12,13 @@ from bus.correlation import caller_span, correlate, current, current_cause, new_
 from bus.logs import get_logger
 from entities.gateway.backends import Backends
 from entities.gateway.guard import Guard
-from entities.gateway.job_urls import jobs_named, refuse_urls
+from entities.gateway.job_urls import (
+    READ_ARTIFACT,
+    named_on_bus,
+    names_folders,
+    refuse_others_folder,
+    refuse_urls,
+)
 from entities.gateway.job_view import JobView
 from entities.gateway.module_desk import ModuleDesk
 from entities.gateway.secret_desk import SecretDesk
@@ -37,7 +43,7 @@ from schemas.door import (
     UncordonPlace,
 )
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, BadInput, BadJob, DmscError, NotFound
+from schemas.errors import Ack, BadInput, BadJob, DmscError, NotFound, Refused
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
 from schemas.module_status import OrderBody, QuestionBody
@@ -81,24 +87,51 @@ class Desk:
             correlate(new_correlation(), cause=current_cause())
         access = await self.guard.check(token, "job.submit", spec.name)
         refuse_urls(spec)
-        for job in jobs_named(spec):
-            await self.guard.check(token, "job.read", job)
+        may_read = await self._let_read(token, spec, access.user)
         spec = await self.secrets.keep(spec, access.user)
         await self.stored.admit_job(access)
         message = SubmitJob(
-            spec=spec, user=access.user, gateway=self._gateway, caller_span=caller_span(), quota=access.quota
-        )
+            spec=spec, user=access.user, gateway=self._gateway, caller_span=caller_span(), quota=access.quota,
+            may_read=may_read,
+        )  # fmt: skip
         record = await self._backends.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
         return self._learn(record)
 
+    async def _let_read(self, token: str, spec: JobSpec, user: str) -> tuple[str, ...]:
+        """What the job names on the bus, once its user was let read all of it.
+
+        Raises:
+            Refused: its user may not.
+            BadJob: it would write into another's folder.
+        """
+        jobs: Mapping[str, JobRecord] = {}
+        if names_folders(spec):
+            jobs = {record.job: record for record in (await self._all()).jobs}
+            refuse_others_folder(spec, user, jobs)
+        found = named_on_bus(spec, jobs)
+        for one in found:
+            try:
+                await self.guard.check(token, one.action, one.resource)
+            except Refused as error:
+                remedy = (
+                    "its owner or an administrator may name it, and access rules share it"
+                    if one.action == READ_ARTIFACT
+                    else "ask an administrator, who keeps the access rules"
+                )
+                raise Refused(f"{one.key}: {one.url}: {error.text}; {remedy}", **error.fields) from None
+        return tuple(one.url for one in found)
+
     async def list(self, token: str) -> JobList:
         await self.guard.check(token, "job.list", "jobs")
-        if self.view is not None and self.view.current.is_set():
-            return JobList(jobs=self.view.all())
-        return await self._query(None)
+        return await self._all()
 
     async def read(self, token: str, job: str) -> JobRecord:
         await self.guard.check(token, "job.read", job)
+        return await self.look(job)
+
+    async def files_of(self, token: str, job: str) -> JobRecord:
+        """The record of a job whose weights or checkpoints are to be fetched."""
+        await self.guard.check(token, READ_ARTIFACT, job)
         return await self.look(job)
 
     async def look(self, job: str) -> JobRecord:
@@ -178,6 +211,11 @@ class Desk:
         if self.view is not None:
             self.view.take(record)
         return record
+
+    async def _all(self) -> JobList:
+        if self.view is not None and self.view.current.is_set():
+            return JobList(jobs=self.view.all())
+        return await self._query(None)
 
     async def _query(self, job: str | None) -> JobList:
         answer = await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=TIMEOUT_S)

@@ -327,6 +327,7 @@ class Leader:
             spec=message.spec,
             state=JobState.QUEUED,
             user=message.user,
+            may_read=message.may_read,
             command=command,
             correlation=current() or new_correlation(),
             caller_span=message.caller_span,

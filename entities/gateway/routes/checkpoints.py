@@ -14,6 +14,7 @@ from entities.gateway.paging import cut
 from entities.gateway.requests import ByteRange, CheckpointName, JobId, PageAsked, Token, answer, paged
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest, PublishedCheckpoint
 from schemas.errors import DamagedCheckpoint, NotFound
+from schemas.job import JobRecord
 from schemas.pages import CheckpointPage
 
 
@@ -21,9 +22,8 @@ def checkpoints(door: Door) -> APIRouter:
     """The routes below `/v1/jobs/{job}/checkpoints`."""
     router = APIRouter(prefix="/v1/jobs/{job}/checkpoints", tags=["checkpoints"])
 
-    async def folder_of(token: str, job: str) -> str:
-        record = await door.desk.read(token, job)
-        return checkpoints_url(record.spec.artifacts, job)
+    def folder_of(record: JobRecord) -> str:
+        return checkpoints_url(record.spec.artifacts, record.job)
 
     async def manifest_of(url: str, job: str, name: str) -> CheckpointManifest:
         folder = f"{url}/{name}"
@@ -34,7 +34,7 @@ def checkpoints(door: Door) -> APIRouter:
     @router.get("", response_model=CheckpointPage)
     async def published(job: JobId, request: Request, token: Token, page: PageAsked) -> Response:
         """The job's checkpoints that exist, the newest first, each with its manifest."""
-        store = CheckpointStore(door.bus, await folder_of(token, job))
+        store = CheckpointStore(door.bus, folder_of(await door.desk.read(token, job)))
         folders = {str(folder): folder for folder in await store.published()}
         names, after = cut(
             folders,
@@ -54,7 +54,7 @@ def checkpoints(door: Door) -> APIRouter:
     @router.get("/{name}", response_model=PublishedCheckpoint)
     async def one(job: JobId, name: CheckpointName, token: Token) -> Response:
         """One of them."""
-        url = await folder_of(token, job)
+        url = folder_of(await door.desk.read(token, job))
         manifest = await manifest_of(url, job, name)
         return answer(PublishedCheckpoint(name=name, url=f"{url}/{name}", manifest=manifest))
 
@@ -63,7 +63,7 @@ def checkpoints(door: Door) -> APIRouter:
         job: JobId, name: CheckpointName, path: str, token: Token, byte_range: ByteRange = None
     ) -> Response:
         """One file of a checkpoint, or a range of its bytes; `path` as its manifest names it."""
-        url = await folder_of(token, job)
+        url = folder_of(await door.desk.files_of(token, job))
         if path != MANIFEST_NAME and path not in (await manifest_of(url, job, name)).files:
             raise NotFound(f"checkpoint {name} of {job} has no file {path}", job=job)
         return await file_answer(door.bus, f"{url}/{name}", path, byte_range)

@@ -8,15 +8,15 @@ from entities.gateway.context import Door
 from entities.gateway.files import DOCUMENTED, File, file_answer
 from entities.gateway.requests import ByteRange, JobId, Token, answer
 from schemas.errors import NotFound
-from schemas.job import WeightsManifest
+from schemas.job import JobRecord, WeightsManifest
 
 
 def weights(door: Door) -> APIRouter:
     """The routes below `/v1/jobs/{job}/weights`."""
     router = APIRouter(prefix="/v1/jobs/{job}/weights", tags=["weights"])
 
-    async def manifest_of(token: str, job: str) -> WeightsManifest:
-        record = await door.desk.read(token, job)
+    def manifest_of(record: JobRecord) -> WeightsManifest:
+        job = record.job
         if record.weights is None:
             raise NotFound(f"{job} is {record.state} and has no weights; they come when it is done", job=job)
         return record.weights
@@ -24,12 +24,12 @@ def weights(door: Door) -> APIRouter:
     @router.get("", response_model=WeightsManifest)
     async def manifest(job: JobId, token: Token) -> Response:
         """Shards, index, and the SHA-256 over all tensors."""
-        return answer(await manifest_of(token, job))
+        return answer(manifest_of(await door.desk.read(token, job)))
 
     @router.get("/{shard}", response_class=File, responses=DOCUMENTED)
     async def shard(job: JobId, shard: str, token: Token, byte_range: ByteRange = None) -> Response:
         """One safetensors file, or a range of its bytes."""
-        found = await manifest_of(token, job)
+        found = manifest_of(await door.desk.files_of(token, job))
         if shard not in found.shards:
             raise NotFound(f"{job} has no shard {shard}; it has {', '.join(found.shards)}", job=job)
         return await file_answer(door.bus, found.url, shard, byte_range)

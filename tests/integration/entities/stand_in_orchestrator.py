@@ -27,6 +27,7 @@ class StandInOrchestrator:
         self.bus = bus
         self.jobs: dict[str, JobRecord] = {}
         self.users: list[str] = []
+        self.may_read: list[tuple[str, ...]] = []
         self.causes: list[str | None] = []
         self.origins: list[tuple[str | None, str]] = []
         self.faults: list[FaultReport] = []
@@ -76,6 +77,7 @@ class StandInOrchestrator:
     async def _submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
         job = f"{message.spec.name}-{len(self.jobs) + 1}"
         self.users.append(message.user)
+        self.may_read.append(message.may_read)
         self.causes.append(envelope.causation)
         self.origins.append((envelope.correlation, message.caller_span))
         self.jobs[job] = JobRecord(

@@ -292,17 +292,48 @@ async def test_weights_come_out_whole_and_in_ranges(
     await smo.finish(job)
     manifest = (await http.get(f"/v1/jobs/{job}/weights", headers=vera)).json()
     path = f"/v1/jobs/{job}/weights/{manifest['shards'][0]}"
-    whole = await http.get(path, headers=vera)
+    ruth = bearer("ruth")
+    check_problem(await http.get(path, headers=vera), 403, "refused")  # the numbers are their owner's
+    whole = await http.get(path, headers=ruth)
     assert (whole.status_code, whole.content) == (200, SHARD)
     assert whole.headers["accept-ranges"] == "bytes"
-    part = await http.get(path, headers=vera | {"Range": "bytes=256-511"})
+    part = await http.get(path, headers=ruth | {"Range": "bytes=256-511"})
     assert (part.status_code, part.content) == (206, SHARD[256:512])
     assert part.headers["content-range"] == f"bytes 256-511/{len(SHARD)}"
     check_problem(
-        await http.get(path, headers=vera | {"Range": "bytes=99999999-"}), 416, "range_not_satisfiable"
+        await http.get(path, headers=ruth | {"Range": "bytes=99999999-"}), 416, "range_not_satisfiable"
     )
     for wrong in ("other.safetensors", "..%2f..%2fsecret"):
-        assert (await http.get(f"/v1/jobs/{job}/weights/{wrong}", headers=vera)).status_code == 404
+        assert (await http.get(f"/v1/jobs/{job}/weights/{wrong}", headers=ruth)).status_code == 404
+
+
+@pytest.mark.parametrize("key", ["resume_from", "initial_weights"])
+async def test_a_job_begins_with_what_its_user_may_read(
+    http: httpx.AsyncClient, smo: StandInOrchestrator, key: str
+) -> None:
+    theirs, mine = await submit(http, "olga"), await submit(http, "ruth")
+    for url, whose in (
+        (f"bus://artifacts/{theirs}/checkpoints", f"{theirs}: it is olga's"),
+        (f"bus://artifacts/x/{mine}/checkpoints", "nobody's"),
+        ("bus://artifacts/team/checkpoints", "nobody's"),
+    ):
+        response = await http.post("/v1/jobs", json=JOB | {key: url}, headers=bearer("ruth"))
+        detail = check_problem(response, 403, "refused")["detail"]
+        assert detail.startswith(f"{key}: {url}: researcher ruth may artifact.read only what is theirs")
+        assert whose in detail
+        assert "its owner or an administrator may name it" in detail
+    for user, url in (
+        ("ruth", f"bus://artifacts/{mine}/checkpoints"),
+        ("olga", f"bus://artifacts/{mine}/checkpoints"),
+        ("olga", "bus://artifacts/team/checkpoints"),
+    ):
+        response = await http.post("/v1/jobs", json=JOB | {key: url}, headers=bearer(user))
+        assert response.status_code == 201, response.text
+        assert smo.may_read[-1] == (url,)
+    response = await http.post(
+        "/v1/jobs", json=JOB | {"artifacts": f"bus://artifacts/{theirs}"}, headers=bearer("ruth")
+    )
+    assert "lies in the folder of" in check_problem(response, 422, "bad_job")["detail"]
 
 
 async def test_a_dataset_goes_in_and_comes_out(http: httpx.AsyncClient) -> None:

@@ -132,8 +132,13 @@ async def test_an_instance_writes_below_its_job_and_reads_what_its_job_names(mes
     async with owner(mesh) as bus:
         for name in ("j", "k"):
             await bus.bucket(subjects.JOB_RECORD).put(job(name), job=name)
-        heir = job("heir").model_copy(update={"spec": spec(resume_from="bus://artifacts/j/checkpoints")})
-        await bus.bucket(subjects.JOB_RECORD).put(heir, job="heir")
+        named = "bus://artifacts/j/checkpoints"
+        for name, may_read in (
+            ("heir", (named,)),
+            ("thief", ()),
+        ):  # Type 3 let one of their users, and not the other
+            record = job(name, may_read=may_read).model_copy(update={"spec": spec(resume_from=named)})
+            await bus.bucket(subjects.JOB_RECORD).put(record, job=name)
     async with bus_of(mesh, instance("j")) as mine, bus_of(mesh, instance("k")) as theirs:
         await mine.objects.put("artifacts/j/checkpoints/one", data)
         await mine.objects.put("artifacts/j/checkpoints/one", data)  # replaced: the chunks before are removed
@@ -162,6 +167,9 @@ async def test_an_instance_writes_below_its_job_and_reads_what_its_job_names(mes
         assert b"".join([piece async for piece in reader.objects.get("artifacts/j/checkpoints/one")]) == data
         with pytest.raises(Refused):
             await reader.objects.put("artifacts/j/checkpoints/one", b"forged")
+    async with bus_of(mesh, instance("thief")) as reader:
+        with pytest.raises(Refused):
+            await reader.objects.info("artifacts/j/checkpoints/one")
     async with owner(mesh, K.GATEWAY) as gateway:
         assert (await gateway.objects.info("artifacts/j/checkpoints/one")).digest == info.digest
         assert await gateway.objects.delete("artifacts/j/checkpoints/one")

@@ -8,12 +8,16 @@ from bus.broker.rights import names_of
 from schemas.job import JobRecord, JobSpec, JobState, ModelSpec, TrainingSpec
 
 
-def record(resume_from: str) -> JobRecord:
+def record(resume_from: str, may_read: tuple[str, ...] | None = None) -> JobRecord:
+    """Its user was let read what it names, if nothing else is said."""
     spec = JobSpec(
         name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1),
         artifacts="bus://artifacts", resume_from=resume_from,
     )  # fmt: skip
-    return JobRecord(job="j", spec=spec, state=JobState.RUNNING, submitted_at=1.0, changed_at=1.0)
+    named = (resume_from,) if may_read is None else may_read
+    return JobRecord(
+        job="j", spec=spec, state=JobState.RUNNING, submitted_at=1.0, changed_at=1.0, may_read=named
+    )
 
 
 def test_what_is_named_is_read_and_not_written() -> None:
@@ -21,6 +25,20 @@ def test_what_is_named_is_read_and_not_written() -> None:
     assert names.may_read("artifacts/k/checkpoints/10")
     assert not names.may_read("artifacts/k/weights")
     assert not names.may_write("artifacts/k/checkpoints/10")
+
+
+@pytest.mark.parametrize("may_read", [(), ("bus://artifacts/k",), ("bus://artifacts/k/checkpoints/10",)])
+def test_what_its_user_was_not_let_read_is_not_read(may_read: tuple[str, ...]) -> None:
+    names = names_of(record("bus://artifacts/k/checkpoints", may_read))
+    assert not names.may_read("artifacts/k/checkpoints/10")
+    assert names.may_read("artifacts/j/checkpoints/10")
+
+
+def test_a_data_set_is_there_for_all_who_train() -> None:
+    names = names_of(record("bus://datasets/corpus", ()))
+    assert names.may_read("datasets/corpus")
+    assert not names.may_read("datasets/another")
+    assert not names.may_write("datasets/corpus")
 
 
 @pytest.mark.parametrize("above", ["bus://artifacts", "bus://artifacts/", "bus://datasets", "bus://k"])

@@ -28,7 +28,7 @@ def user(role: Role, name: str = "ann") -> User:
 
 LOOKS = {"self.read", "mesh.read", "job.read", "job.list", "fault.read", "log.read", "tap.read"}
 RESEARCH = LOOKS | {"job.submit", "dataset.read", "dataset.write", "policy.ask"}
-QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write"}
+QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write", "artifact.read"}
 PRIVILEGED = {
     "job.cancel", "job.change", "policy.write", "policy.promote", "policy.rollback", "node.cordon",
     "node.drain", "chaos.strike", "dataset.delete",
@@ -66,6 +66,20 @@ def test_an_operators_hand_on_others_jobs_is_recorded_and_on_their_own_is_not() 
     olga = user(Role.OPERATOR, "olga")
     assert decide(DEFAULT, olga, "job.cancel", "j", "bob", 5.0).audited
     assert not decide(DEFAULT, olga, "job.cancel", "j", "olga", 5.0).audited
+
+
+def test_weights_and_checkpoints_are_their_owners_an_operators_and_who_a_rule_lets() -> None:
+    ann, folder = user(Role.RESEARCHER), "bus://artifacts/team/checkpoints"
+    assert decide(DEFAULT, ann, "artifact.read", "j", "ann", 5.0).decision.allow
+    theirs = decide(DEFAULT, ann, "artifact.read", "j", "bob", 5.0).decision
+    assert theirs.reason == "researcher ann may artifact.read only what is theirs; j: it is bob's"
+    assert not decide(DEFAULT, ann, "artifact.read", folder, None, 5.0).decision.allow
+    assert decide(DEFAULT, user(Role.OPERATOR), "artifact.read", folder, None, 5.0).decision.allow
+    shares = """
+rules:
+  - {name: shared, roles: [researcher], actions: [artifact.read], resources: ["bus://artifacts/team/*"]}
+"""
+    assert decide(parse_policy(shares, "f"), ann, "artifact.read", folder, None, 5.0).decision.allow
 
 
 @pytest.mark.parametrize("action", ["policy.write", "policy.promote", "policy.rollback"])
