@@ -221,7 +221,7 @@ class Bus:
         reply = await self.link.ask(
             subject, data, timeout_s=timeout_s, repeat_s=repeat_s, answerer=row.answerer(tokens)
         )
-        return _answer(reply.data)
+        return answer_of(reply.data)
 
     async def command(
         self,
@@ -269,7 +269,7 @@ class Bus:
                 events: set[asyncio.Future[Any]] = {asked.answer, back}
                 await asyncio.wait(events, timeout=min(pause, left), return_when=asyncio.FIRST_COMPLETED)
                 if asked.answer.done():
-                    return _answer(asked.answer.result().data)
+                    return answer_of(asked.answer.result().data)
                 if while_heard and clock is time.monotonic:  # most are answered before that is worth it
                     left = deadline - clock()
                     clock = held.enter_context(self.pulse.held()).now
@@ -459,7 +459,7 @@ class Bus:
         return remove
 
 
-def _answer(data: bytes) -> Message:
+def answer_of(data: bytes) -> Message:
     message = codec.decode_answer(data)
     if isinstance(message, ErrorReply):
         raise message.to_exception()

@@ -353,7 +353,7 @@ def _root_keys(root: str) -> SigningKeys:
 
 def _as_anybody(name: str, kind: EntityKind) -> Identity:
     """Who the owner of a mesh connects as: a tool, or an entity, of no cluster or job in particular."""
-    special: dict[EntityKind, dict[str, str]] = {
+    special: dict[EntityKind, dict[str, Any]] = {
         EntityKind.GATEWAY: {"cluster": ANY},
         EntityKind.ROUTER: {"cluster": ANY},
         EntityKind.CLUSTER: {"cluster": ANY, "node": ANY},

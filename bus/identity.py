@@ -27,7 +27,8 @@ class Identity:
     """An entity, an instance, a functional module or a tool. Its fields fill the tokens of the table's rows.
 
     `name` is the SID; `job` belongs to instances, `cluster` to everybody of a cluster, `node` to agents and
-    instances, `module` to functional modules.
+    instances, `module` to functional modules. `jobs` are those whose instances' stores a module asks: each
+    by default, as the mesh's own do; none of a user's, for whom a broker asks.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Identity:
     node: str = ""
     job: str = ""
     module: str = ""
+    jobs: tuple[str, ...] = (ANY,)
 
     def __post_init__(self) -> None:
         """
@@ -48,6 +50,9 @@ class Identity:
             value = getattr(self, key)
             if value not in ("", ANY) and not is_token(value):
                 raise BadInput(f"{key} {value!r} is not one token (letters, digits, _, -)")
+        for job in self.jobs:
+            if job != ANY and not is_token(job):
+                raise BadInput(f"job {job!r} is not one token (letters, digits, _, -)")
         if self.kind is EntityKind.INSTANCE and not (self.job and self.cluster):
             raise BadInput(f"instance {self.name} needs its job and its cluster")
         if self.kind is EntityKind.FUNCTIONAL_MODULE and not self.module:
@@ -82,7 +87,10 @@ class Identity:
 
     def claims(self) -> dict[str, str]:
         """As a credential carries it."""
-        return {key: str(value) for key, value in asdict(self).items() if value}
+        fields = asdict(self)
+        jobs = fields.pop("jobs")
+        narrowed = {} if jobs == (ANY,) else {"jobs": ",".join(jobs)}
+        return {key: str(value) for key, value in fields.items() if value} | narrowed
 
     @classmethod
     def of_claims(cls, claims: Any) -> Identity:
@@ -94,9 +102,11 @@ class Identity:
             raise BadInput("not an identity")
         known = {"name", "kind", "cluster", "node", "job", "module"}
         try:
-            fields = {key: value for key, value in claims.items() if key in known}
+            fields: dict[str, Any] = {key: value for key, value in claims.items() if key in known}
+            if "jobs" in claims:
+                fields["jobs"] = tuple(filter(None, claims["jobs"].split(",")))
             return cls(**{**fields, "kind": EntityKind(fields.get("kind", ""))})
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, AttributeError):
             raise BadInput("not an identity") from None
 
 

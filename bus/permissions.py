@@ -17,7 +17,7 @@ Two things of NATS are designed around here:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from bus import inboxes, rendezvous, stream_specs, streams, subjects
@@ -26,6 +26,7 @@ from bus.identity import ANY, Identity
 from bus.inboxes import inbox_of
 from bus.subject import Delivery, Names, Subject
 from bus.subjects import DISCONNECTED, SUBJECTS
+from schemas.base import is_token
 from schemas.envelope import EntityKind as K
 from schemas.signals import Role
 
@@ -163,6 +164,14 @@ def readable_by(role: Role) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(_of_role(role).reads))
 
 
+def of_users_module(module: Identity, user: str, inbox: str) -> Permissions:
+    """What a functional module of a user's may besides what the user may: be itself, and have a broker ask
+    the stores of the user's own jobs. `inbox`: the user's prefix."""
+    itself = of_identity(replace(module, jobs=()))
+    asks = (Asker.of_owner(user, inbox).subject,) if is_token(user) else ()
+    return itself.with_(Permissions(asks, ()))
+
+
 def _of_role(role: Role) -> _Lists:
     lists = _Lists()
     everything = role in (Role.OPERATOR, Role.ADMIN)
@@ -205,7 +214,9 @@ def _show(lists: _Lists) -> None:
 
 # --- rows --------------------------------------------------------------------------------------------------
 def _send(lists: _Lists, row: Subject, identity: Identity) -> None:
-    if row in _SPOKEN or identity.kind not in BELOW:
+    if row is subjects.STORE_QUERY and identity.kind is K.FUNCTIONAL_MODULE:
+        lists.publish.update(row.wildcard(job=job) for job in identity.jobs)
+    elif row in _SPOKEN or identity.kind not in BELOW:
         lists.publish.add(sent(row, identity))
     if row.bucket is not None:
         wanted = received(row, identity)
@@ -336,7 +347,6 @@ def _broke(lists: _Lists) -> None:
     lists.publish.add(f"{API}.STREAM.PURGE.{rendezvous.COUNTERS_STREAM}")
     bucket = streams.OBJECT_BUCKET
     lists.publish.update((f"$O.{bucket}.C.*.*", f"$O.{bucket}.M.*", f"{API}.STREAM.PURGE.OBJ_{bucket}"))
-    lists.publish.add(subjects.STORE_QUERY.wildcard())
 
 
 # --- patterns ----------------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ EXPORT = _row(
     REQUEST, "write your weights", reply=step.Exported,
 )  # fmt: skip
 STORE_QUERY = _row(
-    "store query", "store.query.{job}.{sid}", store.StoreQuery, SMO + MG + FM + CLIENT, MI,
+    "store query", "store.query.{job}.{sid}", store.StoreQuery, SMO + MG + FM + CLIENT + BROKER, MI,
     REQUEST, "§6.3: rows of an instance's local store, read only", reply=store.StoreRows,
 )  # fmt: skip
 

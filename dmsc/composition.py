@@ -250,17 +250,26 @@ def _router(cluster: str, options: RunOptions) -> Part:
     return Part(sid=config.sid, kind=EntityKind.ROUTER, make=lambda bus: Router(bus, config), stop_order=1)
 
 
-def policy_part(source: str, *, shadow: bool = False, jobs: Sequence[str] = (), owner: str = "") -> Part:
+def policy_part(
+    source: str,
+    *,
+    shadow: bool = False,
+    jobs: Sequence[str] = (),
+    owner: str = "",
+    own_jobs: bool = False,
+) -> Part:
     """A functional module from a built-in policy's name or a user's file (`path.py` or `path.py:Class`).
 
-    `owner`: the user who runs it; empty: the mesh itself.
+    `owner`: the user who runs it; empty: the mesh itself. `own_jobs`: it reads stores of their jobs alone.
     """
     from dmsc.policy_loading import load_policy
     from policies.engine import EngineConfig
     from policies.module import FunctionalModule, ModuleConfig, module_sid
 
     policy = load_policy(source)
-    config = ModuleConfig(shadow=shadow, owner=owner, engine=EngineConfig(jobs=tuple(jobs)))
+    config = ModuleConfig(
+        shadow=shadow, owner=owner, own_jobs=own_jobs, engine=EngineConfig(jobs=tuple(jobs))
+    )
     return Part(
         sid=module_sid(policy, shadow=shadow),
         kind=EntityKind.FUNCTIONAL_MODULE,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bus.connection import Bus
-from bus.subjects import STORE_QUERY
+from bus.store_queries import query_store
 from schemas.errors import NoResponders, NotFound
 from schemas.store import Scalar, StoreQuery, StoreRows, StoreTable
 
@@ -122,14 +122,17 @@ class InstanceStore:
     (at most 1,000) and `newest` (the last rows instead of the first), and raise:
         NotFound: the instance is not there; its store goes with its job.
         BadInput: there is no such column.
+        Refused: it is an instance of another's job.
         Unavailable: it does not answer, or keeps no store.
     """
 
-    def __init__(self, bus: Bus, *, job: str, sid: str, timeout_s: float = READ_S) -> None:
+    def __init__(self, bus: Bus, *, job: str, sid: str, timeout_s: float = READ_S, owner: str = "") -> None:
+        """`owner`: the user whose module asks, about a job of theirs; empty: we ask by ourselves."""
         self.job = job
         self.sid = sid
         self._bus = bus
         self._timeout_s = timeout_s
+        self._owner = owner
 
     async def rows(
         self,
@@ -158,8 +161,8 @@ class InstanceStore:
     async def ask(self, query: StoreQuery) -> StoreRows:
         """The answer to a question as it travels."""
         try:
-            answer: StoreRows = await self._bus.request(
-                STORE_QUERY, query, timeout_s=self._timeout_s, job=self.job, sid=self.sid
+            return await query_store(
+                self._bus, query, sid=self.sid, owner=self._owner, timeout_s=self._timeout_s
             )
         except NoResponders as error:
             raise NotFound(
@@ -167,7 +170,6 @@ class InstanceStore:
                 "goes with its job, unless its node was joined with --keep-stores",
                 sid=self.sid,
             ) from error
-        return answer
 
     async def metrics(self, **narrow: Any) -> list[StoredMetrics]:
         """Samples, thinned to two a second."""

@@ -51,6 +51,9 @@ class ModuleConfig:
     owner: str = ""
     """The user who runs it; empty: the mesh itself. They may order it about (rule own-policies)."""
 
+    own_jobs: bool = False
+    """Whether it reads the local stores of its owner's jobs alone, as researchers' modules do."""
+
     history_s: float = 300.0
     """Seconds of the streams from which state is rebuilt. Longer remembers more and starts later."""
 
@@ -123,7 +126,9 @@ class FunctionalModule:
         )
         self._scoreboard = Scoreboard(policy.name, policy.version, self.engine.observations)
         self._scores: list[PolicyScore] = []
-        self._stores = StoreReader(bus, self._store_answered)
+        self._stores = StoreReader(
+            bus, self._store_answered, owner=self.config.owner if self.config.own_jobs else ""
+        )
         rows = tuple(dict.fromkeys((*self.engine.rows(), *NEEDS)))
         self._inbox = Ingestion(
             bus, policy, rows, self.config.queue, self.config.gather_s, self.engine.is_urgent

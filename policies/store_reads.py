@@ -34,8 +34,10 @@ class StoreRead:
 class StoreReader:
     """Carries out a module's reads; `answered` is called on the event loop with each answer."""
 
-    def __init__(self, bus: Bus, answered: Callable[[StoreRows], None]) -> None:
+    def __init__(self, bus: Bus, answered: Callable[[StoreRows], None], owner: str = "") -> None:
+        """`owner`: as of `InstanceStore`."""
         self._bus = bus
+        self._owner = owner
         self._answered = answered
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._silent: set[str] = set()
@@ -61,7 +63,7 @@ class StoreReader:
 
     async def _read(self, read: StoreRead) -> None:
         try:
-            store = InstanceStore(self._bus, job=read.query.job, sid=read.sid)
+            store = InstanceStore(self._bus, job=read.query.job, sid=read.sid, owner=self._owner)
             self._answered(await store.ask(read.query))
             self._silent.discard(read.sid)
         except DmscError as error:

@@ -15,7 +15,10 @@ from benchmarks.access_matrix.world import VICTIM
 from bus import codec
 from schemas.broker import BrokerRequest
 from schemas.envelope import EntityKind, Sender
+from schemas.store import StoreQuery
 
+STORES = (("j", "j-s0-r0"), ("j", "j-s1-r0"), ("k", "k-s0-r0"), ("ended", "ended-s0-r0"), ("*", "k-s0-r0"))
+"""Jobs, none of which is of a user who attacks, and instances whose local stores are asked."""
 CONNECTION = "0123456789abcdef"
 BEYOND = (
     *("$JS.API.STREAM.DELETE.AUDIT", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.INFO"),
@@ -55,9 +58,16 @@ def broker_probes(
             pulling = said(subject, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{reader}", _pull(), {}, "")
             yield Probe("broker", (making,), (pulling,), note=f"{subject}: a consumer of {stream} {place}")
 
+    def stores(subject: str, kind: str) -> Iterator[Probe]:
+        for job, sid in STORES:
+            asked = f"dmsc.v1.store.query.{job}.{sid}"
+            asking = said(subject, asked, _store_query(party, job), {}, "")
+            yield Probe(kind, (asking,), note=f"{subject}: {asked}")
+
     for subject in party.asks_as:
         for stream in streams:
             yield from calls(subject, stream)
+        yield from stores(subject, "broker")
         for call in BEYOND:
             for body, headers in ((b"", {}), (b"{}", {"Nats-Rollup": "all"})):
                 asking = said(subject, call, body, headers, "")
@@ -68,6 +78,7 @@ def broker_probes(
             pulling = f"$JS.API.CONSUMER.MSG.NEXT.LOGS.{VICTIM}"
             yield Probe("broker by reply", (said(subject, pulling, _pull(), {}, target),))
     for subject in _others(party):
+        yield from stores(subject, "broker in another's name")
         for stream in ("KV_jobs", "KV_users", "LOGS", "OBJ_artifacts", "KV_rendezvous"):
             for call, body, headers in _calls(stream, streams[stream], places[stream], "b" + "0" * 20 + "x1"):
                 asking = said(subject, call, body, headers, "")
@@ -94,6 +105,7 @@ def _others(party: Party) -> list[str]:
         f"dmsc.v1.broker.instance.{job}.{sid}" for job in "jk~" for sid in ("j-s1-r0", "k-s0-r0", party.name)
     }
     found |= {f"dmsc.v1.broker.user.{role}.{party.label}" for role in ("viewer", "operator", "admin")}
+    found |= {f"dmsc.v1.broker.owner.{user}.{party.label}" for user in ("somebody", "researcher", "*")}
     found |= {
         "dmsc.v1.broker.orchestrator.~.orchestrator",
         f"dmsc.v1.broker.tap.~.{party.name}",
@@ -160,8 +172,16 @@ def _pull() -> bytes:
     return json.dumps({"batch": 64, "no_wait": True}).encode()
 
 
-def _request(party: Party, number: str, call: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+def _store_query(party: Party, job: str) -> bytes:
+    query = StoreQuery.model_construct(job=job, table="events")
+    return codec.encode(query, codec.sender_map(_sender(party)), "store")
+
+
+def _sender(party: Party) -> Sender:
     kind = EntityKind(party.kind) if party.kind in set(EntityKind) else EntityKind.CLIENT
-    sender = Sender(name=party.name, kind=kind, incarnation="attack")
+    return Sender(name=party.name, kind=kind, incarnation="attack")
+
+
+def _request(party: Party, number: str, call: str, body: bytes, headers: Mapping[str, str]) -> bytes:
     message = BrokerRequest.model_construct(call=call, headers=dict(headers), body=body)
-    return codec.encode(message, codec.sender_map(sender), number)
+    return codec.encode(message, codec.sender_map(_sender(party)), number)

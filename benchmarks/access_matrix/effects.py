@@ -68,7 +68,7 @@ def _of_module(name: str) -> tuple[str, ...]:
     """What a functional module of this name says."""
     return (
         *(f"signal.registration.{name}", f"registry.state.{name}", f"registry.heartbeat.{name}"),
-        *("registry.resolve", f"log.{name}", f"dead_letter.{name}", "store.query.*.*"),
+        *("registry.resolve", f"log.{name}", f"dead_letter.{name}"),
         *(f"policy.suggestion.{name}", f"policy.score.{name}", f"policy.lifecycle.{name}"),
     )
 
@@ -84,10 +84,12 @@ RESEARCHER = Effects(
     learns=_OPEN,
 )
 RESEARCHERS_MODULE = Effects(
-    "the researcher, and a module of that name: suggests, scores, and tells of itself, as that alone",
+    "the researcher, and a module of that name: suggests, scores, and tells of itself, as that alone; "
+    "a broker asks stores for it, of the researcher's jobs (there are none)",
     says=(
         *RESEARCHER.says,
         *_of_module("researcher-bold"),
+        "broker.owner.researcher.{label}",
     ),
     learns=(*_OPEN, *_EVERYBODY),
 )
@@ -136,13 +138,19 @@ AGENT = Effects(
 )
 MODULE = Effects(
     "suggests and scores as itself; asks instances' stores; takes orders and questions for itself",
-    says=(*_of_module("mine"), "broker.functional-module.mine.mine"),
+    says=(*_of_module("mine"), "store.query.*.*", "broker.functional-module.mine.mine"),
     learns=(
         *("signal.advertisement", "signal.compute.*", "signal.qos.report.*", "mesh.leader"),
         *("step.claim.*.*", "data.notice.*.*", "telemetry.instance.*.*", "telemetry.node.*"),
         *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
         *("policy.order.mine", "policy.question.mine.*", "policy.suggestion.mine", *_EVERYBODY),
     ),
+)
+_BOUND = tuple(said.replace("mine", "bound") for said in MODULE.says if said != "store.query.*.*")
+BOUND_MODULE = Effects(
+    "a module whose credential lists a job: asks the stores of that one alone",
+    says=(*_BOUND, "store.query.j.*"),
+    learns=tuple(learnt.replace("mine", "bound") for learnt in MODULE.learns),
 )
 TOOL = Effects(
     "a tool of the mesh's owner, who alone makes its credential: asks gateways, modules, registry, stores; "

@@ -80,6 +80,11 @@ PARTIES = (
     _entity("instance", INSTANCE, effects.INSTANCE),
     _entity("node agent", AGENT, effects.AGENT),
     _entity("module", Identity(name="mine", kind=K.FUNCTIONAL_MODULE, module="mine"), effects.MODULE),
+    _entity(
+        "module of a job",
+        Identity(name="bound", kind=K.FUNCTIONAL_MODULE, module="bound", jobs=("j",)),
+        effects.BOUND_MODULE,
+    ),
     _entity("client", Identity(name="tool", kind=K.CLIENT), effects.TOOL),
     _entity(
         "join credential",

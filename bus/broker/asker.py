@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 from bus.identity import ANY, Identity
 from bus.inboxes import USER, inbox_of
@@ -14,6 +15,8 @@ from schemas.signals import Role
 BROKER = f"{ROOT}.broker"
 EVERY = "~"
 """In place of a job, cluster or module: each of them (the mesh's owner), or none. Nobody's name has it."""
+OWNER = "owner"
+"""The kind of those for whom a broker asks the stores of their own jobs: users, who run modules."""
 BELOW = frozenset({K.INSTANCE, K.CLUSTER, K.FUNCTIONAL_MODULE, K.CLIENT})
 """Who asks a broker. The control plane and its owner's taps ask the server."""
 CONSUMER_BYTES = 8
@@ -22,8 +25,8 @@ CONSUMER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """`kind` is an entity's or `USER`, `scope` the job, cluster, module or role, `name` the SID, or the name
-    of a user's inbox."""
+    """`kind` is an entity's, `USER` or `OWNER`, `scope` the job, cluster, module, role or user, `name` the
+    SID, or the name of a user's inbox."""
 
     kind: str
     scope: str
@@ -42,7 +45,7 @@ class Asker:
     @property
     def inbox(self) -> str:
         """What its inboxes begin with."""
-        return inbox_of(self.kind, self.name)
+        return inbox_of(USER if self.kind == OWNER else self.kind, self.name)
 
     def may_be_answered_at(self, reply: str) -> bool:
         """Whether this is an inbox of its own."""
@@ -55,6 +58,11 @@ class Asker:
         """Whose question this is; None where it is no question."""
         tokens = subject.removeprefix(f"{BROKER}.").split(".")
         return cls(*tokens) if subject.startswith(f"{BROKER}.") and len(tokens) == 3 else None
+
+    @classmethod
+    def of_owner(cls, user: str, inbox: str) -> Asker:
+        """For a user's own jobs. `inbox`: the prefix of the user's inboxes."""
+        return cls(OWNER, user, inbox.rpartition(".")[2])
 
     @classmethod
     def of_identity(cls, identity: Identity) -> Asker:
@@ -76,7 +84,7 @@ class Asker:
             return None
         scope = ANY if self.scope == EVERY else self.scope
         kind = K(self.kind)
-        fields: dict[K, dict[str, str]] = {
+        fields: dict[K, dict[str, Any]] = {
             K.INSTANCE: {"job": scope, "cluster": ANY, "node": ANY},
             K.CLUSTER: {"cluster": scope, "node": ANY},
             K.FUNCTIONAL_MODULE: {"module": scope},

@@ -63,14 +63,16 @@ class Asking:
         timeout_s: float,
         headers: dict[str, str] | None = None,
         repeatable: bool = False,
+        owner: str = "",
     ) -> Msg:
-        """JetStream's answer to this call, or a broker's that it was not made.
+        """JetStream's answer to this call, or a broker's that it was not made. `owner`: who asks the store of
+        an instance, of a job of theirs; the answer is the instance's.
 
         Raises:
             Unavailable: no broker is there.
             NoResponders, DeadlineExceeded, BusUnreachable, Refused: as `Link.ask`.
         """
-        subject, data = self._question(call, body, headers)
+        subject, data = self._question(call, body, headers, owner)
         loop = asyncio.get_running_loop()
         until = loop.time() + min(AWAY_S, timeout_s)
         while True:
@@ -93,9 +95,12 @@ class Asking:
         subject, data = self._question(call, body, None)
         await self._link.send(subject, data, reply=reply)
 
-    def _question(self, call: str, body: bytes, headers: dict[str, str] | None) -> tuple[str, bytes]:
+    def _question(
+        self, call: str, body: bytes, headers: dict[str, str] | None, owner: str = ""
+    ) -> tuple[str, bytes]:
         request = BrokerRequest.model_construct(call=call, headers=headers or {}, body=body)
-        return self._asker(call).subject, codec.encode(request, self._sender, self._next_id())
+        asker = Asker.of_owner(owner, self.asker.inbox) if owner else self._asker(call)
+        return asker.subject, codec.encode(request, self._sender, self._next_id())
 
     def _asker(self, call: str) -> Asker:
         if len(self.askers) == 1:

@@ -12,9 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import BadInput
+from bus import codec
+from bus.subjects import STORE_QUERY
+from schemas.errors import BadInput, BadMessage
+from schemas.store import StoreQuery
 
 API = "$JS.API"
+STORES = f"{STORE_QUERY.wildcard().removesuffix('*.*')}"
+"""How the subjects begin on which instances' local stores are asked."""
 MOST_AT_ONCE = 256
 """Messages of one pull."""
 LONGEST_PULL_NS = 30_000_000_000
@@ -83,7 +88,17 @@ class Purge:
     order: Order
 
 
-Call = Read | Consume | Open | Write | Purge
+@dataclass(frozen=True, slots=True)
+class AskStore:
+    """An instance's local store is to be asked."""
+
+    job: str
+    sid: str
+    query: StoreQuery
+    order: Order
+
+
+Call = AskStore | Read | Consume | Open | Write | Purge
 
 
 def parse(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
@@ -92,6 +107,8 @@ def parse(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
         BadInput: not a call that anybody makes for others.
     """
     _is_plain(subject)
+    if subject.startswith(STORES):
+        return _ask_store(subject, headers, body)
     if not subject.startswith("$JS."):
         return Write(subject, body, Order(subject, body, _checked_headers(headers)))
     if headers:
@@ -100,6 +117,17 @@ def parse(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
         if subject.startswith(prefix):
             return read(subject[len(prefix) :], body)
     raise BadInput(f"{subject}: not a call that a broker makes")
+
+
+def _ask_store(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
+    tokens = _exact(subject).removeprefix(STORES).split(".")
+    try:
+        query, _ = codec.decode(body, StoreQuery)
+    except BadMessage as error:
+        raise BadInput(f"{subject}: {error.text}") from None
+    if len(tokens) != 2 or headers or not isinstance(query, StoreQuery):
+        raise BadInput(f"{subject}: not a question to an instance's store")
+    return AskStore(tokens[0], tokens[1], query, Order(subject))
 
 
 def _direct(rest: str, body: bytes) -> Call:

@@ -44,10 +44,21 @@ class JobBook:
         known = self._known.get(asker.scope)
         if known is not None and now - known[0] < FRESH_S:
             return known[1]
-        entry = await self._bucket.get(leader=True, job=asker.scope)
-        record = entry.message if entry is not None and isinstance(entry.message, JobRecord) else None
-        found = names_of(record)
+        found = names_of(await self._record(asker.scope))
         self._known[asker.scope] = (now, found)
         while len(self._known) > MOST_JOBS:
             self._known.popitem(last=False)
         return found
+
+    async def user_of(self, job: str) -> str:
+        """Who submitted the job; empty where there is none.
+
+        Raises:
+            Unavailable, DeadlineExceeded: the bucket can't be read now.
+        """
+        record = await self._record(job) if is_token(job) else None
+        return "" if record is None else record.user
+
+    async def _record(self, job: str) -> JobRecord | None:
+        entry = await self._bucket.get(leader=True, job=job)
+        return entry.message if entry is not None and isinstance(entry.message, JobRecord) else None

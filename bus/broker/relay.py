@@ -14,12 +14,13 @@ from nats.aio.msg import Msg
 
 from bus import codec, subjects
 from bus.broker.asker import BROKER, Asker
-from bus.broker.calls import Call, Order, Write, parse
+from bus.broker.calls import STORES, AskStore, Call, Order, Write, parse
 from bus.broker.job_book import JobBook
 from bus.broker.rights import Names, check, touches_objects
 from bus.dead_letters import bury
 from bus.logs import get_logger
 from bus.services import Subscription, refuse_stored
+from schemas.base import Message
 from schemas.broker import BrokerRequest
 from schemas.errors import (
     BadInput,
@@ -76,13 +77,21 @@ class Relay(Subscription):
         try:
             call = parse(request.call, request.headers, request.body)
             names = await self._jobs.names(asker) if touches_objects(call) else Names()
-            check(asker, call, names)
+            user = await self._jobs.user_of(call.job) if isinstance(call, AskStore) else ""
+            check(asker, call, names, user)
             await self._make(asker, call, raw.reply)
         except DmscError as error:
             self._tell(asker, request.call, error)
-            await self._return(raw.reply, failure(error))
+            about_store = request.call.startswith(STORES)
+            await self._return(raw.reply, self._encoded(error.to_reply()) if about_store else failure(error))
 
     async def _make(self, asker: Asker, call: Call, reply: str) -> None:
+        if isinstance(call, AskStore):
+            rows = await self._bus.request(
+                subjects.STORE_QUERY, call.query, timeout_s=ANSWER_S, job=call.job, sid=call.sid
+            )
+            await self._return(reply, self._encoded(rows))
+            return
         link, order = self._bus.link, own(asker, call)
         headers = dict(order.headers) if order.headers else None
         if order.forwarded or not reply:
@@ -98,6 +107,10 @@ class Relay(Subscription):
             await self._bus.link.send(reply, data, headers=headers)
         except DmscError as error:  # the bus is away: the asker asks again
             log.debug("answer not sent", error=error.text)
+
+    def _encoded(self, message: Message) -> bytes:
+        """What instances answer, and what is wrong with a question to them, in the form of a service's."""
+        return codec.encode(message, self._bus.sender_map, self._bus.next_id())
 
     def _tell(self, asker: Asker, call: str, error: DmscError) -> None:
         if not isinstance(error, Refused | BadInput):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bus import rendezvous, streams
-from bus.broker.asker import EVERY, Asker
-from bus.broker.calls import Call, Consume, Open, Purge, Read, Write
+from bus.broker.asker import EVERY, OWNER, Asker
+from bus.broker.calls import AskStore, Call, Consume, Open, Purge, Read, Write
 from bus.permissions import covers, readable, readable_by
 from schemas.envelope import EntityKind as K
 from schemas.errors import BadInput, Refused
@@ -76,24 +76,32 @@ def may_read(asker: Asker, stream: str, subjects: str) -> bool:
 
 def touches_objects(call: Call) -> bool:
     """Whether the names of a job's objects are needed to decide."""
+    if isinstance(call, AskStore):
+        return False
     return call.subject.startswith("$O.") if isinstance(call, Write) else call.stream == OBJECTS
 
 
-def check(asker: Asker, call: Call, names: Names) -> None:
+def check(asker: Asker, call: Call, names: Names, user: str = "") -> None:
     """
     Args:
         asker: as the server holds the subject of the question to the identity.
         call: what is wanted.
         names: of the objects of the asker's job.
+        user: whose job it is of which an instance's store is to be asked; empty: there is no such job.
 
     Raises:
         Refused: it may not.
     """
+    if isinstance(call, AskStore):
+        if asker.kind != OWNER or not user or user != asker.scope:
+            whose = f"is {user}'s" if user else "is not there"
+            raise Refused(f"{asker.scope} asks stores of their own jobs; {call.job} {whose}", job=call.job)
+        return
     if not _may(asker, call, names):
         raise Refused(f"{asker.name} may not publish on {call.order.subject}", subject=call.order.subject)
 
 
-def _may(asker: Asker, call: Call, names: Names) -> bool:
+def _may(asker: Asker, call: Read | Consume | Open | Write | Purge, names: Names) -> bool:
     if isinstance(call, Consume):
         return call.consumer.startswith(asker.consumers)
     if isinstance(call, Open):

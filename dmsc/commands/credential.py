@@ -88,15 +88,24 @@ def router(
 @app.command()
 def module(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="The policy's name.")],
+    job: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--job", metavar="JOB", help="Whose instances' stores it may read; repeatable (each job's)."
+        ),
+    ] = None,
     expires: ExpiresOption = "365d",
     output: OutputOption = None,
     state: StateOption = None,
 ) -> None:
-    """Let a functional module run elsewhere: in DMSC_BUS_TOKEN for `dmsc policy run`."""
-    from bus.identity import Identity
+    """Let a functional module run elsewhere: in DMSC_BUS_TOKEN for `dmsc policy run`.
+
+    It is the mesh's: it hears of all jobs. Without --job it reads local stores of all jobs' instances, too.
+    """
+    from bus.identity import ANY, Identity
     from schemas.envelope import EntityKind
 
-    who = Identity(name=name, kind=EntityKind.FUNCTIONAL_MODULE, module=name)
+    who = Identity(name=name, kind=EntityKind.FUNCTIONAL_MODULE, module=name, jobs=tuple(job or (ANY,)))
     _make(who, expires, output, state)
 
 

@@ -84,17 +84,18 @@ def run(
     sys.setswitchinterval(0.001)
     address = find_bus(bus, bus_token, state)
     given = None if parent is not None else given_token(token)
-    owner = run_async(_user(gateway, given, state)) if given else ""
+    owner, role = run_async(_user(gateway, given, state)) if given else ("", None)
     if parent is not None and not trust_researchers:  # whoever starts it at a shell has written it
         from dmsc.sandboxing import confine_module
 
         confine_module(source, state)
-    part = policy_part(source, shadow=shadow, jobs=job or (), owner=owner)
+    part = policy_part(source, shadow=shadow, jobs=job or (), owner=owner, own_jobs=role == "researcher")
     run_parts([part], address, parent=parent, level=log_level, patience_s=wait)
 
 
-async def _user(gateway: str | None, token: str, state: Path | None) -> str:
-    """Whose token it is; empty, with a line, where no gateway answers: the module is the mesh's own then."""
+async def _user(gateway: str | None, token: str, state: Path | None) -> tuple[str, str | None]:
+    """Whose token it is, and their role; empty, with a line, where no gateway answers: the module is the
+    mesh's own then."""
     from bus.logs import get_logger
     from dmsc.async_client import AsyncClient
     from dmsc.tap_role import PATIENCE_S
@@ -104,12 +105,13 @@ async def _user(gateway: str | None, token: str, state: Path | None) -> str:
         async with AsyncClient(
             gateway, token=token, state=state, timeout_s=PATIENCE_S, patience_s=PATIENCE_S
         ) as client:
-            return (await client.whoami()).user
+            about = await client.whoami()
+            return about.user, about.role
     except Unavailable as error:
         get_logger("policy").warning(
             "whose module this is can't be asked; it is the mesh's", reason=error.text
         )
-        return ""
+        return "", None
 
 
 @app.command()

@@ -20,7 +20,7 @@ from bus.guard_keys import GuardKeys
 from bus.identity import Identity
 from bus.inboxes import inbox_of_token
 from bus.logs import get_logger
-from bus.permissions import of_identity, of_role
+from bus.permissions import of_identity, of_role, of_users_module
 from bus.roots import PresentRoots
 from entities.authorizer.access_rules import Stranger, User, Users, recognise
 from entities.authorizer.evictions import connection_by, connection_of
@@ -164,10 +164,11 @@ class Doorkeeper:
         return replace(checked, expires_at=expires_at, root=id_of(root))
 
     def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
-        permissions = of_role(user.role, inbox_of_token(caller.token))
+        inbox = inbox_of_token(caller.token)
+        permissions = of_role(user.role, inbox)
         module = module_of(user, caller.name.partition("/")[0])
         if module is not None:
-            permissions = permissions.with_(of_identity(module))
+            permissions = permissions.with_(of_users_module(module, user.name, inbox))
         expires = int(now + USER_CONNECTION_S)
         if user.expires_at is not None:  # with the token, so does the connection
             expires = min(expires, int(user.expires_at))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -17,11 +18,14 @@ from bus.identity import Identity
 from bus.inboxes import inbox_of, inbox_of_token
 from bus.rendezvous import Rendezvous, links_of
 from entities.broker import Broker, brokering
+from policies.instance_store import InstanceStore
 from schemas.broker import BrokerRequest
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Sender
-from schemas.errors import DmscError, NotFound, Refused
+from schemas.errors import BadInput, DmscError, NotFound, Refused
 from schemas.signals import Role
+from schemas.step import Member
+from schemas.store import StoreRows
 from tests.entity_records import job, spec
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.test_reply_subjects import (
@@ -175,6 +179,59 @@ async def test_an_instance_writes_below_its_job_and_reads_what_its_job_names(mes
         assert await gateway.objects.delete("artifacts/j/checkpoints/one")
         with pytest.raises(NotFound):
             await gateway.objects.info("artifacts/j/checkpoints/one")
+
+
+async def test_a_module_asks_the_stores_of_its_own_jobs(mesh: Guarded) -> None:
+    """A user's by way of a broker, one whose credential lists jobs by itself; the mesh's own asks of any."""
+    asked: list[tuple[str, str]] = []
+
+    async def answer(message: Any, envelope: Any) -> StoreRows:
+        asked.append((message.job, envelope.sender.name))
+        if message.columns:
+            raise BadInput("there is no such column")
+        member = Member(sid=f"{message.job}-s0-r0", incarnation="i")
+        return StoreRows(member=member, table="events", columns=("id",), rows=((7,),), schema_version=1)
+
+    users = {
+        "mine": "researcher-one",
+        "yours": "researcher-one-b",
+    }  # who is called as if theirs were a module
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(owner(mesh))
+        for name, user in users.items():
+            await bus.bucket(subjects.JOB_RECORD).put(job(name, user=user), job=name)
+            holder = await stack.enter_async_context(bus_of(mesh, instance(name)))
+            await holder.serve(subjects.STORE_QUERY, answer, job=name, sid=f"{name}-s0-r0")
+
+        async def ask(who: Bus, job_id: str, user: str = "", **narrow: Any) -> StoreRows:
+            store = InstanceStore(who, job=job_id, sid=f"{job_id}-s0-r0", owner=user, timeout_s=PATIENCE_S)
+            return await store.rows("events", **narrow)
+
+        async def module(name: str, token: str) -> Bus:
+            made = Bus.connect(
+                mesh.url, name=name, kind=K.FUNCTIONAL_MODULE, token=token, connect_timeout_s=PATIENCE_S
+            )
+            return await stack.enter_async_context(made)
+
+        theirs = await module("researcher-one-b", TOKENS[Role.RESEARCHER])
+        assert (await ask(theirs, "mine", "researcher-one")).rows == ((7,),)
+        with pytest.raises(BadInput, match="no such column"):
+            await ask(theirs, "mine", "researcher-one", columns=("x",))
+        with pytest.raises(Refused, match="stores of their own jobs; yours is researcher-one-b's"):
+            await ask(theirs, "yours", "researcher-one")
+        with pytest.raises(Refused, match="nothing is not there"):
+            await ask(theirs, "nothing", "researcher-one")
+        for job_id, user in (("yours", "researcher-one-b"), ("mine", ""), ("yours", "")):
+            with pytest.raises(Refused, match="may not publish"):
+                await ask(theirs, job_id, user)
+        bound = Identity(name="bound", kind=K.FUNCTIONAL_MODULE, module="bound", jobs=("mine",))
+        narrow = await module("bound", issue(mesh.root, bound))
+        assert (await ask(narrow, "mine")).rows == ((7,),)
+        with pytest.raises(Refused, match="may not publish"):
+            await ask(narrow, "yours")
+        any_jobs = Identity(name="meshs", kind=K.FUNCTIONAL_MODULE, module="meshs")
+        assert (await ask(await module("meshs", issue(mesh.root, any_jobs)), "yours")).rows == ((7,),)
+    assert set(asked) == {("mine", "broker"), ("mine", "bound"), ("yours", "meshs")}
 
 
 async def test_a_watch_outlives_its_broker(mesh: Guarded) -> None:
