@@ -114,9 +114,12 @@ async def guard(keys_file: Path, url: str) -> None:
     import structlog
 
     from entities.authorizer.callout import Doorkeeper
+    from entities.authorizer.job_states import JobStates
 
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    keeper = Doorkeeper(GuardKeys.read(keys_file), lambda: (), lambda event, **fields: None)
+    jobs = JobStates()
+    jobs.going.add(INSTANCE.job)
+    keeper = Doorkeeper(GuardKeys.read(keys_file), lambda: (), lambda event, **fields: None, jobs=jobs)
     async with keeper.at_door([url], "first"), keeper.at_door([url], "second"):
         print("ready", flush=True)
         await asyncio.Event().wait()

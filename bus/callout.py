@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from nats.aio.msg import Msg
 
@@ -33,6 +33,9 @@ SEALED_BY = "Nats-Server-Xkey"
 UNLIMITED = -1
 REMEMBERED = 256
 """Permissions whose JSON is kept: a node's instances come one by one, whoever comes back comes often."""
+HELD_S = 0.7
+"""How long a question is held: less than the server waits for an answer (`guard_keys.ANSWER_S`)."""
+HELD_MOST = 1_024
 FIRST_PAUSE_S = 0.005
 """After a restart of the server its guard is there before those who want to come in."""
 
@@ -62,8 +65,26 @@ class Grant:
     account: str = ACCOUNT
 
 
-Decide = Callable[[Caller], Grant]
-"""Decides about one caller. Raises `Refused`; its text is logged, and not told to the caller."""
+class NotKnownYet(Refused):
+    """Not to be let in before more is known, as it may be in a moment. The caller is left without an answer,
+    which it takes for an authorizer that is away: it comes again for as long as it has patience."""
+
+
+class Door(Protocol):
+    """Who decides about callers."""
+
+    def decide(self, caller: Caller) -> Grant:
+        """
+        Raises:
+            NotKnownYet: nothing is decided, nor noted anywhere.
+            Refused: its text is logged, and not told to the caller.
+        """
+
+    async def news(self, caller: Caller) -> None:
+        """Returns once more is known of who comes to this caller's door."""
+
+    def left_out(self, caller: Caller, error: Refused) -> None:
+        """Notes that the caller was not let in."""
 
 
 @dataclass(slots=True)
@@ -71,20 +92,22 @@ class CalloutCounters:
     granted: int = 0
     refused: int = 0
     malformed: int = 0
+    unanswered: int = 0
 
 
 class Callout:
-    """One responder. `async with Callout.running(servers, keys, decide):`."""
+    """One responder. `async with Callout.running(servers, keys, door):`."""
 
-    def __init__(self, keys: GuardKeys, decide: Decide) -> None:
+    def __init__(self, keys: GuardKeys, door: Door) -> None:
         self.counters = CalloutCounters()
         self._keys = keys
-        self._decide = decide
+        self._door = door
+        self._held: set[asyncio.Task[None]] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, servers: Sequence[str], keys: GuardKeys, decide: Decide, *, name: str, patience_s: float = 30.0
+        cls, servers: Sequence[str], keys: GuardKeys, door: Door, *, name: str, patience_s: float = 30.0
     ) -> AsyncIterator[Callout]:
         """Answers until the end of the block, over reconnects.
 
@@ -92,7 +115,7 @@ class Callout:
             BusUnreachable: nobody at `servers` within `patience_s`.
             Refused: that server is not guarded with these keys.
         """
-        callout = cls(keys, decide)
+        callout = cls(keys, door)
         link = Link(
             list(servers),
             name=name,
@@ -119,37 +142,81 @@ class Callout:
             await link.subscribe(QUESTIONS, asked, queue=QUEUE_GROUP)
             yield callout
         finally:
+            for held in callout._held:
+                held.cancel()
+            await asyncio.gather(*callout._held, return_exceptions=True)
             await link.close()
 
     async def answer(self, link: Link, message: Msg) -> None:
-        """One question. Never raises."""
+        """One question. Never raises; one that can't be decided yet is held, and others go on."""
         try:
             sealed_by = (message.headers or {}).get(SEALED_BY, "")
             question = nats_jwt.decode_once(self._keys.sealing_keys.open(message.data, sealed_by).decode())
             asked = question["nats"]
-            answer = self._answered(asked)
-            sealed = self._keys.sealing_keys.seal(answer.encode(), sealed_by)
+            caller = _caller(asked)
+            try:
+                sealed = self._sealed(self._answered(asked, caller), sealed_by)
+            except NotKnownYet as error:
+                self._hold(link, message, asked, caller, sealed_by, error)
+                return
         except (DmscError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.counters.malformed += 1
             log.warning("unusable question about a connection", error=type(error).__name__)
             return
+        await self._send(link, message, sealed)
+
+    async def _send(self, link: Link, message: Msg, sealed: bytes) -> None:
         with contextlib.suppress(DmscError):  # away this moment: the server refuses, the caller comes again
             await link.send(message.reply, sealed)
 
-    def _answered(self, asked: dict[str, Any]) -> str:
-        who, how = asked["client_info"], asked["connect_opts"]
-        caller = Caller(
-            name=str(how.get("name", "")),
-            host=str(who.get("host", "")),
-            user=str(how.get("user", "")),
-            token=str(how.get("auth_token") or how.get("pass") or ""),
-            nonce=str(who.get("nonce", "")),
-            signature=str(how.get("sig", "")),
-        )
+    def _sealed(self, answer: str, sealed_by: str) -> bytes:
+        return self._keys.sealing_keys.seal(answer.encode(), sealed_by)
+
+    def _hold(
+        self,
+        link: Link,
+        message: Msg,
+        asked: dict[str, Any],
+        caller: Caller,
+        sealed_by: str,
+        error: NotKnownYet,
+    ) -> None:
+        if len(self._held) >= HELD_MOST:
+            self._leave(caller, error)
+            return
+
+        async def wait() -> None:
+            try:
+                async with asyncio.timeout(HELD_S):
+                    while True:
+                        await self._door.news(caller)
+                        with contextlib.suppress(NotKnownYet):
+                            answer = self._answered(asked, caller)
+                            break
+            except TimeoutError:
+                self._leave(caller, error)
+                return
+            await self._send(link, message, self._sealed(answer, sealed_by))
+
+        task = asyncio.create_task(wait(), name=f"hold {caller.name[:100]}")
+        self._held.add(task)
+        task.add_done_callback(self._held.discard)
+
+    def _leave(self, caller: Caller, error: NotKnownYet) -> None:
+        self.counters.unanswered += 1
+        self._door.left_out(caller, error)
+
+    def _answered(self, asked: dict[str, Any], caller: Caller) -> str:
+        """
+        Raises:
+            NotKnownYet: nothing can be said yet.
+        """
         user, server, now = str(asked["user_nkey"]), str(asked["server_id"]["id"]), int(time.time())
         nats_jwt.raw_public(user)
         try:
-            grant = self._decide(caller)
+            grant = self._door.decide(caller)
+        except NotKnownYet:
+            raise
         except Refused:
             self.counters.refused += 1
             verdict = '"error":"refused"'
@@ -171,6 +238,18 @@ class Callout:
             "exp": grant.expires_at,
         }
         return nats_jwt.encode(claims, self._keys.issuer_keys, nats=_rights(grant.permissions))
+
+
+def _caller(asked: dict[str, Any]) -> Caller:
+    who, how = asked["client_info"], asked["connect_opts"]
+    return Caller(
+        name=str(how.get("name", "")),
+        host=str(who.get("host", "")),
+        user=str(how.get("user", "")),
+        token=str(how.get("auth_token") or how.get("pass") or ""),
+        nonce=str(who.get("nonce", "")),
+        signature=str(how.get("sig", "")),
+    )
 
 
 @lru_cache(maxsize=REMEMBERED)

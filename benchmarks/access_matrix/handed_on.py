@@ -74,6 +74,8 @@ TRIED: tuple[tuple[Identity, list[dict[str, str]]], ...] = (
 )
 ENDED = _instance("ended-s0-r0", "ended")
 """Of a job that has ended."""
+UNKNOWN = _instance("never-s0-r0", "never")
+"""Of a job of which there is no record."""
 
 
 async def run(world: World) -> Findings:
@@ -90,6 +92,9 @@ async def run(world: World) -> Findings:
     found.probes[TITLE] += 1
     if await _opens(world, signed(Credential.parse(issue(world.root, AGENT)), ENDED)):
         found.wrong.append(Wrong(TITLE, "an instance of a job that has ended", "it is let in"))
+    found.probes[TITLE] += 1
+    if await _opens(world, signed(Credential.parse(issue(world.root, AGENT)), UNKNOWN)):
+        found.wrong.append(Wrong(TITLE, "an instance of a job that has no record", "it is let in"))
     return found
 
 

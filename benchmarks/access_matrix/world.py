@@ -34,7 +34,7 @@ from bus.subject import Delivery, Names, Subject
 from bus.subjects import SUBJECTS
 from entities.authorizer.access_rules import User
 from entities.authorizer.callout import Doorkeeper
-from entities.authorizer.job_ends import JobEnds
+from entities.authorizer.job_states import JobStates
 from entities.broker import Broker
 from schemas.base import Message
 from schemas.envelope import EntityKind as K
@@ -52,8 +52,9 @@ INBOX = "_INBOX.auditor"
 MARK = "canary<"
 """Followed by the subject on which it was stored and `>`: by that a leak is recognised."""
 BROKERS_CONSUMER = re.compile(r"b[0-9a-f]{20}x[0-9a-f]+$")
+JOBS, ENDED_JOB, GOING_JOBS = "KV_jobs", "ended", ("j", "k")
+JOB_RECORDS = tuple(f"$KV.jobs.{job}" for job in GOING_JOBS)
 VICTIM = "victim"
-JOBS, ENDED_JOB = "KV_jobs", "ended"
 """A consumer of the control plane's, of each stream: others may not read, confirm or end it."""
 ROUNDS_MOST = 200
 
@@ -343,7 +344,7 @@ def _content(place: str) -> bytes:
     """The mark alone; a job's record, which others of us may read, has it in it. A counter takes none."""
     if place.startswith(rendezvous.COUNTERS_SUBJECT):
         return COUNTED
-    if place in ("$KV.jobs.j", "$KV.jobs.k"):
+    if place in JOB_RECORDS:
         return job_record(place)
     return mark(place)
 
@@ -364,16 +365,19 @@ def _record(job: str, state: JobState, reason: str) -> JobRecord:
     )  # fmt: skip
 
 
-async def _end_a_job(bus: Bus, ends: JobEnds) -> None:
-    """The guards learn of it as they do in a mesh; what they watch by is gone before the attacks."""
+async def _have_jobs(bus: Bus, known: JobStates) -> None:
+    """Two that go on and one that ended. The guards learn of them as they do in a mesh; what they watch by is
+    gone before the attacks."""
+    for job in GOING_JOBS:
+        await bus.bucket(subjects.JOB_RECORD).put(_record(job, JobState.RUNNING, "it runs"), job=job)
     await bus.bucket(subjects.JOB_RECORD).put(_record(ENDED_JOB, JobState.DONE, "it ended"), job=ENDED_JOB)
     heard = asyncio.Event()
-    ends.heard = heard.set
-    await ends.start(bus)
+    known.heard = heard.set
+    await known.start(bus)
     async with asyncio.timeout(60.0):
         await heard.wait()
-    await ends.stop()
-    assert ENDED_JOB in ends.jobs
+    await known.stop()
+    assert (known.going, known.ended) == (set(GOING_JOBS), {ENDED_JOB})
 
 
 def _headers(config: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -423,8 +427,8 @@ async def running(folder: Path) -> AsyncIterator[World]:
     )
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer(folder, guard=keys, sync_always=False))
-        ends = JobEnds()
-        guards = [Guard(keys, lambda: users, tell=_quietly, ended_jobs=ends.jobs) for _ in range(2)]
+        known = JobStates()
+        guards = [Guard(keys, lambda: users, tell=_quietly, jobs=known) for _ in range(2)]
         for number, guard in enumerate(guards):
             await stack.enter_async_context(guard.at_door([server.url], f"guard-{number}"))
         services = []
@@ -435,7 +439,7 @@ async def running(folder: Path) -> AsyncIterator[World]:
             )
             if who is ORCHESTRATOR:
                 await streams.provision(bus.link)
-                await _end_a_job(bus, ends)
+                await _have_jobs(bus, known)
                 for job in ("j", "k"):
                     name = f"artifacts/{job}/weights"
                     await bus.objects.put(name, mark(f"object {name}"))
@@ -451,7 +455,8 @@ async def running(folder: Path) -> AsyncIterator[World]:
         tap.listen(">")
         world = World(server.url, root, guards, auditor, tap, services)
         for stream in (OBJECTS, JOBS):
-            world.planted[stream] = await _stored(world, stream)
+            stored = await _stored(world, stream)
+            world.planted[stream] = [one for one in stored if one.subject not in JOB_RECORDS]
         await world.plant()
         yield world
 

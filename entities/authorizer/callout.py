@@ -6,6 +6,7 @@ has the keys: each answers for whatever connection the server asks it about. No 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import Counter, deque
@@ -13,11 +14,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from bus.callout import Caller, Callout, Grant
+from bus.callout import Caller, Callout, Grant, NotKnownYet
 from bus.credentials import Checked, check, id_of, root_of
 from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
-from bus.identity import Identity
+from bus.identity import ANY, Identity
 from bus.inboxes import inbox_of_token
 from bus.logs import get_logger
 from bus.permissions import of_identity, of_role, of_users_module
@@ -46,6 +47,19 @@ TOLD_MOST = 1_000
 PresentUsers = Callable[[], Users | tuple[User, ...]]
 
 
+class Jobs(Protocol):
+    """Those whose instances may come in, and those whose instances may not any more."""
+
+    @property
+    def going(self) -> Collection[str]: ...
+
+    @property
+    def ended(self) -> Collection[str]: ...
+
+    async def news(self) -> None:
+        """Returns once another job is known."""
+
+
 class Tell(Protocol):
     """A line and its fields."""
 
@@ -64,10 +78,11 @@ class Doorkeeper:
         roots: PresentRoots | None = None,
         account: str = ACCOUNT,
         refusals: Refusals | None = None,
-        ended_jobs: Collection[str] = frozenset(),
+        jobs: Jobs | None = None,
     ) -> None:
         """`tell` takes the lines about those who were let in; by default they go to the log.
-        `refusals`: where who was not is put down for the audit stream. `ended_jobs`: may change.
+        `refusals`: where who was not is put down for the audit stream. `jobs`: without,
+        no instance is let in.
 
         `account`: where they are put; `roots`: by which credentials are checked, if not those of `keys`.
         """
@@ -80,7 +95,7 @@ class Doorkeeper:
         self._users = users
         self._tell: Tell = tell or log.info
         self._refusals = refusals
-        self._ended_jobs = ended_jobs
+        self._jobs = jobs
 
     @contextlib.asynccontextmanager
     async def at_door(
@@ -91,9 +106,7 @@ class Doorkeeper:
         Raises:
             BusUnreachable, Refused: as `Callout.running`.
         """
-        async with Callout.running(
-            servers, self._keys, self.decide, name=name, patience_s=patience_s
-        ) as callout:
+        async with Callout.running(servers, self._keys, self, name=name, patience_s=patience_s) as callout:
             self._tell("guarding the bus", service=name)
             yield callout
 
@@ -101,11 +114,14 @@ class Doorkeeper:
         """
         Raises:
             Refused: the reason, for the log.
+            NotKnownYet: an instance's job is not known.
         """
         try:
             what, grant = self._decide(caller, time.time())
+        except NotKnownYet:
+            raise
         except Refused as error:
-            self._refused(caller, error)
+            self.left_out(caller, error)
             raise
         self.granted[what] += 1
         where = {} if self.account == ACCOUNT else {"account": self.account}
@@ -134,6 +150,7 @@ class Doorkeeper:
         """
         Raises:
             Refused: it was revoked, or its job has ended.
+            NotKnownYet: it is an instance's of a job that is not known.
         """
         users, who = self._users(), checked.identity
         revoked = users.revoked_credentials if isinstance(users, Users) else {}
@@ -144,8 +161,19 @@ class Doorkeeper:
                     f"credential {id}, by which {who.name} comes, was revoked by {revoked[id].by}{why}",
                     why="revoked",
                 )
-        if who.kind is EntityKind.INSTANCE and who.job in self._ended_jobs:
+        if who.kind is not EntityKind.INSTANCE or who.job == ANY:  # the mesh's owner
+            return
+        if self._jobs is not None and who.job in self._jobs.ended:
             raise Refused(f"the job of {who.name} has ended, and its credentials with it", why="ended")
+        if self._jobs is None or who.job not in self._jobs.going:
+            raise NotKnownYet(f"no record of the job of {who.name} is known here", why="job")
+
+    async def news(self, caller: Caller) -> None:
+        """Returns once another job is known."""
+        if self._jobs is None:
+            await asyncio.Event().wait()
+        else:
+            await self._jobs.news()
 
     def _checked(self, caller: Caller, now: float) -> Checked:
         """Of this mesh's root; for a while also of the one before it, for as long as that counts."""
@@ -179,7 +207,8 @@ class Doorkeeper:
         found = recognise(self._users(), token, time.time())
         return isinstance(found, User) or bool(found.name)
 
-    def _refused(self, caller: Caller, error: Refused) -> None:
+    def left_out(self, caller: Caller, error: Refused) -> None:
+        """Notes who is not let in, for the log and the audit."""
         self.refused[str(error.fields.get("why", "credential"))] += 1
         self.reasons.append(error.text)
         if self._refusals is not None:

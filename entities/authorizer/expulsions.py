@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from entities.authorizer.evictions import Evictions
-from entities.authorizer.job_ends import JobEnds
+from entities.authorizer.job_states import JobStates
 from schemas.access import Revocation
 
 SKEW_S = 30.0
@@ -31,16 +31,16 @@ class Expulsions:
     later came by a newer token; a credential that is revoked stays so.
     """
 
-    def __init__(self, evictions: Evictions, ends: JobEnds, *, users: bool = False) -> None:
+    def __init__(self, evictions: Evictions, jobs: JobStates, *, users: bool = False) -> None:
         self._evictions = evictions
-        self._ends = ends
+        self._jobs = jobs
         self._users = users
         self._since = time.time() - SKEW_S
         self._done: dict[tuple[str, str], float] = {}
         self._waiting: dict[tuple[str, str], None] = {}
         self._some = asyncio.Event()
         self._job_ended = asyncio.Event()
-        ends.heard = self._job_ended.set
+        jobs.heard = self._job_ended.set
 
     def revoked(self, revocation: Revocation) -> None:
         what = (revocation.kind, revocation.id)
@@ -83,4 +83,4 @@ class Expulsions:
             await self._job_ended.wait()
             self._job_ended.clear()
             await asyncio.sleep(LAST_WORDS_S)
-            await self._evictions.throw_out_jobs(self._ends.jobs)
+            await self._evictions.throw_out_jobs(self._jobs.ended)

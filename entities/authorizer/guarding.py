@@ -18,7 +18,7 @@ from entities.authorizer.audit_trail import AuditTrail
 from entities.authorizer.callout import Doorkeeper, Tell
 from entities.authorizer.evictions import Evictions
 from entities.authorizer.expulsions import Expulsions
-from entities.authorizer.job_ends import JobEnds
+from entities.authorizer.job_states import JobStates
 from entities.authorizer.refusals import Refusals
 from entities.authorizer.roots_file import RootsFile
 from entities.authorizer.service import AuthorizerConfig
@@ -43,32 +43,32 @@ async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncI
     directory = UserDirectory(config.tokens_file, config.user_key)
     refusals = Refusals(config.sid, config.door_folding)
     keys = GuardKeys.read(config.keys_file)
-    ends = JobEnds()
+    jobs = JobStates()
     evictions = Evictions(config.servers, keys, name=config.sid)
     roots = RootsFile(config.keys_file, evictions if config.ends_old_roots else None)
     doorkeeper = Doorkeeper(
-        keys, lambda: directory.users, tell, roots=roots.present, refusals=refusals, ended_jobs=ends.jobs
+        keys, lambda: directory.users, tell, roots=roots.present, refusals=refusals, jobs=jobs
     )
-    expulsions = Expulsions(evictions, ends)
+    expulsions = Expulsions(evictions, jobs)
     directory.revoked = expulsions.revoked
     async with (
         doorkeeper.at_door(config.servers, config.sid),
         roots.followed(config.check_s),
         expulsions.carried_out(),
-        following(directory, ends, config, refusals),
+        following(directory, jobs, config, refusals),
     ):
         yield doorkeeper
 
 
 @asynccontextmanager
 async def following(
-    directory: UserDirectory, ends: JobEnds, config: AuthorizerConfig, refusals: Refusals
+    directory: UserDirectory, jobs: JobStates, config: AuthorizerConfig, refusals: Refusals
 ) -> AsyncIterator[None]:
-    """Until the end of the block: keeps `directory` up with file and bus, `ends` with the bus, and puts
+    """Until the end of the block: keeps `directory` up with file and bus, `jobs` with the bus, and puts
     `refusals` on its audit stream."""
     tasks = (
         asyncio.create_task(_refreshing(directory, config.check_s)),
-        asyncio.create_task(_following(directory, ends, config, refusals)),
+        asyncio.create_task(_following(directory, jobs, config, refusals)),
     )
     try:
         yield
@@ -85,7 +85,7 @@ async def _refreshing(directory: UserDirectory, every_s: float) -> None:
 
 
 async def _following(
-    directory: UserDirectory, ends: JobEnds, config: AuthorizerConfig, refusals: Refusals
+    directory: UserDirectory, jobs: JobStates, config: AuthorizerConfig, refusals: Refusals
 ) -> None:
     """Reads users and revocations from the buckets; a new mesh has these only a moment later."""
     while True:
@@ -95,11 +95,11 @@ async def _following(
             ) as bus:
                 await directory.start(bus)
                 try:
-                    await ends.start(bus)
+                    await jobs.start(bus)
                     await AuditTrail(bus, config.sid, refusals).run()
                 finally:
                     await directory.stop()
-                    await ends.stop()
+                    await jobs.stop()
         except DmscError as error:
             log.debug("users on the bus not followed yet", reason=error.text)
             await asyncio.sleep(config.check_s)

@@ -20,7 +20,7 @@ from entities.authorizer.callout import Doorkeeper, PresentUsers, Tell
 from entities.authorizer.evictions import Evictions
 from entities.authorizer.expulsions import Expulsions
 from entities.authorizer.guarding import following
-from entities.authorizer.job_ends import JobEnds
+from entities.authorizer.job_states import JobStates
 from entities.authorizer.refusals import Refusals
 from entities.authorizer.roots_file import RootsFile
 from entities.authorizer.service import AuthorizerConfig
@@ -56,6 +56,12 @@ class TenantGuard:
             Refused: the reason, for the log.
         """
         return self._whose(caller).decide(caller)
+
+    async def news(self, caller: Caller) -> None:
+        await self._whose(caller).news(caller)
+
+    def left_out(self, caller: Caller, error: Refused) -> None:
+        self._whose(caller).left_out(caller, error)
 
     def _whose(self, caller: Caller) -> Doorkeeper:
         if caller.signature:
@@ -97,21 +103,21 @@ async def guarding_tenants(
                     " folder have; remove bus_token from one"
                 )
             refusals = Refusals(tenant.users.sid, tenant.users.door_folding)
-            ends = JobEnds()
+            jobs = JobStates()
             doorkeepers[root] = Doorkeeper(
                 keys, _present(directory), tell, roots=roots.present if roots else _alone(root),
-                account=tenant.account, refusals=refusals, ended_jobs=ends.jobs,
+                account=tenant.account, refusals=refusals, jobs=jobs,
             )  # fmt: skip
-            expulsions = Expulsions(evictions, ends, users=True)
+            expulsions = Expulsions(evictions, jobs, users=True)
             directory.revoked = expulsions.revoked
             if roots:
                 await stack.enter_async_context(roots.followed(tenant.users.check_s))
-            followed.append((directory, ends, tenant.users, refusals, expulsions))
+            followed.append((directory, jobs, tenant.users, refusals, expulsions))
         guard = TenantGuard(tuple(doorkeepers.values()), Doorkeeper(keys, lambda: (), tell, account=""))
-        await stack.enter_async_context(Callout.running(servers, keys, guard.decide, name=GUARD))
-        for directory, ends, config, refusals, expulsions in followed:
+        await stack.enter_async_context(Callout.running(servers, keys, guard, name=GUARD))
+        for directory, jobs, config, refusals, expulsions in followed:
             await stack.enter_async_context(expulsions.carried_out())
-            await stack.enter_async_context(following(directory, ends, config, refusals))
+            await stack.enter_async_context(following(directory, jobs, config, refusals))
         yield guard
 
 

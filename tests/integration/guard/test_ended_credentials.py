@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bus import subjects
+from bus import callout, subjects
+from bus.callout import Caller
 from bus.connection import Bus
 from bus.credentials import Credential, delegate, issue, new_root
 from bus.embedded import EmbeddedServer
 from bus.guard_keys import GuardKeys
 from bus.identity import Identity
 from dmsc.issued import Issued, revoke
+from entities.authorizer.callout import Doorkeeper
+from entities.authorizer.evictions import Evictions
 from entities.authorizer.guarding import guarding
+from entities.authorizer.job_states import JobStates
 from entities.authorizer.service import AuthorizerConfig
 from schemas.envelope import EntityKind as K
+from schemas.errors import Refused
 from schemas.job import JobRecord, JobSpec, JobState, ModelSpec, TrainingSpec
 from tests.integration.guard.wire import Shut, Wire, wire
 from tests.patience import PATIENCE_S
@@ -78,6 +84,7 @@ async def test_a_credential_that_is_taken_back_ends_with_all_that_it_signed(tmp_
         async with guarding(config) as door:
             async with owner(url, root) as bus:
                 await bus.provision()
+                await bus.bucket(subjects.JOB_RECORD).put(record("j", JobState.RUNNING), job="j")
             async with wire(url, agent) as one, wire(url, theirs) as two, wire(url, other) as bystander:
                 await revoke([url], root, issued.ids_of(Credential.parse(agent).id), issued, "sold")
                 await closed(one)
@@ -114,6 +121,69 @@ async def test_an_instances_credential_ends_with_its_job(tmp_path: Path) -> None
             await shut(url, ended, door, "the job of j1-s0-r0 has ended, and its credentials with it")
             async with wire(url, running) as two:
                 await two.until_pong()
+
+
+async def test_an_instance_comes_in_with_the_record_of_its_job(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (url, root, config):
+        agent = issue(root, AGENT)
+        token, forged = (delegate(agent, instance(job)) or "" for job in ("j1", "never"))
+        async with guarding(config) as door, owner(url, root) as bus:
+            await bus.provision()
+            await shut(url, forged, door, "no record of the job of never-s0-r0 is known here")
+            coming = asyncio.create_task(connected(url, token, "j1"))
+            await bus.bucket(subjects.JOB_RECORD).put(record("j1", JobState.QUEUED), job="j1")
+            await coming
+            await bus.bucket(subjects.JOB_RECORD).delete(job="j1")
+            await shut(url, token, door, "no record of the job of j1-s0-r0 is known here")
+
+
+async def connected(url: str, token: str, job: str) -> None:
+    """Returns once an instance of the job was let in."""
+    async with Bus.connect(
+        url, name=f"{job}-s0-r0", kind=K.INSTANCE, token=token, connect_timeout_s=PATIENCE_S
+    ) as bus:
+        await bus.barrier()
+
+
+class Late(Doorkeeper):
+    """`left`: somebody was left without an answer."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.left = asyncio.Event()
+
+    def left_out(self, caller: Caller, error: Refused) -> None:
+        super().left_out(caller, error)
+        self.left.set()
+
+
+async def test_an_instance_comes_back_to_an_authorizer_that_has_yet_to_read_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The authorizer is started anew while a job recovers, and the job's instance loses its connection."""
+    monkeypatch.setattr(callout, "HELD_S", 0.05)
+    async with mesh(tmp_path) as (url, root, config), AsyncExitStack() as stack:
+        keys = GuardKeys.read(tmp_path / "guard.json")
+        async with guarding(config):
+            bus = await stack.enter_async_context(owner(url, root))
+            await bus.provision()
+            await bus.bucket(subjects.JOB_RECORD).put(record("j1", JobState.RECOVERING), job="j1")
+            token = delegate(issue(root, AGENT), instance("j1")) or ""
+            lost = await stack.enter_async_context(
+                Bus.connect(url, name="j1-s0-r0", kind=K.INSTANCE, token=token, connect_timeout_s=PATIENCE_S)
+            )
+        jobs = JobStates()
+        door = Late(keys, lambda: (), jobs=jobs)
+        async with door.at_door([url], "anew"), asyncio.timeout(PATIENCE_S):
+            back = lost.link.back
+            await Evictions([url], keys, name="anew").throw_out_credential(Credential.parse(token).id)
+            await door.left.wait()
+            assert not lost.connected
+            assert "no record of the job of j1-s0-r0 is known here" in door.reasons
+            await jobs.start(bus)
+            await back
+            await lost.barrier()
+            await jobs.stop()
 
 
 def test_what_was_made_is_listed_and_found_by_id_or_name(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from schemas.errors import BusUnreachable, DmscError, NoResponders, Refused
 from schemas.registry import Heartbeat, InstanceState, Resolve, Resolved
 from schemas.signals import Role
 from tests.entity_records import job
-from tests.integration.guard.conftest import TOKENS, Guarded, guarded
+from tests.integration.guard.conftest import TOKENS, AnyJob, Guarded, guarded
 from tests.integration.guard.wire import Shut, wire
 from tests.patience import PATIENCE_S
 
@@ -468,7 +468,7 @@ async def test_without_a_guard_nobody_comes_in_and_whoever_waits_does_when_it_is
             await Bus.connect(
                 mesh.url, name="x", kind=K.CLIENT, token=mesh.root, connect_timeout_s=1.5
             ).__aenter__()
-        async with Doorkeeper(mesh.keys, lambda: ()).at_door([mesh.url], "late"):
+        async with Doorkeeper(mesh.keys, lambda: (), jobs=AnyJob()).at_door([mesh.url], "late"):
             async with asyncio.timeout(PATIENCE_S):
                 await began
 
