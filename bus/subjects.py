@@ -466,6 +466,14 @@ CHANGE_STAGE = _row(
 CANCEL = _row(
     "cancel", "job.command.cancel", door.CancelJob, MG, SMO, REQUEST, "end a job", reply=job.JobRecord,
 )  # fmt: skip
+PARK = _row(
+    "park", "job.command.park", door.ParkJob, MG, SMO, REQUEST, "a job gives its slots back and waits",
+    reply=job.JobRecord,
+)  # fmt: skip
+RESUME = _row(
+    "resume", "job.command.resume", door.ResumeJob, MG, SMO, REQUEST, "a parked job goes on",
+    reply=job.JobRecord,
+)  # fmt: skip
 QUERY = _row(
     "query", "job.command.query", door.JobQuery, MG, SMO, REQUEST, "jobs and records", reply=door.JobList,
 )  # fmt: skip

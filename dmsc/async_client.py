@@ -145,6 +145,19 @@ class AsyncClient(AccessCalls):
         answer = await self._door.ask("POST", f"/v1/jobs/{_safe(job)}/cancel", params={"reason": reason})
         return JobRecord.model_validate(answer)
 
+    async def park(self, job: str, *, reason: str = "") -> JobRecord:
+        """Has a job give its slots back, at the end of the open step, and wait until `resume`.
+
+        Raises `Conflict` for one that has not begun, or has ended.
+        """
+        answer = await self._door.ask("POST", f"/v1/jobs/{_safe(job)}/park", params={"reason": reason})
+        return JobRecord.model_validate(answer)
+
+    async def resume(self, job: str) -> JobRecord:
+        """Has a parked job go on as soon as there is room. Raises `Conflict` for one that is not parked."""
+        answer = await self._door.ask("POST", f"/v1/jobs/{_safe(job)}/resume")
+        return JobRecord.model_validate(answer)
+
     # --- the mesh -------------------------------------------------------------------------------------------
 
     async def mesh(self) -> MeshStatus:

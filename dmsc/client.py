@@ -104,6 +104,17 @@ class Client:
         """Ask for the end of a job; it is told, and cleaned up after."""
         return self._runner.call(self._client.cancel(job, reason=reason))
 
+    def park(self, job: str, *, reason: str = "") -> JobRecord:
+        """Has a job give its slots back, at the end of the open step, and wait until `resume`.
+
+        Raises `Conflict` for one that has not begun, or has ended.
+        """
+        return self._runner.call(self._client.park(job, reason=reason))
+
+    def resume(self, job: str) -> JobRecord:
+        """Has a parked job go on as soon as there is room. Raises `Conflict` for one that is not parked."""
+        return self._runner.call(self._client.resume(job))
+
     # --- the mesh -------------------------------------------------------------------------------------------
 
     def mesh(self) -> MeshStatus:

@@ -25,7 +25,7 @@ class DoorRequest(Message, wire="door.request", version=(1, 1)):
 
     token: Secret
     action: str = Field(
-        description="job.submit | job.list | job.read | job.cancel | mesh.read | "
+        description="job.submit | job.list | job.read | job.cancel | job.park | job.resume | mesh.read | "
         "policy.list | policy.order | policy.ask | observation.write"
     )
     job: Token | None = None
@@ -88,6 +88,21 @@ class CancelJob(Message, wire="job.cancel"):
     job: Token
     user: str
     reason: str = ""
+
+
+class ParkJob(Message, wire="job.park"):
+    """MG → SMO: the job gives its slots back, and waits until it is resumed."""
+
+    job: Token
+    user: str
+    reason: str = ""
+
+
+class ResumeJob(Message, wire="job.resume"):
+    """MG → SMO: a parked job goes on as soon as there is room."""
+
+    job: Token
+    user: str
 
 
 class JobQuery(Message, wire="job.query"):

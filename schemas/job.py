@@ -231,8 +231,8 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 """Legal transitions of a job. `… → queued` is a new orchestrator: `recovering` if it adopts the living
 instances, else the job starts again from the last checkpoint. A `parked` one has trained, has no instances
-now, and waits at its last checkpoint: for room, or for another mesh. An illegal one raises
-`IllegalTransition` with the job's history."""
+now, and waits at its last checkpoint: for room, for another mesh, or for a person (`held`). An illegal one
+raises `IllegalTransition` with the job's history."""
 
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
@@ -363,6 +363,7 @@ class JobRecord(Message, wire="job.record", version=(1, 11)):
         None, description="how it ends, once that is certain: then it is cleaned up"
     )
     ends_because: str = ""
+    held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
 
 
 class JobEvent(Message, wire="job.event", version=(1, 4)):

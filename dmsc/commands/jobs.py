@@ -1,4 +1,4 @@
-"""`dmsc jobs`, `cancel`, `scale`, `move` and `status`: what a gateway knows, and is asked for."""
+"""`dmsc jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`: what a gateway is asked for."""
 
 from __future__ import annotations
 
@@ -61,6 +61,47 @@ def cancel(
     """
     record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.cancel(job))
     print_json(record) if json else print(f"{record.job} {record.state.value}")
+
+
+def park(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    reason: Annotated[str, typer.Option(help="Why; it stands beside the job until it is resumed.")] = "",
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a job wait without slots, at the end of its open step, until `dmsc resume`.
+
+    Example: dmsc park stdlib-gpt-1 --reason 'the urgent one first'
+    """
+    record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.park(job, reason=reason))
+    print_json(record) if json else print(f"{record.job} {record.state.value}: {_waits(record)}")
+
+
+def resume(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a parked job go on from its last checkpoint, as soon as there is room.
+
+    Example: dmsc resume stdlib-gpt-1
+    """
+    record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.resume(job))
+    print_json(record) if json else print(f"{record.job} {record.state.value}: {record.reason}")
+
+
+def _waits(record: JobRecord) -> str:
+    if record.state.value == "parked":
+        return record.reason
+    return f"{record.held}, as soon as the open step has ended"
 
 
 def scale(

@@ -38,6 +38,8 @@ from schemas.door import (
     JobQuery,
     MeshQuery,
     MeshStatus,
+    ParkJob,
+    ResumeJob,
     ScaleJob,
     SubmitJob,
     UncordonPlace,
@@ -58,7 +60,7 @@ DEADLINE_S = 15.0  # one command to it, repeated until answered
 
 
 class Desk:
-    """Submits, lists, reads and cancels for whoever may. `compute` gives each cluster's last Type 4.
+    """Submits, lists, reads, parks and cancels for whoever may. `compute` gives each cluster's last Type 4.
 
     `view`, where there is one, answers what it can: then reading needs nobody.
     """
@@ -170,6 +172,16 @@ class Desk:
         message = CancelJob(job=job, user=access.user, reason=reason)
         return self._learn(await self._backends.command(subjects.CANCEL, message, deadline_s=DEADLINE_S))
 
+    async def park(self, token: str, job: str, reason: str) -> JobRecord:
+        access = await self.guard.check(token, "job.park", job)
+        message = ParkJob(job=job, user=access.user, reason=reason)
+        return self._learn(await self._backends.command(subjects.PARK, message, deadline_s=DEADLINE_S))
+
+    async def resume(self, token: str, job: str) -> JobRecord:
+        access = await self.guard.check(token, "job.resume", job)
+        message = ResumeJob(job=job, user=access.user)
+        return self._learn(await self._backends.command(subjects.RESUME, message, deadline_s=DEADLINE_S))
+
     async def mesh(self, token: str) -> MeshStatus:
         await self.guard.check(token, "mesh.read", "mesh")
         status = await self._backends.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
@@ -247,6 +259,8 @@ class Desk:
             "job.list": lambda: self.list(token),
             "job.read": lambda: self.read(token, _job(request)),
             "job.cancel": lambda: self.cancel(token, _job(request), "asked for at the NATS door"),
+            "job.park": lambda: self.park(token, _job(request), "asked for at the NATS door"),
+            "job.resume": lambda: self.resume(token, _job(request)),
             "mesh.read": lambda: self.mesh(token),
             "policy.list": lambda: self.modules.modules(token),
             "policy.order": lambda: self.modules.order(

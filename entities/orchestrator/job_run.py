@@ -21,6 +21,7 @@ from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.model_work import ModelWork
+from entities.orchestrator.parking import REST_S, Parking, written_down
 from entities.orchestrator.placement import NoRoom
 from entities.orchestrator.planning import plan, why_inexact
 from entities.orchestrator.results import export_weights
@@ -42,8 +43,6 @@ CLEAN_UP_S = 3.0
 """A whole mesh may be stopping: then nobody is left who would answer."""
 DEPLOY_AGAIN_S, DEPLOY_AGAIN_MOST_S = 0.1, 10.0
 """Pause before a deployment that a node's death broke is planned again; it doubles each time."""
-CANCEL_S = 20.0
-"""How long a cancellation waits to be written down: a disk may be full."""
 START_TRIES = 3
 REPORTED_S = 2.0
 """How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
@@ -89,9 +88,11 @@ class JobRun:
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self.entry
         )
         self._fits: bool | None = None
-        self._waits = record.ends_as is None
-        self._parked_before = parked
+        self._waits = record.ends_as is None and not record.held
         self.parked: Parked | None = None
+        self.parking = Parking(
+            journal, mesh, self.training, lambda: self.instances.patience_s(REST_S), self._interrupt, parked
+        )
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._over = asyncio.Event()
@@ -213,9 +214,8 @@ class JobRun:
         """Ends the job; everything is cleaned up. Returns once that can't be lost any more."""
         if self._cancelled is None and not self.over:
             self._cancelled = reason
-            with contextlib.suppress(Unavailable, TimeoutError):  # the bus is away; it ends all the same
-                async with asyncio.timeout(CANCEL_S):
-                    await self.journal.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
+            ends = self.journal.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
+            await written_down(ends)
             if self._task is not None and self.parked is None:  # else the next run ends it
                 self._task.cancel()
 
@@ -224,6 +224,7 @@ class JobRun:
 
         One that is over is given a moment to clean up, unless that is another orchestrator's by now.
         """
+        self.parking.interrupted = False  # this is the end of the run, and not of the job's training
         if self._task is not None and not self._task.done():
             if self.over and not deposed:
                 await asyncio.wait({self._task}, timeout=CLEAN_UP_S)
@@ -239,7 +240,16 @@ class JobRun:
         try:
             await self._to_the_end()
         finally:
+            self.parking.stop()
             await self.communication.close()
+
+    def _interrupt(self) -> bool:
+        """What is in no checkpoint is computed again when the job goes on. False: the run is at its end."""
+        if self._cancelled is not None or self.parked is not None or self.over:
+            return False
+        if self._task is not None:
+            self._task.cancel()
+        return True
 
     async def _to_the_end(self) -> None:
         record = self.journal.record
@@ -271,26 +281,31 @@ class JobRun:
             Fenced: another orchestrator has the job.
         """
         try:
-            if self._cancelled is not None:
+            if self._cancelled is not None or self.parking.interrupted:
                 raise asyncio.CancelledError
             manifest = await self._work()
             return JobState.DONE, f"weights {manifest.sha256[:12]}"
         except asyncio.CancelledError:
-            if self._cancelled is None:
+            if self._cancelled is None and not self.parking.interrupted:
                 await self.checkpoints.abandon()
                 raise
             asyncio.current_task().uncancel()  # type: ignore[union-attr]  # we are inside a task
-            return JobState.CANCELLED, self._cancelled
+            if self._cancelled is not None:
+                return JobState.CANCELLED, self._cancelled
+            return self._as_parked(Parked(self.parking.held or "parked", for_room=False))
         except Fenced:
             raise
         except Parked as parked:
-            self.parked = parked
-            return JobState.PARKED, parked.text
+            return self._as_parked(parked)
         except DmscError as error:
             return JobState.FAILED, error.text
         except Exception as error:
             log.error("job failed on an internal error", job=self.job, exc_info=error)
             return JobState.FAILED, f"internal error: {type(error).__name__}: {error}"
+
+    def _as_parked(self, why: Parked) -> tuple[JobState, str]:
+        self.parked = why
+        return JobState.PARKED, why.text
 
     async def _park(self, reason: str) -> None:
         """Frees all that the job holds; what it has trained is in its checkpoints.
@@ -308,21 +323,22 @@ class JobRun:
             if self.journal.record.state is JobState.PARKED:
                 await self._until_resumed()
                 await self._deploy(await self.model_work.analyse())
-            elif self.epoch == 1 or not await self._adopt():
+            elif self.epoch > 1 and await self._adopt():
+                self.parking.taken_over(adopted=True)
+            else:
                 if self.epoch > 1:
                     await self.clean_up.reclaim()
+                    self.parking.taken_over(adopted=False)
                 await self.journal.move(JobState.ANALYSING, "layers, costs, data")
                 await self._deploy(await self.model_work.analyse())
             await self._train()
             return await self._finish()
 
     async def _until_resumed(self) -> None:
-        """A job that room alone does not help waits for a place that was not there, or not open."""
-        if self._parked_before is None or self._parked_before.for_room:
-            return
-        self._waits = False
-        await self._mesh.until_open_otherwise(self._mesh.open_places())
-        self._waits = True
+        if self.parking.waits:
+            self._waits = False
+            await self.parking.until_resumed()
+            self._waits = True
 
     async def _adopt(self) -> bool:
         """Goes on with the living instances that an orchestrator before this one left; False: none live."""

@@ -60,10 +60,12 @@ class Journal:
     def job(self) -> str:
         return self.record.job
 
-    def next_epoch(self) -> Journal:
-        """For whoever takes the job up behind this one: its first write fences this one's instances."""
-        record = self.record.model_copy(update={"epoch": self.record.epoch + 1})
-        return Journal(self._bus, record, self._revision, self.confirmed)
+    def begin_epoch(self) -> None:
+        """For whoever takes the job up in this process: the next write fences the instances before.
+
+        The same journal, so that what is just being written stays in order with what follows.
+        """
+        self.record = self.record.model_copy(update={"epoch": self.record.epoch + 1})
 
     async def move(
         self, state: JobState, reason: str = "", *, plan_s: float | None = None, **figures: Any

@@ -50,6 +50,8 @@ from schemas.door import (
     JobSummary,
     MeshQuery,
     MeshStatus,
+    ParkJob,
+    ResumeJob,
     ScaleJob,
     SubmitJob,
 )
@@ -210,6 +212,8 @@ class Leader:
             (subjects.MODULE_QUERY, self._policies.query),
             (subjects.SUBMIT, self._submit),
             (subjects.CANCEL, self._cancel),
+            (subjects.PARK, self._park),
+            (subjects.RESUME, self._unpark),
             (subjects.SCALE, self._scale),
             (subjects.CHANGE_STAGE, self._change_stage),
             (subjects.QUERY, self._query),
@@ -363,8 +367,9 @@ class Leader:
                 if run.parked is None:
                     return
                 await self.mesh.nudge()  # its slots are others' now
-                journal = run.journal.next_epoch()
-                run = self._runs[run.job] = self._new_run(journal, run.entry.sid, run.parked)
+                journal, before = run.journal, None if run.parking.resumed else run.parked
+                journal.begin_epoch()
+                run = self._runs[run.job] = self._new_run(journal, run.entry.sid, before)
                 await journal.move(JobState.PARKED, journal.record.reason)
         finally:
             del self._runs[run.job]
@@ -430,16 +435,31 @@ class Leader:
         return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
 
     async def _cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
-        run = self._runs.get(message.job)
-        if run is None:
-            record = self._ended.get(message.job)
-            if record is None:
-                raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
-            raise Conflict(f"job {message.job} has already ended: {record.state}")
-        if run.over:
-            raise Conflict(f"job {message.job} is ending: {run.journal.record.state}")
+        run = self._going(message.job)
         await run.cancel(message.reason or f"cancelled by {message.user}")
         return run.journal.record
+
+    async def _park(self, message: ParkJob, envelope: Envelope) -> JobRecord:
+        run = self._going(message.job)
+        await run.parking.park(f"parked by {message.user}{message.reason and f': {message.reason}'}")
+        return run.journal.record
+
+    async def _unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
+        run = self._going(message.job)
+        await run.parking.resume(f"resumed by {message.user}")
+        return run.journal.record
+
+    def _going(self, job: str) -> JobRun:
+        """The job's run; it may wait, but has no end yet."""
+        run = self._runs.get(job)
+        if run is None:
+            record = self._ended.get(job)
+            if record is None:
+                raise NotFound(f"no job {job}: `dmsc jobs` lists them")
+            raise Conflict(f"job {job} has already ended: {record.state}")
+        if run.over:
+            raise Conflict(f"job {job} is ending: {run.journal.record.state}")
+        return run
 
     async def _query(self, message: JobQuery, envelope: Envelope) -> JobList:
         if message.job is None:

@@ -118,6 +118,7 @@ class Training:
         self._decided_at = time.monotonic()
         self.alerts = Alerts(journal.record.alerts)
         self._figures = JobFigures()
+        self._parks = ""
 
     async def __aenter__(self) -> Training:
         self._tasks.spawn(self._telling.run())
@@ -168,6 +169,15 @@ class Training:
             raise Conflict(f"{self._rebalancing.under_way} is changing its stage: ask again in a moment")
         self._rebalancing.disturbed()
         return self._changes.scale(stage, replicas)
+
+    def park(self, why: str) -> bool:
+        """Has the job stop at the end of the open step, at a checkpoint of it; '': not any more.
+
+        Returns:
+            Whether it is in training, so that this will come.
+        """
+        self._parks = why
+        return self._progress.running
 
     def move(self, sid: str, stage: int, by: str, forecast: MoveForecast | None) -> str:
         """See `Rebalancing.ask`."""
@@ -250,9 +260,22 @@ class Training:
         try:
             await self._tasks.unless_failed(self._checkpoints.at_boundary(self.step, self._progress.stages))
             if not self._progress.at_end:
+                await self._park()
                 await self._changes.at_rest()
         except MemberLost as lost:
             self._troubles.losing(lost.members, str(lost))  # due again at the next boundary
+
+    async def _park(self) -> None:
+        """
+        Raises:
+            Parked: somebody wants it.
+            MemberLost: somebody died before the checkpoint was taken.
+        """
+        if self._parks:
+            step, stages = self._progress.step, self._progress.stages
+            await self._tasks.unless_failed(self._checkpoints.of_this_step(step, stages, self._parks))
+        if self._parks:  # still
+            raise Parked(self._parks, for_room=False)
 
     def _pauses(self, step: int) -> bool:
         return (
@@ -261,6 +284,7 @@ class Training:
             or self._checkpoints.due(step)
             or self._quarantine.of(step) is not None
             or self._changes.need_rest
+            or bool(self._parks)
         )
 
     def _validation_due(self, step: int) -> bool:

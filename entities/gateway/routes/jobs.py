@@ -1,4 +1,4 @@
-"""Jobs: submitted, listed, read, scaled, moved, ended, followed."""
+"""Jobs: submitted, listed, read, scaled, moved, parked, resumed, ended, followed."""
 
 from __future__ import annotations
 
@@ -111,6 +111,24 @@ def jobs(door: Door) -> APIRouter:
             return made(await desk.change_stage(token, job, sid, stage))
 
         return await door.once(keyed, token, "job.change", job, act)
+
+    @router.post("/{job}/park", response_model=JobRecord)
+    async def park(job: JobId, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
+        """Have a job wait without slots until it is resumed: one's own, or any for operators."""
+
+        async def act() -> Answer:
+            return made(await desk.park(token, job, reason))
+
+        return await door.once(keyed, token, "job.park", job, act)
+
+    @router.post("/{job}/resume", response_model=JobRecord)
+    async def resume(job: JobId, token: Token, keyed: IdempotencyKey) -> Response:
+        """Have a parked job go on as soon as there is room: one's own, or any for operators."""
+
+        async def act() -> Answer:
+            return made(await desk.resume(token, job))
+
+        return await door.once(keyed, token, "job.resume", job, act)
 
     @router.post("/{job}/cancel", response_model=JobRecord)
     async def cancel(job: JobId, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:

@@ -183,6 +183,15 @@ def test_axe_finds_nothing(open_page: Open) -> None:
             assert found == [], (view, dark, found)
 
 
+def test_a_job_is_parked_and_resumed(open_page: Open, site: Site) -> None:
+    page = open_page("jobs")
+    page.get_by_role("button", name=f"Park {site.job}").click()
+    page.wait_for_selector("tr .s-parked")
+    page.get_by_role("button", name=f"Resume {site.job}").click()
+    page.wait_for_selector("tr .s-running")
+    assert site.client.job(site.job).held == ""
+
+
 def test_cancelling_asks_first(open_page: Open, site: Site) -> None:
     """The last of this file: the job is over afterwards."""
     page = open_page("jobs")

@@ -11,7 +11,22 @@ from dmsc.ports import any_free
 from tests.integration.dmsc.command_line import dmsc
 
 COMMANDS = (
-    *("up", "down", "train", "attach", "jobs", "status", "logs", "cancel", "tap", "join", "run", "doctor"),
+    *(
+        "up",
+        "down",
+        "train",
+        "attach",
+        "jobs",
+        "status",
+        "logs",
+        "cancel",
+        "park",
+        "resume",
+        "tap",
+        "join",
+        "run",
+        "doctor",
+    ),
     *("demo", "version", "store", "policy run", "policy list"),
     *("policy new", "policy ask", "policy enable", "policy disable", "policy order"),
 )
@@ -70,7 +85,19 @@ def test_usage_is_exit_code_2(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["status", "jobs", "cancel j1", "attach j1", "tap", "logs", "store j1 s0-r0", "policy list", "down"],
+    [
+        "status",
+        "jobs",
+        "cancel j1",
+        "park j1",
+        "resume j1",
+        "attach j1",
+        "tap",
+        "logs",
+        "store j1 s0-r0",
+        "policy list",
+        "down",
+    ],
 )
 def test_no_mesh_is_one_line_and_exit_code_3(command: str, tmp_path: Path) -> None:
     done = dmsc(*command.split(), cwd=tmp_path)

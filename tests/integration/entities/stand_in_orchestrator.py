@@ -8,7 +8,17 @@ from bus.connection import Bus
 from bus.services import Server
 from bus.subject import Subject
 from schemas.base import Message
-from schemas.door import CancelJob, JobList, JobQuery, JobSummary, MeshQuery, MeshStatus, SubmitJob
+from schemas.door import (
+    CancelJob,
+    JobList,
+    JobQuery,
+    JobSummary,
+    MeshQuery,
+    MeshStatus,
+    ParkJob,
+    ResumeJob,
+    SubmitJob,
+)
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, NotFound
 from schemas.fault import FaultReport
@@ -38,6 +48,8 @@ class StandInOrchestrator:
         handlers: tuple[tuple[Subject, Server], ...] = (
             (subjects.SUBMIT, self._submit),
             (subjects.CANCEL, self._cancel),
+            (subjects.PARK, self._park),
+            (subjects.RESUME, self._resume),
             (subjects.QUERY, self._query),
             (subjects.MESH_QUERY, self._mesh),
             (subjects.FAULT_REPORT, self._fault),
@@ -94,13 +106,23 @@ class StandInOrchestrator:
     async def _cancel(self, message: CancelJob, envelope: Envelope) -> Message:
         if self.cancelling is not None:
             return await self.cancelling(message, envelope)
-        record = self.jobs.get(message.job)
+        return await self._move(message.job, JobState.CANCELLED, message.reason)
+
+    async def _park(self, message: ParkJob, envelope: Envelope) -> JobRecord:
+        return await self._move(message.job, JobState.PARKED, f"parked by {message.user}: {message.reason}")
+
+    async def _resume(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
+        return await self._move(message.job, JobState.RUNNING, f"resumed by {message.user}")
+
+    async def _move(self, job: str, state: JobState, text: str) -> JobRecord:
+        record = self.jobs.get(job)
         if record is None:
-            raise NotFound(f"there is no job {message.job}")
+            raise NotFound(f"there is no job {job}")
         if record.state in ENDED:
-            raise Conflict(f"{message.job} is {record.state} already")
-        await self.tell(message.job, JobState.CANCELLED, message.reason)
-        return self.jobs[message.job]
+            raise Conflict(f"{job} is {record.state} already")
+        self.jobs[job] = record.model_copy(update={"reason": text})
+        await self.tell(job, state, text)
+        return self.jobs[job]
 
     async def _query(self, message: JobQuery, envelope: Envelope) -> JobList:
         return JobList(jobs=tuple(r for r in self.jobs.values() if message.job in (None, r.job)))

@@ -75,7 +75,7 @@ async def test_where_its_door_is_stands_in_its_record(
     assert "http" in smo.nodes[0].services
 
 
-async def test_submit_list_read_cancel(http: httpx.AsyncClient, smo: StandInOrchestrator) -> None:
+async def test_submit_list_read_park_cancel(http: httpx.AsyncClient, smo: StandInOrchestrator) -> None:
     response = await http.post("/v1/jobs", json=JOB, headers=bearer("ruth"))
     assert (response.status_code, response.headers["location"]) == (201, "/v1/jobs/tiny-1")
     assert response.json()["state"] == "queued"
@@ -84,7 +84,12 @@ async def test_submit_list_read_cancel(http: httpx.AsyncClient, smo: StandInOrch
         "tiny-1"
     ]
     assert (await http.get("/v1/jobs/tiny-1", headers=bearer("vera"))).json()["spec"]["name"] == "tiny"
-    check_problem(await http.post("/v1/jobs/tiny-1/cancel", headers=bearer("rob")), 403, "refused")
+    for verb in ("cancel", "park", "resume"):
+        check_problem(await http.post(f"/v1/jobs/tiny-1/{verb}", headers=bearer("rob")), 403, "refused")
+    response = await http.post("/v1/jobs/tiny-1/park?reason=urgent", headers=bearer("olga"))
+    assert (response.json()["state"], response.json()["reason"]) == ("parked", "parked by olga: urgent")
+    response = await http.post("/v1/jobs/tiny-1/resume", headers=bearer("ruth"))
+    assert (response.json()["state"], response.json()["reason"]) == ("running", "resumed by ruth")
     response = await http.post("/v1/jobs/tiny-1/cancel?reason=typo", headers=bearer("ruth"))
     assert response.json()["state"] == "cancelled"
     check_problem(await http.post("/v1/jobs/tiny-1/cancel", headers=bearer("olga")), 409, "conflict")

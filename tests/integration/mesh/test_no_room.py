@@ -1,4 +1,5 @@
-"""A mesh without room, with real processes: a healthy job goes on, one that has nothing left is parked."""
+"""A mesh without room, with real processes: a healthy job goes on; one that has nothing left, or that a
+person wants to wait, is parked."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bus.embedded import EmbeddedServer
+from schemas.errors import Conflict
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
@@ -75,6 +77,38 @@ async def test_a_job_with_nothing_left_is_parked_and_goes_on_when_there_is_room(
         record = await done(client, job, await undisturbed_at(client, spec))
         assert record.checkpoint_step is not None
         assert any(line.startswith("parked") for line in record.history)
+
+
+async def test_a_person_parks_a_job_and_another_takes_its_slots(own: OwnMesh) -> None:
+    async with own.client() as client:
+        await client.ready()
+        spec = tiny_job(
+            "by-hand",
+            training={"steps": 500, "checkpoint_every": 0, "validation_microbatches": 0},
+            parallel={"stages": 2, "replicas": 1},
+        )
+        job = await client.submit(spec)
+        with pytest.raises(Conflict, match="only a parked one can be resumed"):
+            await client.ask("job.resume", job=job)
+        await client.until_step(job, 20)
+        later = await client.submit(tiny_job("meanwhile"))
+        with pytest.raises(Conflict, match="has not begun and holds nothing"):
+            await client.ask("job.park", job=later)
+        await client.ask("job.park", job=job)
+        parked = await until(client, job, lambda event: event.state is JobState.PARKED)
+        assert parked.text == "parked by rita: asked for at the NATS door"
+        own.kill("smo-1")  # nobody resumes it for that there is another one, or room
+        own.start("smo-1")
+        await until(client, later, lambda event: event.state in ENDED)
+        with pytest.raises(Conflict, match="has already ended"):
+            await client.ask("job.resume", job=later)
+        record = await client.record(job)
+        assert (record.state, record.reason) == (JobState.PARKED, parked.text)
+        assert record.checkpoint_step == record.step > 20, "of the very step"
+        await client.ask("job.resume", job=job)
+        on = await until(client, job, lambda event: "resumed from the checkpoint" in event.text)
+        assert on.text == f"resumed from the checkpoint of step {record.step}"
+        await done(client, job, await undisturbed_at(client, spec))
 
 
 async def test_a_healthy_job_goes_on_without_room_for_its_other_replica(own: OwnMesh) -> None:

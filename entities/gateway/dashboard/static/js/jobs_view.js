@@ -1,9 +1,12 @@
-/** The queue: every job, how far it is, and its end with a question first. */
+/** The queue: every job, how far it is; parking it, resuming it, and its end with a question first. */
 
 import { ask } from "./door.js";
 import { code, empty, h, keyed, say, setState, text } from "./dom.js";
 import { quantity } from "./format.js";
 import { ENDED } from "./store.js";
+
+/** States in which a job holds slots. */
+const BEGUN = new Set(["deploying", "running", "recovering", "finishing"]);
 
 export class JobsView {
   constructor(store) {
@@ -45,6 +48,8 @@ export class JobsView {
       state: h("span.state", {}), bar: h("i", {}), progress: h("span", {}), loss: h("td.num", { "data-name": "loss" }), rate: h("td.num", { "data-name": "tokens/s" }),
       reason: h("span", {}),
       cancel: h("button.small.danger", { type: "button", click: () => this.confirm(job.job) }, "Cancel"),
+      park: h("button.small", { type: "button", click: () => this.park(job.job) }, "Park"),
+      resume: h("button.small", { type: "button", click: () => this.resume(job.job) }, "Resume"),
       watch: h("button.small", { type: "button", click: () => {
         this.store.job = job.job;
         this.store.tell(new Set(["job", "jobs"]));
@@ -56,7 +61,7 @@ export class JobsView {
       h("td", {}, parts.state),
       h("td", {}, h("span.meter", {}, h("span.track", { "aria-hidden": "true" }, parts.bar), parts.progress)),
       parts.loss, parts.rate, h("td.full", {}, parts.reason),
-      h("td", {}, parts.watch, " ", parts.cancel));
+      h("td", {}, parts.watch, " ", parts.park, parts.resume, " ", parts.cancel));
     return Object.assign(line, { parts });
   }
 
@@ -69,11 +74,27 @@ export class JobsView {
     text(parts.loss, last ? last[2]?.toFixed(4) : "–");
     text(parts.rate, last && !ENDED.has(job.state) ? quantity(last[3]) : "–");
     text(parts.reason, [...job.alerts.map((alert) => `alert: ${alert.text}`), job.reason].filter(Boolean).join("; "));
-    const mayNot = this.store.you.role === "viewer";
     parts.cancel.hidden = ENDED.has(job.state);
-    parts.cancel.disabled = mayNot;
-    parts.cancel.title = mayNot ? "A viewer may not cancel jobs: ask the job's owner, or an operator" : `Cancel ${job.job}`;
-    parts.cancel.setAttribute("aria-label", mayNot ? `Cancel ${job.job}: a viewer may not` : `Cancel ${job.job}`);
+    parts.park.hidden = !BEGUN.has(job.state);
+    parts.resume.hidden = job.state !== "parked";
+    for (const name of ["cancel", "park", "resume"]) this.allow(parts[name], name, job.job);
+  }
+
+  /** A button says what it does, or why one may not. */
+  allow(button, verb, job) {
+    const mayNot = this.store.you.role === "viewer";
+    const label = `${verb[0].toUpperCase()}${verb.slice(1)} ${job}`;
+    button.disabled = mayNot;
+    button.title = mayNot ? `A viewer may not ${verb} jobs: ask the job's owner, or an operator` : label;
+    button.setAttribute("aria-label", mayNot ? `${label}: a viewer may not` : label);
+  }
+
+  async park(job) {
+    await this.order(job, "park?reason=" + encodeURIComponent("in the dashboard"), "will be parked at the end of the open step", "parked");
+  }
+
+  async resume(job) {
+    await this.order(job, "resume", "goes on as soon as there is room", "resumed");
   }
 
   confirm(job) {
@@ -85,12 +106,15 @@ export class JobsView {
 
   async cancel() {
     this.dialog.close();
-    const job = this.asked;
+    await this.order(this.asked, "cancel?reason=" + encodeURIComponent("cancelled in the dashboard"), "is cancelled", "cancelled");
+  }
+
+  async order(job, what, done, participle) {
     try {
-      await ask(`/v1/jobs/${encodeURIComponent(job)}/cancel?reason=${encodeURIComponent("cancelled in the dashboard")}`, { method: "POST" });
-      this.tell(`${job} is cancelled`, false);
+      await ask(`/v1/jobs/${encodeURIComponent(job)}/${what}`, { method: "POST" });
+      this.tell(`${job} ${done}`, false);
     } catch (error) {
-      this.tell(`${job} was not cancelled: ${error.message}`, true);
+      this.tell(`${job} was not ${participle}: ${error.message}`, true);
     }
   }
 
