@@ -35,6 +35,10 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 	@$(VENV)/dmsc chaos examples/chaos-gpt.yaml --private --every 8s --faults 5 --seed 2 \
 		--what instance,freeze,cluster,orchestrator,server --plot runs/chaos.svg $(ARGS)
 
+.PHONY: soak-edges
+soak-edges: setup ## frozen server, full disk, garbage values, no room: 20 runs; ARGS="--runs 40 --minutes 9", goes on
+	@$(VENV)/python -m benchmarks.soak_edges $(ARGS)
+
 .PHONY: test
 test: lint layers ## everything that must pass: style and layers, then types and all tests beside each other
 	@$(MAKE) types & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
