@@ -60,7 +60,13 @@ def cancel(
     Example: dmsc cancel stdlib-gpt-1
     """
     record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.cancel(job))
-    print_json(record) if json else print(f"{record.job} {record.state.value}")
+    print_json(record) if json else print(f"{record.job} {_ends(record)}")
+
+
+def _ends(record: JobRecord) -> str:
+    if record.ends_as is None or record.state is record.ends_as:
+        return record.state.value
+    return f"{record.state.value}; it is being cancelled"
 
 
 def park(

@@ -69,9 +69,11 @@ class Backends:
         *,
         deadline_s: float = 30.0,
         cause: Envelope | str | None = None,
+        always: bool = False,
         **tokens: Any,
     ) -> Any:
-        async with self._watched(row):
+        """`always`: for what frees something; it is asked also while the entity is not expected to answer."""
+        async with self._watched(row, always=always):
             self._budget.earn()
             return await self._bus.command(
                 row,
@@ -86,9 +88,9 @@ class Backends:
         return self._breakers[kind].state
 
     @asynccontextmanager
-    async def _watched(self, row: Subject) -> AsyncIterator[None]:
+    async def _watched(self, row: Subject, *, always: bool = False) -> AsyncIterator[None]:
         kind = next((each for each in GUARDED if each in row.receivers), None)
-        if kind is None:
+        if kind is None or (always and self.state(kind) is not BreakerState.CLOSED):
             yield
             return
         breaker = self._breakers[kind]

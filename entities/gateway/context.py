@@ -79,9 +79,19 @@ class Door:
         return EventStream(facts, self.hub, partial(self.guard.lasting, token, action, resource), pieces)
 
     async def once(
-        self, keyed: Keyed, token: str, action: str, resource: str, act: Act, body: bytes = b""
+        self,
+        keyed: Keyed,
+        token: str,
+        action: str,
+        resource: str,
+        act: Act,
+        body: bytes = b"",
+        *,
+        always: bool = False,
     ) -> Response:
         """What `act` answers; with an `Idempotency-Key`, what it answered the first time.
+
+        `always`: see `KeptAnswers.once`.
 
         `action` on `resource` is what `act` itself asks the AAM for: nobody gets a kept answer who may
         not, or not any more, do what it answers.
@@ -92,7 +102,7 @@ class Door:
         request = keyed.request
         digest = request_digest(request.method, request.url.path, request.url.query, body)
         with self.guard.permitted(token, action, resource, access):
-            return sent(await self.kept.once(access.user, keyed.key, digest, act))
+            return sent(await self.kept.once(access.user, keyed.key, digest, act, always=always))
 
     async def cause(self, keyed: Keyed, token: str, action: str, resource: str) -> str | None:
         """By which a command with this key is recognised, whichever gateway sends it; None: no key."""

@@ -10,6 +10,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.correlation import caller_span, correlate, current, current_cause, new_correlation
 from bus.logs import get_logger
+from bus.subject import Subject
 from entities.gateway.backends import Backends
 from entities.gateway.guard import Guard
 from entities.gateway.job_urls import (
@@ -170,12 +171,12 @@ class Desk:
     async def cancel(self, token: str, job: str, reason: str) -> JobRecord:
         access = await self.guard.check(token, "job.cancel", job)
         message = CancelJob(job=job, user=access.user, reason=reason)
-        return self._learn(await self._backends.command(subjects.CANCEL, message, deadline_s=DEADLINE_S))
+        return await self._free(subjects.CANCEL, message)
 
     async def park(self, token: str, job: str, reason: str) -> JobRecord:
         access = await self.guard.check(token, "job.park", job)
         message = ParkJob(job=job, user=access.user, reason=reason)
-        return self._learn(await self._backends.command(subjects.PARK, message, deadline_s=DEADLINE_S))
+        return await self._free(subjects.PARK, message)
 
     async def resume(self, token: str, job: str) -> JobRecord:
         access = await self.guard.check(token, "job.resume", job)
@@ -217,6 +218,9 @@ class Desk:
     def has_ended(self, job: str) -> bool:
         """As far as is known here."""
         return self.view is not None and self.view.has_ended(job)
+
+    async def _free(self, row: Subject, message: Message) -> JobRecord:
+        return self._learn(await self._backends.command(row, message, deadline_s=DEADLINE_S, always=True))
 
     def _learn(self, record: object) -> JobRecord:
         assert isinstance(record, JobRecord)

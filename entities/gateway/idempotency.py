@@ -19,7 +19,7 @@ from bus import subjects
 from bus.buckets import Entry
 from bus.connection import Bus
 from schemas.door import KeptAnswer
-from schemas.errors import BadInput, Conflict, DmscError, InProgress, UnreadableRecord
+from schemas.errors import BadInput, Conflict, DmscError, InProgress, Unavailable, UnreadableRecord
 from schemas.registry import InstanceState, ServiceRecord
 
 KEPT_S = 86_400.0
@@ -84,8 +84,19 @@ class KeptAnswers:
         self._bucket = bus.bucket(subjects.KEPT_ANSWER)
         self._records = records
 
-    async def once(self, user: str, key: str, digest: str, act: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def once(
+        self,
+        user: str,
+        key: str,
+        digest: str,
+        act: Callable[[], Awaitable[Answer]],
+        *,
+        always: bool = False,
+    ) -> Answer:
         """The answer to this request: `act`'s, now or at an earlier time.
+
+        Args:
+            always: `act` may be done twice, and is done also where the bus keeps nothing (its disk is full).
 
         Raises:
             KeyReused: the key came with another request before.
@@ -97,28 +108,38 @@ class KeptAnswers:
             request=digest, gateway=self._bus.sender.name, incarnation=self._bus.sender.incarnation
         )
         try:
+            found = await self._claimed(claim, token)
+        except Unavailable:
+            if not always:
+                raise
+            return await act()
+        if isinstance(found, Answer):
+            return found
+        try:
+            answer = await act()
+        except BaseException:
+            await self._release(token, found)
+            raise
+        await self._keep(claim, answer, found, token)
+        return answer
+
+    async def _claimed(self, claim: KeptAnswer, token: str) -> int | Answer:
+        """The claim's revision, or what was answered before."""
+        try:
             entry = await self._bucket.get(leader=True, key=token)
         except UnreadableRecord:  # as if it had expired: acting again is idempotent
             entry = None
-        step = self._step(entry, digest)
+        step = self._step(entry, claim.request)
         if step == "repeat":
             assert entry is not None
             return _answer(entry)
         try:
             if step == "act":
-                revision = await self._bucket.create(claim, ttl_s=CLAIM_S, key=token)
-            else:
-                assert entry is not None
-                revision = await self._bucket.update(claim, revision=entry.revision, ttl_s=CLAIM_S, key=token)
+                return await self._bucket.create(claim, ttl_s=CLAIM_S, key=token)
+            assert entry is not None
+            return await self._bucket.update(claim, revision=entry.revision, ttl_s=CLAIM_S, key=token)
         except Conflict:
             raise _in_progress() from None
-        try:
-            answer = await act()
-        except BaseException:
-            await self._release(token, revision)
-            raise
-        await self._keep(claim, answer, revision, token)
-        return answer
 
     def _step(self, entry: Entry | None, digest: str) -> Step:
         kept = entry.message if entry is not None and isinstance(entry.message, KeptAnswer) else None

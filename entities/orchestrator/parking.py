@@ -20,7 +20,7 @@ from schemas.job import JobState
 
 REST_S = 20.0
 """How long a step that is open, and the checkpoint behind it, may take when the job is to be parked."""
-KEPT_S = 8.0
+KEPT_S = 5.0
 """How long it is waited until the bus has written down what a person asked for: its disk may be full. Shorter
 than a gateway waits for the answer; the record follows as soon as there is room."""
 

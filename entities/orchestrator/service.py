@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -69,6 +70,9 @@ log = get_logger("orchestrator")
 
 RETRY_S = 0.2
 """Pause before the bus is asked again for what a new leader has to know."""
+
+CONFIRM_S = 2.0
+"""How long a command that ends a job's work waits until it is known that this one leads."""
 
 _Result = TypeVar("_Result")
 
@@ -211,8 +215,6 @@ class Leader:
             (subjects.ROLL_BACK_MODULE, self._promotions.roll_back),
             (subjects.MODULE_QUERY, self._policies.query),
             (subjects.SUBMIT, self._submit),
-            (subjects.CANCEL, self._cancel),
-            (subjects.PARK, self._park),
             (subjects.RESUME, self._unpark),
             (subjects.SCALE, self._scale),
             (subjects.CHANGE_STAGE, self._change_stage),
@@ -223,6 +225,8 @@ class Leader:
         )
         for row, server in answered:
             served.append(await self._insistently(partial(bus.serve, row, self._while_leading(server))))
+        for row, server in ((subjects.CANCEL, self._cancel), (subjects.PARK, self._park)):
+            served.append(await self._insistently(partial(bus.serve, row, self._always(server))))
         heard: tuple[tuple[Subject, Handler], ...] = (
             (subjects.STEP_CLAIM, self._claim),
             (subjects.TERMINATION, self._termination),
@@ -241,6 +245,20 @@ class Leader:
             return await server(message, envelope)
 
         return sure
+
+    def _always(self, server: Server) -> Server:
+        """For what ends a job's work: also while nobody can know who leads, for the bus takes no writes.
+
+        The job's own record decides then, once it can be written, whether it was this one's to end.
+        """
+
+        async def soon(message: Message, envelope: Envelope) -> Sendable:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CONFIRM_S):
+                    await self._candidate.confirmed()
+            return await server(message, envelope)
+
+        return soon
 
     # --- the mesh ---------------------------------------------------------------------------------------
     async def _register(self, message: NodeRegistration, envelope: Envelope) -> Ack:

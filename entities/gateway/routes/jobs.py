@@ -119,7 +119,7 @@ def jobs(door: Door) -> APIRouter:
         async def act() -> Answer:
             return made(await desk.park(token, job, reason))
 
-        return await door.once(keyed, token, "job.park", job, act)
+        return await door.once(keyed, token, "job.park", job, act, always=True)
 
     @router.post("/{job}/resume", response_model=JobRecord)
     async def resume(job: JobId, token: Token, keyed: IdempotencyKey) -> Response:
@@ -137,7 +137,7 @@ def jobs(door: Door) -> APIRouter:
         async def act() -> Answer:
             return made(await desk.cancel(token, job, reason or "asked for over HTTP"))
 
-        return await door.once(keyed, token, "job.cancel", job, act)
+        return await door.once(keyed, token, "job.cancel", job, act, always=True)
 
     @router.get("/{job}/events", response_class=EventStream, responses=STREAM)
     async def events(

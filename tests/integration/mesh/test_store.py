@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -13,7 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from bus import jetstream
+from bus.connection import Bus
 from dmsc.client import Client
+from dmsc.settings import find_bus
+from schemas.envelope import EntityKind
 from schemas.job import ENDED, JobSpec, JobState
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
@@ -99,8 +104,11 @@ def fill(ballast: Path) -> None:
 
 
 def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Path, tmp_path: Path) -> None:
+    """Meanwhile another job is cancelled; and with the disk full again, and garbage on the bus, the mesh is
+    stopped."""
     state = small_disk / "state"
     with up(state) as mesh:
+        other = mesh.client.submit(slow_job("cancelled")).job
         job = submitted(mesh.client, slow_job("disk-full"), 3)
         ballast = small_disk / "ballast"
         fill(ballast)
@@ -111,7 +119,10 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Pa
             assert status.returncode, status.stdout
             assert "disk full" in status.stderr, status.stderr
             assert "✗ store" in command(mesh, "doctor").stdout
-            fill(ballast)
+            ended = command(mesh, "cancel", other)
+            assert ended.returncode == 0, ended.stderr
+            assert "cancelled" in ended.stdout
+            fill(ballast)  # still
         finally:
             ballast.unlink()
         until(lambda: mesh.client.ready().ready, "ready again")
@@ -119,6 +130,26 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Pa
         assert record.state not in ENDED
         assert record.recoveries == 0
         done(mesh.client, job)
+        assert mesh.client.wait(other, timeout_s=PATIENCE_S).state is JobState.CANCELLED
+        last = submitted(mesh.client, slow_job("down"), 1)
+        garble(mesh, f"jobs.{last}", f"steps.{last}", "leadership.orchestrator")
+        fill(ballast)
+        stopped = command(mesh, "down")
+        assert stopped.returncode == 0, stopped.stderr
+        fill(ballast)
+        ballast.unlink()
+
+
+def garble(mesh: Mesh, *keys: str) -> None:
+    """Values that nobody can read."""
+
+    async def publish() -> None:
+        address, kind = find_bus(state=mesh.state), EntityKind.ORCHESTRATOR
+        async with Bus.connect(address.servers, name="t", kind=kind, token=address.token) as bus:
+            for key in keys:
+                await jetstream.publish(bus.link, f"$KV.{key}", b"garbage")
+
+    asyncio.run(publish())
 
 
 def test_a_store_that_is_deleted_under_its_server_is_noticed_and_the_job_goes_on(tmp_path: Path) -> None:

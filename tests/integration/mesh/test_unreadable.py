@@ -212,6 +212,20 @@ async def test_garbage_that_was_written_while_the_control_plane_was_down_stops_n
     assert {"leadership", "jobs", "steps", "registry"} <= (await kept(witness)).keys()
 
 
+async def test_a_job_is_cancelled_under_garbage(witness: Witness) -> None:
+    job = await witness.submit(spec("cancelled"))
+    await witness.until_step(job, 2)
+    present = await live(witness)
+    spoilt = [one for one in present if one.split(".", 1)[1] in (f"jobs.{job}", "leadership.orchestrator")]
+    spoilt += [one for one in present if one.startswith(f"$KV.steps.{job}")]
+    assert len({one.split(".")[1] for one in spoilt}) == 3, spoilt
+    for subject in spoilt:
+        await spoil(witness, "random bytes", b"", subject)
+    await witness.ask("job.cancel", job=job)
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await witness.ended(job)).state is JobState.CANCELLED
+
+
 async def test_a_newer_version_is_no_garbage(witness: Witness) -> None:
     """Whoever does not read it does not lead, says which, and leaves it as it is."""
     job = await witness.submit(spec("newer"))
