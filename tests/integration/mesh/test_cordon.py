@@ -278,6 +278,31 @@ def test_a_device_that_tells_of_errors_is_cordoned_until_an_operator_lifts_it(
         mesh.client.uncordon(node.sid)
 
 
+def test_an_instance_leaves_a_device_whose_driver_tells_of_an_error(mesh: Mesh, tmp_path: Path) -> None:
+    """From the driver's event in the instance's own process to the same weights on another node."""
+    struck = tmp_path / "struck"
+    spec = long_job("ailing", 1)
+    args = {**spec.model.args, "struck": str(struck)}
+    model = spec.model.model_copy(update={"factory": "ailing:ailing_gpt", "args": args})
+    job = mesh.client.submit(spec.model_copy(update={"model": model})).job
+    for event in mesh.client.events(job):
+        if event.result is not None and event.result.step == 1:
+            break
+    (victim,) = [one for one in mesh.client.mesh().services if one.sid == f"{job}-s0-r0"]
+    struck.write_text(str(victim.endpoint.pid))
+    home = victim.endpoint.cluster
+    wait_for(lambda: where(mesh.client.mesh(), job).get(victim.sid, home) != home)
+    assert mesh.client.job(job).state not in (JobState.DONE, JobState.FAILED), "the error came too late"
+    cordons = mesh.client.mesh().cordons
+    assert {(one.agent, one.draining) for one in cordons} == {(agent(mesh, home).sid, True)}
+    assert {one.reason for one in cordons} == {"cpu: XID 79"}
+    record = done(mesh, job)
+    assert (record.recoveries, home in where(mesh.client.mesh(), job).values()) == (0, False)
+    assert any("leaves its node" in event.text for event in mesh.client.events(job))
+    assert record.weights is not None
+    assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
+
+
 # --- restarts -------------------------------------------------------------------------------------------
 def test_cordons_survive_orchestrator_and_agent(mesh: Mesh) -> None:
     node = agent(mesh, "a")
