@@ -33,7 +33,7 @@ LOOK_EVERY_S = 0.002
 Tree = tuple[tuple[int, float], ...]
 """Pid and time of birth of each process."""
 
-ENTITIES = frozenset({"service-registry", "authorizer", "orchestrator", "gateway", "router"})
+ENTITIES = frozenset({"service-registry", "authorizer", "orchestrator", "broker", "gateway", "router"})
 
 
 class LocalMesh:

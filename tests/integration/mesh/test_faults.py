@@ -10,16 +10,21 @@ import os
 import signal
 from pathlib import Path
 
+from bus.embedded import find_binary
+from dmsc.chaos.processes import LocalMesh
+from dmsc.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from tests.integration.dmsc.command_line import running, wait_for
-from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
 from tests.warm_processes import incubator
 
 STEPS, KILL_AT = 7, 2
 """Behind the first checkpoint."""
+PARTS = ["broker", "router-a", "gateway-a", "service-registry", "authorizer", "orchestrator", "nats-server"]
+PARTS_STEPS = 24
 
 
 def shape(name: str) -> JobSpec:
@@ -84,6 +89,40 @@ def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(mes
     assert record.epoch == 2
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
+
+
+def test_each_part_of_a_guarded_mesh_is_killed_in_turn_and_no_instance_is_lost(tmp_path: Path) -> None:
+    """Each as a process of its own, and the bus's server: all have to let each other in again."""
+    find_binary()
+    mesh = start_mesh(tmp_path / "state", "--separate", "--cluster", "a", "--slots", "2")
+    try:
+        parts = LocalMesh(StateFolder(mesh.state))
+        padded = shape("padded").model.model_dump()
+        spec = tiny_job(
+            "parts-killed",
+            model={**padded, "args": {**padded["args"], "pad_ms": 40.0}},
+            training={"steps": PARTS_STEPS, "seed": 11},
+            parallel={"stages": 2},
+        )
+        job = mesh.client.submit(spec).job
+        killed: dict[str, tuple[int, int]] = {}
+        for event in mesh.client.events(job):
+            alive = {part.name: part.pid for part in parts.alive(job, []).parts}
+            back = all(alive.get(name, pid) != pid for name, (pid, _) in killed.items())
+            left = [name for name in PARTS if name not in killed]
+            if event.result is None or not back or not left:
+                continue
+            killed[left[0]] = (alive[left[0]], event.result.step)
+            os.kill(alive[left[0]], signal.SIGKILL)
+        record = mesh.client.wait(job, timeout_s=PATIENCE_S)
+        assert record.state is JobState.DONE, record.reason
+        assert list(killed) == PARTS, "the others came too late"
+        assert max(step for _, step in killed.values()) < PARTS_STEPS - 1
+        assert record.recoveries == 0
+        assert record.weights is not None
+        assert record.weights.sha256 == undisturbed(mesh.client, spec)
+    finally:
+        assert stop_mesh(mesh) == 0
 
 
 def test_a_killed_node_agent_takes_its_instances_along_and_the_job_goes_on(mesh: Mesh) -> None:
