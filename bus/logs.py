@@ -23,6 +23,7 @@ import structlog
 
 from bus import subjects
 from bus.correlation import handling, stand_alone
+from bus.secret_urls import hidden
 from schemas.base import is_token
 from schemas.errors import BadInput, BadMessage, Unavailable
 from schemas.plain_text import plain
@@ -131,7 +132,11 @@ def configure_logging(
     as_json = not stream.isatty() if json is None else json
     renderer: list[Any] = [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     if as_json:
-        renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+        renderer = [
+            structlog.processors.format_exc_info,
+            _without_secrets,
+            structlog.processors.JSONRenderer(default=str),
+        ]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -192,17 +197,25 @@ def _add_bound(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMappi
 
 
 def _without_control_characters(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Names, hosts and subjects are what others say; none of them steers a terminal or begins a line."""
+    """Names, hosts and subjects are what others say; none of them steers a terminal or begins a line. Secrets
+    that this process was given stand there by name."""
     for key, value in event.items():
         if key != "exc_info":
             event[key] = _harmless(value)
     return event
 
 
+def _without_secrets(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Of a traceback: users' code may have raised with what it was given."""
+    if isinstance(event.get("exception"), str):
+        event["exception"] = hidden(event["exception"])
+    return event
+
+
 def _harmless(value: Any) -> Any:
     match value:
         case str():
-            return plain(value)
+            return hidden(plain(value))
         case list() | tuple() | set() | frozenset():
             return [_harmless(one) for one in value]
         case dict():

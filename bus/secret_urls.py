@@ -1,6 +1,6 @@
 """What `secret://USER/NAME` stands for in this process: handed to it with its orders.
 
-Only what opens a URL asks here; records, logs and errors have the name.
+Only what opens a URL, or builds a model, asks here; records, logs and errors have the name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from schemas.errors import BadInput
-from schemas.secrets import SCHEME, below, split_reference
+from schemas.secrets import SCHEME, below, split_reference, with_texts
 
 OPTIONS = frozenset(
     {"key", "secret", "token", "username", "user", "password", "passphrase", "account_name", "account_key",
@@ -18,6 +18,9 @@ OPTIONS = frozenset(
 )  # fmt: skip
 """What may stand behind `#`: credentials, and where they count. Whatever else a file system takes, another
 host for example, would lead past the rules of what jobs may name."""
+
+LEAST_CHARACTERS = 4
+"""Of what is looked for in a text: shorter ones stand everywhere."""
 
 _known: dict[str, str] = {}
 
@@ -42,16 +45,40 @@ def resolved(url: str) -> tuple[str, dict[str, Any]]:
     """
     if not url.startswith(SCHEME):
         return url, {}
-    found = split_reference(url)
-    value = _known.get(f"{found[0]}/{found[1]}") if found is not None else None
-    if found is None or value is None:
-        raise BadInput(f"{url}: only the job's own processes can open it; fetch it from there yourself")
+    value, rest = _looked_up(url)
+    if "://" not in value:
+        raise BadInput(f"{url} stands for no URL; store one under that name")
     address, _, text = value.partition("#")
     options = dict(parse_qsl(text))
     unknown = sorted(options.keys() - OPTIONS)
     if unknown:
         raise BadInput(f"{url}: option {unknown[0]!r} behind #; there are {', '.join(sorted(OPTIONS))}")
-    return below(address, found[2]), options
+    return below(address, rest), options
+
+
+def filled(args: dict[str, Any]) -> dict[str, Any]:
+    """A model's arguments with what the secrets in them stand for.
+
+    Raises:
+        BadInput: a secret that this process was not given.
+    """
+
+    def value_of(place: str, key: str, text: str) -> str:
+        if not text.startswith(SCHEME):
+            return text
+        value, rest = _looked_up(text)
+        return below(value, rest)
+
+    return with_texts(args, value_of)
+
+
+def _looked_up(reference: str) -> tuple[str, str]:
+    """The value, and what is named below it."""
+    found = split_reference(reference)
+    value = _known.get(f"{found[0]}/{found[1]}") if found is not None else None
+    if found is None or value is None:
+        raise BadInput(f"{reference}: only the job's own processes can open it; fetch it from there yourself")
+    return value, found[2]
 
 
 def hidden(text: str) -> str:
@@ -59,7 +86,8 @@ def hidden(text: str) -> str:
     for name, value in _known.items():
         address = value.partition("#")[0]
         for part in (value, address, address.partition("://")[2]):
-            text = text.replace(part, f"{SCHEME}{name}")
+            if len(part) >= LEAST_CHARACTERS:
+                text = text.replace(part, f"{SCHEME}{name}")
         for part in _secret_parts(value):
             text = text.replace(part, "***")
     return text
@@ -75,4 +103,4 @@ def _secret_parts(value: str) -> list[str]:
         query,
         *(one for _, one in parse_qsl(query + "&" + options)),
     ]
-    return [part for part in parts if len(part) > 3]
+    return [part for part in parts if len(part) >= LEAST_CHARACTERS]

@@ -29,6 +29,11 @@ _user_part = re.compile(r"(?<=://)[^/?#@]*@")
 _query_value = re.compile(r"(?<==)[^&#]+")
 
 
+def names_secret(key: str) -> bool:
+    """Whether a value of this name is taken for a secret."""
+    return _secret_name.search(key) is not None
+
+
 def redact(cls: type[BaseModel], body: Any) -> Any:
     """`body` of a message of type `cls` without its secrets; what has none is returned as it is."""
     masks = masks_of(cls)

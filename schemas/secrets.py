@@ -1,7 +1,8 @@
-"""Secrets by name: what a job's URLs need and its record must not show.
+"""Secrets by name: what a job's URLs and its model's arguments need, and its record must not show.
 
-A job names one as `secret://NAME`, or `secret://NAME/below/it`, wherever it has a URL; its record has the
-owner in it, `secret://USER/NAME/below/it`. The value is the whole URL with its credentials:
+A job names one as `secret://NAME`, or `secret://NAME/below/it`, wherever it has a URL, and for any text in
+`model.args`; its record has the owner in it, `secret://USER/NAME/below/it`. Of a URL, the value is the whole
+of it with its credentials:
 
     https://ruth:password@files.example/corpus      a user part
     https://host/corpus.txt?X-Signature=…           a query
@@ -12,15 +13,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from pydantic import Field
 
 from schemas.base import Message, Part, Time, Token, is_token
 from schemas.errors import BadJob
 from schemas.job import JobSpec
+from schemas.redaction import names_secret
 
 SCHEME = "secret://"
 MOST_CHARACTERS = 8_192
+MOST_GENERATED = 64
+"""Of one job."""
+DEEPEST = 32
+"""Maps and lists within each other in a model's arguments."""
 GENERATED = "generated-"
 """How the names begin of secrets that were taken out of a job's URLs: they go with the job."""
 _reference = re.compile(
@@ -53,13 +60,7 @@ class SecretList(Part):
 class SecretValue(Part):
     """Body of `PUT /v1/secrets/{name}`."""
 
-    # the pattern is for readers of the document: a value that does not fit stands in no message
-    value: str = Field(
-        min_length=1,
-        max_length=MOST_CHARACTERS,
-        repr=False,
-        json_schema_extra={"pattern": r"^[A-Za-z][A-Za-z0-9+.-]*://."},
-    )
+    value: str = Field(min_length=1, max_length=MOST_CHARACTERS, repr=False)
 
 
 def about(user: str, name: str) -> bytes:
@@ -94,34 +95,76 @@ def urls_of(spec: JobSpec) -> dict[str, str]:
 
 def references_of(spec: JobSpec) -> dict[str, tuple[str, str]]:
     """`USER/NAME` → user and name of each secret that a job names."""
-    found = [split_reference(url) for url in urls_of(spec).values()]
+    texts: list[str] = [*urls_of(spec).values()]
+
+    def note(place: str, key: str, text: str) -> str:
+        texts.append(text)
+        return text
+
+    with_texts(spec.model.args, note)
+    found = [split_reference(text) for text in texts]
     return {f"{one[0]}/{one[1]}": one[:2] for one in found if one is not None}
 
 
 def taken_out(spec: JobSpec, user: str, fresh: Callable[[], str]) -> tuple[JobSpec, dict[str, str]]:
-    """The job as it is recorded, and what was taken out of its URLs: new names → values.
+    """The job as it is recorded, and what was taken out of its URLs and arguments: new names → values.
 
-    Credentials that stand in a URL become a secret named by `fresh`; names get their owner.
+    Credentials that stand in a URL, and arguments under a name that says token, password or the like, become
+    secrets named by `fresh`; names get their owner.
 
     Raises:
-        BadJob: another's secret, or not the name of one.
+        BadJob: another's secret, or not the name of one; too many, or too long ones.
     """
     made: dict[str, str] = {}
-    urls = urls_of(spec)
-    for place, url in urls.items():
-        if url.startswith(SCHEME):
-            urls[place] = _owned(place, url, user)
-        elif has_credentials(url):
-            if len(url) > MOST_CHARACTERS:
-                raise BadJob(f"{place}: longer than {MOST_CHARACTERS:,} characters")
-            name = fresh()
-            made[name] = url
-            urls[place] = f"{SCHEME}{user}/{name}"
-    if urls == urls_of(spec):
+
+    def recorded(place: str, key: str, text: str) -> str:
+        if text.startswith(SCHEME):
+            return _owned(place, text, user)
+        if not has_credentials(text) and not (text and names_secret(key)):
+            return text
+        if len(text) > MOST_CHARACTERS:
+            raise BadJob(f"{place}: longer than {MOST_CHARACTERS:,} characters")
+        if len(made) == MOST_GENERATED:
+            raise BadJob(
+                f"{place}: more than {MOST_GENERATED} secrets; `dmsc secret set` stores them by name"
+            )
+        name = fresh()
+        made[name] = text
+        return f"{SCHEME}{user}/{name}"
+
+    urls = {place: recorded(place, "", url) for place, url in urls_of(spec).items()}
+    args = with_texts(spec.model.args, recorded)
+    if urls == urls_of(spec) and args == spec.model.args:
         return spec, made
     changed = {key: value for key, value in urls.items() if key != "data.source"}
     data = spec.data.model_copy(update={"source": urls["data.source"]})
-    return spec.model_copy(update={**changed, "data": data}), made
+    model = spec.model.model_copy(update={"args": args})
+    return spec.model_copy(update={**changed, "data": data, "model": model}), made
+
+
+def with_texts(args: dict[str, Any], change: Callable[[str, str, str], str]) -> dict[str, Any]:
+    """A model's arguments with each text in them, at any depth, as `change(place, name, text)` has it; `name`
+    is that of the argument or of the map's entry, of texts in a list the list's.
+
+    Raises:
+        BadJob: they are nested too deep.
+    """
+
+    def walked(place: str, key: str, value: Any, depth: int) -> Any:
+        if isinstance(value, str):
+            return change(place, key, value)
+        if not isinstance(value, dict | list | tuple):
+            return value
+        if depth == DEEPEST:
+            raise BadJob(f"{place}: nested more than {DEEPEST} deep")
+        if isinstance(value, dict):
+            return {one: walked(f"{place}.{one}", str(one), inner, depth + 1) for one, inner in value.items()}
+        return type(value)(
+            walked(f"{place}[{index}]", key, inner, depth + 1) for index, inner in enumerate(value)
+        )
+
+    found: dict[str, Any] = walked("model.args", "", args, 0)
+    return found
 
 
 def _owned(place: str, url: str, user: str) -> str:

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from bus.secret_urls import filled
 from schemas.callables import LOSSES, MODELS
-from schemas.errors import BadModel
+from schemas.errors import BadInput, BadModel
 from schemas.job import ModelSpec
 from workers.user_code import describe, load
 
@@ -54,13 +55,17 @@ def build(spec: ModelSpec, seed: int) -> list[Layer]:
     as it was.
 
     Raises:
-        BadModel: the factory fails or returns something else.
+        BadModel: the factory fails or returns something else; an argument is a secret that is not known here.
     """
     factory = load(spec.factory, MODELS)
     with torch.random.fork_rng(devices=_cuda_devices()):
         seed_generators(seed)
         try:
-            model = factory(**spec.args)
+            args = filled(spec.args)
+        except BadInput as error:
+            raise BadModel(f"{spec.factory}: {error.text}") from error
+        try:
+            model = factory(**args)
         except TypeError as error:
             raise BadModel(f"{spec.factory} with args {spec.args}: {describe(error)}") from error
         except Exception as error:  # user code may raise anything

@@ -16,6 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from bus.secret_urls import hidden
 from schemas.callables import OWN_PACKAGES, misnamed
 from schemas.errors import BadModel
 from workers.sandbox.confinement import CODE_PATH
@@ -95,10 +96,11 @@ def _is_code(path: Path) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """One line: type, first line of the text, and the last place in user code that it came through."""
+    """One line: type, first line of the text, and the last place in user code that it came through. Secrets
+    that the code was given stand there by name."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    lines = str(error).strip().splitlines()
+    lines = hidden(str(error)).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}:{error.lineno})"

@@ -1,4 +1,4 @@
-"""`dmsc secret …`: URLs with credentials, kept sealed under a name that jobs use."""
+"""`dmsc secret …`: URLs with credentials, tokens, keys, kept sealed under a name that jobs use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, pr
 from dmsc.running import ask_gateway
 
 app = typer.Typer(
-    help="URLs with credentials, kept sealed: a job names them secret://NAME.", no_args_is_help=True
+    help="URLs with credentials, tokens, keys, kept sealed: a job names them secret://NAME.",
+    no_args_is_help=True,
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, - and _.")]
@@ -29,7 +30,9 @@ def set_(
     token: TokenOption = None,
     state: StateOption = None,
 ) -> None:
-    """Store a whole URL with its credentials. It is never an argument, which other users would see.
+    """Store a whole URL with its credentials, or a text for the model's arguments.
+
+    It is never an argument of this command, which other users of the machine would see.
 
     Example: echo 's3://bucket/runs#key=AKIA…&secret=…' | dmsc secret set runs
     """

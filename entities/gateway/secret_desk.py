@@ -25,13 +25,14 @@ class SecretDesk:
     async def put(self, token: str, name: str, value: str) -> Ack:
         """
         Raises:
-            BadInput: the value is no URL.
+            BadInput: the value names another secret, or something of the bus.
             Conflict: there are no keys to seal to.
         """
         access = await self._guard.check(token, "secret.write", name)
-        scheme, mark, _ = value.partition("://")
-        if not mark or scheme in ("secret", "bus"):
-            raise BadInput(f"secret {name}: its value is a whole URL with its credentials, scheme://…")
+        if value.startswith(("secret://", "bus://")):
+            raise BadInput(
+                f"secret {name}: its value is what is secret, a text or a whole URL, not a name of it"
+            )
         await self._store(_owner(access.user), name, value)
         return Ack(note=f"{name} stored; a job names it secret://{name}")
 
@@ -51,7 +52,7 @@ class SecretDesk:
         return Ack(note=f"{name} removed")
 
     async def keep(self, spec: JobSpec, user: str) -> JobSpec:
-        """The job as it may be recorded: credentials in its URLs are stored as secrets, names checked.
+        """The job as it may be recorded: credentials in its URLs and arguments are secrets, names checked.
 
         Raises:
             BadJob: a secret that the user does not have.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -141,7 +142,26 @@ async def work(mesh: Mesh, folder: Path) -> dict[str, str]:
         record = await ask(lambda: ruth.wait(ruth.submit(named).job, timeout_s=PATIENCE_S))
         assert record.state is JobState.DONE, record.history
         assert record.spec.data.source == "secret://ruth/corpus"
+        async with AsyncClient(state=mesh.state, token=made["ruth's token"]) as client:
+            made["a secret for a model"] = "planted-token-of-the-hub"
+            await client.set_secret("hub", made["a secret for a model"])
+        made |= await ask(with_secret_arguments, ruth, data, made["a secret for a model"])
     return made
+
+
+def with_secret_arguments(ruth: Client, data: Path, named: str) -> dict[str, str]:
+    """A model is given a token by name, and another one in the clear, which it says in its error."""
+    plain = "planted-token-in-an-argument"
+    args = {"api_token": "secret://hub", "sha256": hashlib.sha256(named.encode()).hexdigest()}
+    job = ruth.submit(user_job("fetching", data, model={"args": args})).job
+    record = ruth.wait(job, timeout_s=PATIENCE_S)
+    assert record.state is JobState.DONE, record.history
+    assert record.spec.model.args == args | {"api_token": "secret://ruth/hub"}
+    job = ruth.submit(user_job("fetching", data, model={"args": args | {"api_token": plain}})).job
+    record = ruth.wait(job, timeout_s=PATIENCE_S)
+    assert record.state is JobState.FAILED
+    assert "the hub refuses secret://ruth/generated-" in record.reason
+    return {"a secret in an argument": plain}
 
 
 async def observed(mesh: Mesh, folder: Path) -> tuple[dict[str, str], dict[str, bytes], set[str]]:

@@ -110,3 +110,71 @@ def test_an_endpoint_behind_a_secret_obeys_the_rules_of_urls(monkeypatch: pytest
     finally:
         secret_urls.forget("ruth/s3")
     assert looked_at == ["memory://b/x/y", "http://169.254.169.254/"]
+
+
+ARGS = {
+    "width": 32,
+    "hub": {"api_token": "hf_0123456789", "urls": ["https://ruth:pw@h/a", "https://h/plain"]},
+    "keys": ["secret://runs/below", "plain"],
+}
+
+
+def test_secrets_in_a_models_arguments_are_taken_out_and_filled_in_again() -> None:
+    spec = job(model={"factory": "a:b", "args": ARGS})
+    recorded, made = take(spec)
+    assert made == {"generated-1": "hf_0123456789", "generated-2": "https://ruth:pw@h/a"}
+    assert recorded.model.args == {
+        "width": 32,
+        "hub": {
+            "api_token": "secret://ruth/generated-1",
+            "urls": ["secret://ruth/generated-2", "https://h/plain"],
+        },
+        "keys": ["secret://ruth/runs/below", "plain"],
+    }
+    assert references_of(recorded).keys() == {"ruth/generated-1", "ruth/generated-2", "ruth/runs"}
+    assert take(recorded) == (recorded, {}), "a record may be submitted again"
+    with pytest.raises(BadInput, match="secret://ruth/generated-1: only the job's own processes"):
+        secret_urls.filled(recorded.model.args)
+    known = {f"ruth/{name}": value for name, value in {**made, "runs": "s3://b/x"}.items()}
+    secret_urls.learn(json.dumps(known))
+    try:
+        assert secret_urls.filled(recorded.model.args) == {**ARGS, "keys": ["s3://b/x/below", "plain"]}
+        assert recorded.model.args["hub"]["api_token"] == "secret://ruth/generated-1"
+        assert secret_urls.hidden("no hf_0123456789") == "no secret://ruth/generated-1"
+    finally:
+        secret_urls.forget(*known)
+
+
+def test_an_argument_that_names_anothers_secret_is_ones_own_of_that_name() -> None:
+    recorded, _ = take(job(model={"factory": "a:b", "args": {"x": "secret://bob/key"}}))
+    assert references_of(recorded) == {"ruth/bob": ("ruth", "bob")}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"a": {"b": ["secret://a b"]}}, r"model\.args\.a\.b\[0\]: secret://NAME names a secret of yours"),
+        ({"password": "x" * 9_000}, r"model\.args\.password: longer than 8,192 characters"),
+        ({"token": ["x"] * 65}, "more than 64 secrets; `dmsc secret set` stores them by name"),
+    ],
+)
+def test_arguments_that_are_no_secrets_are_refused_with_their_place(args: Any, says: str) -> None:
+    with pytest.raises(BadJob, match=says):
+        take(job(model={"factory": "a:b", "args": args}))
+
+
+def test_arguments_that_are_nested_too_deep_are_refused() -> None:
+    args: Any = "x"
+    for _ in range(40):
+        args = [args]
+    with pytest.raises(BadJob, match="nested more than 32 deep"):
+        take(job(model={"factory": "a:b", "args": {"deep": args}}))
+
+
+def test_a_text_is_no_url() -> None:
+    secret_urls.learn(json.dumps({"ruth/key": "/etc/passwd"}))
+    try:
+        with pytest.raises(BadInput, match="secret://ruth/key stands for no URL"):
+            open_artifacts("secret://ruth/key", None)
+    finally:
+        secret_urls.forget("ruth/key")
