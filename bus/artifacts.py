@@ -105,7 +105,8 @@ def _check(url: str) -> None:
             real = os.path.realpath(fixed_part(path))
             folders = [os.path.realpath(folder) for folder in (*rules.read, *rules.write)]
             if not within(real, folders) or within(real, _closed):
-                reason = f"{url} leads to {real}, which is in no folder that jobs may name"
+                remedy = "" if within(real, _closed) else f"; start the mesh with --allow-url {real}"
+                reason = f"{url} leads to {real}, which is in no folder that jobs may name{remedy}"
         if not reason and path is None and not url.startswith(SCHEME) and (host := urlsplit(url).hostname):
             reason = _inner(url, host)
         if reason:

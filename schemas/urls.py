@@ -80,7 +80,7 @@ class UrlRules:
             if known and not {"", ".", ".."} & set(parts):
                 return ""
             may_be = " or ".join(f"{BUS}{name}" for name in (BUS_FOLDERS[:1] if write else BUS_FOLDERS))
-            return f"{url}: of the bus it may be {may_be}"
+            return f"{url}: of the bus it may be {may_be}; --allow-url '*' allows anything"
         path = local_path(url)
         if path is not None:
             folders = self.write if write else (*self.read, *self.write)

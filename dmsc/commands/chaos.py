@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.options import JsonOption, StateOption, print_json, print_table
+from dmsc.options import AllowUrlOption, JsonOption, StateOption, print_json, print_table
 from dmsc.running import leave, run_async
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def chaos(
     slots: Annotated[
         int, typer.Option(min=1, help="With --private: stage instances per cluster, of two clusters.")
     ] = 4,
+    allow_url: AllowUrlOption = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput over time with the faults.")
     ] = None,
@@ -100,6 +101,10 @@ def chaos(
     )
     if spec is None and (set_ or private):
         raise BadInput(f"{job}: --set and --private are for a job file; is it one? (.yaml, .yml, .json)")
+    if allow_url and not private:
+        raise BadInput(
+            "--allow-url is for the mesh of --private; `dmsc up --allow-url` starts others with it"
+        )
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if json else sys.stdout, flush=True)
@@ -107,7 +112,7 @@ def chaos(
     configure_logging(level="error")  # that the bus is away now and then is what was asked for
     with hatched() if private else nullcontext() as zygote:
         small = FaultKind.DISK_FULL in options.kinds
-        urls = () if spec is None else named_urls(spec)
+        urls = (*(() if spec is None else named_urls(spec)), *(allow_url or ()))
         own = _OwnMesh(separate, slots, zygote, small, urls) if private else None
         report = run_async(_chaos(job, spec, options, reference, no_reference, state, own, say))
     if plot is not None:

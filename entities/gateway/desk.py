@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from bus.logs import get_logger
 from bus.subject import Subject
 from entities.gateway.backends import Backends
 from entities.gateway.guard import Guard
+from entities.gateway.idempotency import Answer, KeptAnswers, request_digest
 from entities.gateway.job_urls import (
     READ_ARTIFACT,
     named_on_bus,
@@ -21,7 +23,7 @@ from entities.gateway.job_urls import (
     refuse_urls,
 )
 from entities.gateway.job_view import JobView
-from entities.gateway.module_desk import ModuleDesk
+from entities.gateway.module_desk import ModuleDesk, resource_of
 from entities.gateway.secret_desk import SecretDesk
 from entities.gateway.stored_use import StoredUse
 from schemas.base import Message
@@ -46,17 +48,20 @@ from schemas.door import (
     UncordonPlace,
 )
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, BadInput, BadJob, DmscError, NotFound, Refused
+from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound, Refused
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
 from schemas.module_status import OrderBody, QuestionBody
+from schemas.policy import ModuleLifecycle
 from schemas.signals import ComputeEntry
 
+Reply = TypeVar("Reply", bound=Message)
 Body = TypeVar("Body", OrderBody, QuestionBody)
 
 log = get_logger("gateway")
 
 TIMEOUT_S = 3.0  # one question to the orchestrator, repeated while nobody leads: longer than a failover
+PAUSE_S = 0.1  # before a look at what another gateway answers
 DEADLINE_S = 15.0  # one command to it, repeated until answered
 
 
@@ -73,6 +78,7 @@ class Desk:
         gateway: str,
         guard: Guard,
         compute: Callable[[], Mapping[str, tuple[ComputeEntry, ...]]],
+        kept: KeptAnswers,
     ) -> None:
         self.guard = guard
         self.modules = ModuleDesk(bus, backends, guard)
@@ -80,6 +86,7 @@ class Desk:
         self.view: JobView | None = None
         self.stored = StoredUse(bus, lambda: () if self.view is None else self.view.all())
         self._compute = compute
+        self._kept = kept
         self._bus = bus
         self._backends = backends
         self._gateway = gateway
@@ -267,19 +274,63 @@ class Desk:
             "job.resume": lambda: self.resume(token, _job(request)),
             "mesh.read": lambda: self.mesh(token),
             "policy.list": lambda: self.modules.modules(token),
-            "policy.order": lambda: self.modules.order(
-                token, _module(request), _given(request, request.order)
-            ),
+            "policy.order": lambda: self._order(request, envelope),
             "policy.ask": lambda: self.modules.ask(
                 token, _module(request), _given(request, request.question)
             ),
-            "observation.write": lambda: self.modules.observe(token, request.observations),
+            "observation.write": lambda: self._observe(request, envelope),
         }
         action = actions.get(request.action)
         if action is None:
             raise BadInput(f"{request.action}: unknown action; there are {', '.join(actions)}")
         reply = await action()
         return JobList(jobs=(reply,)) if isinstance(reply, JobRecord) else reply
+
+    async def _order(self, request: DoorRequest, envelope: Envelope) -> Message:
+        module, body = _module(request), _given(request, request.order)
+
+        async def act() -> ModuleLifecycle:
+            return await self.modules.order(request.token, module, body)
+
+        return await self._once(request, envelope, "policy.write", module, ModuleLifecycle, act)
+
+    async def _observe(self, request: DoorRequest, envelope: Envelope) -> Message:
+        async def act() -> Ack:
+            return await self.modules.observe(request.token, request.observations)
+
+        about = resource_of(request.observations)
+        return await self._once(request, envelope, "observation.write", about, Ack, act)
+
+    async def _once(
+        self,
+        request: DoorRequest,
+        envelope: Envelope,
+        action: str,
+        resource: str,
+        answers: type[Reply],
+        act: Callable[[], Awaitable[Reply]],
+    ) -> Reply:
+        """What `act` answers, or answered when the same request came before, through whichever gateway.
+
+        The request's secrets are bound to the envelope's id: who overheard it can only say it again.
+        """
+        access = await self.guard.check(request.token, action, resource)
+        body = request.model_dump_json(exclude={"token"}).encode()
+        digest = request_digest("NATS", request.action, "", body)
+
+        async def acted() -> Answer:
+            return Answer((await act()).model_dump_json())
+
+        deadline = time.monotonic() + DEADLINE_S
+        with self.guard.permitted(request.token, action, resource, access):
+            while True:
+                try:
+                    kept = await self._kept.once(access.user, f"door {envelope.id}", digest, acted)
+                    return answers.model_validate_json(kept.body)
+                except InProgress:  # another gateway was asked first; who repeats awaits that answer
+                    if time.monotonic() > deadline:
+                        raise
+                await asyncio.sleep(PAUSE_S)
 
 
 def _spec(request: DoorRequest) -> JobSpec:

@@ -88,3 +88,8 @@ class ModuleDesk:
             let_in = one.model_copy(update={"user": users[one.job or ALL_JOBS]})
             await self._bus.publish(subjects.OBSERVATION, let_in, source=one.source)
         return Ack(note=f"{len(observations)} taken")
+
+
+def resource_of(observations: Sequence[Observation]) -> str:
+    """For whose sake a batch of observations is let in or not, before each is judged: the first job's."""
+    return next((one.job for one in observations if one.job), ALL_JOBS)

@@ -26,6 +26,7 @@ from entities.gateway.desk import Desk
 from entities.gateway.dispatcher import DATA_STAGE, Dispatcher, DispatcherConfig
 from entities.gateway.door_config import DoorConfig
 from entities.gateway.guard import Guard, GuardConfig
+from entities.gateway.idempotency import KeptAnswers
 from entities.gateway.job_view import JobView
 from entities.instance_feed import InstanceFeed
 from entities.mesh_registration import keep_registered
@@ -101,7 +102,9 @@ class Gateway:
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self.backends = Backends(bus, config.sid)
         guard = Guard(self.backends, config.sid, config.guard)
-        self.desk = Desk(bus, self.backends, config.sid, guard, self._last_compute)
+        registry = self.follower
+        self._kept = KeptAnswers(bus, lambda: registry.view.records if registry.informed else None)
+        self.desk = Desk(bus, self.backends, config.sid, guard, self._last_compute, self._kept)
         self._bus = bus
         self._hub: EventHub | None = None
         self._load: Load | None = None
@@ -163,7 +166,6 @@ class Gateway:
         from entities.gateway.door import build_door
         from entities.gateway.early_refusal import refusing_early
         from entities.gateway.event_feed import EventHub
-        from entities.gateway.idempotency import KeptAnswers
         from entities.gateway.kept_reads import KeptReads
         from entities.gateway.listener import bind, configured, serving, url_of
         from entities.gateway.load import Load
@@ -191,7 +193,7 @@ class Gateway:
             backends=self.backends,
             follower=self.follower,
             hub=hub,
-            kept=KeptAnswers(self._bus, lambda: registry.view.records if registry.informed else None),
+            kept=self._kept,
             load=load,
             reads=KeptReads(),
             probe=probe,

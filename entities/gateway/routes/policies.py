@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from entities.gateway.context import Door
 from entities.gateway.idempotency import Answer
+from entities.gateway.module_desk import resource_of
 from entities.gateway.paging import cut
 from entities.gateway.requests import (
     IdempotencyKey,
@@ -78,7 +79,7 @@ def policies(door: Door) -> APIRouter:
         async def act() -> Answer:
             return made(await desk.observe(token, batch.observations), status=HTTPStatus.ACCEPTED)
 
-        resource = next((one.job for one in batch.observations if one.job), "jobs")
+        resource = resource_of(batch.observations)
         return await door.once(keyed, token, "observation.write", resource, act, text)
 
     @router.post("/policies/{module}/promote", response_model=PolicySwitch)

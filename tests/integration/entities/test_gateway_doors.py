@@ -504,6 +504,36 @@ async def test_observations_come_by_the_nats_door_too(gateway: Gateway, dial: Di
             await client.command(subjects.DOOR, DoorRequest(token="olga", action=action), action="policy")
 
 
+async def test_a_request_that_is_said_again_through_another_gateway_is_not_done_again(
+    gateway: Gateway, dial: Dial, start: Start
+) -> None:
+    """By a client that heard no answer, or by who overheard it: the same envelope, the same tokens."""
+    west = Gateway(await dial("gateway-west", EntityKind.GATEWAY), GatewayConfig(cluster="west"))
+    await start(west)
+    client = await dial("script", EntityKind.CLIENT)
+    heard = await Heard.on(client, subjects.OBSERVATION)
+    request = DoorRequest(token="olga", action="observation.write", observations=(Observation(**LINK),))
+    envelope = Envelope(
+        type=request.wire_type,
+        version=request.wire_version,
+        id="script-1",
+        sent_at=1.0,
+        sender=client.sender,
+        body={},
+    )
+    answers = await asyncio.gather(*(one.desk.answer(request, envelope) for one in (gateway, west, gateway)))
+    assert [answer.note for answer in answers] == ["1 taken"] * 3
+    with pytest.raises(Refused):
+        await west.desk.answer(request.model_copy(update={"token": "vera"}), envelope)
+    other = request.model_copy(update={"observations": (Observation(**LINK | {"what": "rack"}),)})
+    with pytest.raises(BadInput, match="it came with another request before"):
+        await west.desk.answer(other, envelope)
+    last = envelope.model_copy(update={"id": "script-2"})
+    await west.desk.answer(other, last)
+    await heard.until(lambda one: one.what == "rack")
+    assert [one.what for one in heard.messages] == ["link", "rack"]
+
+
 async def test_a_module_is_asked_over_http(http: httpx.AsyncClient, dial: Dial) -> None:
     module = await dial("congestion", EntityKind.FUNCTIONAL_MODULE)
 

@@ -26,7 +26,7 @@ def test_a_job_may_read(url: str) -> None:
      "s3://other/sets", "memory://x", "github://a:b@main/x", "reference://x", "data:,x"],
 )  # fmt: skip
 def test_a_job_may_not_read(url: str) -> None:
-    assert RULES.refusal(url)
+    assert "--allow-url" in RULES.refusal(url), "the remedy"
     assert "\n" not in RULES.refusal(url)
 
 
