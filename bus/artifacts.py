@@ -36,27 +36,15 @@ PIECE_BYTES = 1 << 20
 T = TypeVar("T")
 
 
-class Artifacts(ABC):
-    """A folder of files under `url`. Names are relative, with `/`; each call may raise `NotFound`."""
+class ReadableArtifacts(ABC):
+    """A folder of files under `url`, to be read. Names are relative, with `/`; calls may raise `NotFound`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     @abstractmethod
-    async def put_file(self, name: str, path: Path) -> None:
-        """Stores a local file; a reader sees the old content or all of the new."""
-
-    @abstractmethod
-    async def put_bytes(self, name: str, data: bytes) -> None:
-        """Stores bytes; a reader sees the old content or all of the new."""
-
-    @abstractmethod
     async def get_bytes(self, name: str) -> bytes:
         """The whole content."""
-
-    @abstractmethod
-    async def get_file(self, name: str, path: Path) -> None:
-        """Writes the content to a local file, which appears when it is complete."""
 
     @abstractmethod
     def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
@@ -73,6 +61,22 @@ class Artifacts(ABC):
     @abstractmethod
     async def exists(self, name: str) -> bool:
         """Whether there is such a file."""
+
+
+class Artifacts(ReadableArtifacts):
+    """The same, to be written too."""
+
+    @abstractmethod
+    async def put_file(self, name: str, path: Path) -> None:
+        """Stores a local file; a reader sees the old content or all of the new."""
+
+    @abstractmethod
+    async def put_bytes(self, name: str, data: bytes) -> None:
+        """Stores bytes; a reader sees the old content or all of the new."""
+
+    @abstractmethod
+    async def get_file(self, name: str, path: Path) -> None:
+        """Writes the content to a local file, which appears when it is complete."""
 
     @abstractmethod
     async def delete(self, prefix: str = "") -> None:

@@ -38,11 +38,12 @@ PRIVATE = (
     *(subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY, subjects.KEPT_ANSWER),
     *(subjects.USER_COMMAND, subjects.EXPLAIN_ACCESS, subjects.USER_RECORD, subjects.REVOCATION),
     *(subjects.AUDIT, subjects.START_INSTANCE, subjects.LINK_SECRET, subjects.UNREADABLE),
-    *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE),
+    *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE, subjects.READ_FILES),
     subjects.BROKER_REQUEST,
 )
-"""Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own store; who
-has which tokens, the audit; and whatever carries a secret, which a tap hides and a NATS client would not."""
+"""Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own
+store, files of a job; who has which tokens, the audit; and whatever carries a secret, which a tap hides and a
+NATS client would not."""
 
 _OWN_NAME = ("sid", "agent", "gateway")
 _ON_BEHALF = (subjects.REGISTRATION, subjects.STATE_CHANGE)

@@ -16,6 +16,7 @@ from schemas import (
     data_plane,
     door,
     fault,
+    files,
     job,
     leadership,
     module_status,
@@ -229,6 +230,10 @@ FORGET_TOPOLOGY = _row(
 WRITE_SAMPLE = _row(
     "write sample", "cluster.{agent}.sample", cluster.WriteSample, SMO, MIC,
     REQUEST, "let the trained model write a short text", reply=Ack,
+)  # fmt: skip
+READ_FILES = _row(
+    "read files", "cluster.{agent}.read", files.ReadFiles, MG, MIC,
+    REQUEST, "weights and checkpoints below a job's URL, which no gateway opens", reply=files.FilesRead,
 )  # fmt: skip
 TOPOLOGY = _row(
     "topology", "topology.model.{job}", task_graph.ModelTopology, MIC, SMO,

@@ -7,10 +7,10 @@ from the moment that its manifest is there, which is written last.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from bus.artifacts import Artifacts, open_artifacts
+from bus.artifacts import Artifacts, ReadableArtifacts, open_artifacts
 from bus.connection import Bus
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest, parse_manifest
 from schemas.errors import BadMessage, Conflict, DamagedCheckpoint, NotFound
@@ -36,11 +36,15 @@ class Folder:
         return f"{self.version:08d}-{self.epoch}-{self.number}"
 
 
-class CheckpointStore:
-    """`url`: the folder of all checkpoints of one job."""
+Opener = Callable[[str], ReadableArtifacts]
+"""How this process comes by the files below a URL."""
 
-    def __init__(self, bus: Bus, url: str) -> None:
-        self._bus = bus
+
+class PublishedCheckpoints:
+    """To be read. `url`: the folder of all checkpoints of one job."""
+
+    def __init__(self, open_url: Opener, url: str) -> None:
+        self._open_url = open_url
         self.url = url.rstrip("/")
 
     def url_of(self, folder: Folder) -> str:
@@ -49,6 +53,24 @@ class CheckpointStore:
     async def published(self) -> list[Folder]:
         """Those with a manifest, the newest first."""
         return sorted((folder for folder, complete in (await self._all()).items() if complete), reverse=True)
+
+    async def _all(self) -> dict[Folder, bool]:
+        """Every folder, and whether it has a manifest."""
+        found: dict[Folder, bool] = {}
+        for name in await self._open_url(self.url).list():
+            first, _, rest = name.partition("/")
+            if match := _folder.match(first):
+                folder = Folder(*(int(part) for part in match.groups()))
+                found[folder] = found.get(folder, False) or rest == MANIFEST_NAME
+        return found
+
+
+class CheckpointStore(PublishedCheckpoints):
+    """The same, to be written too."""
+
+    def __init__(self, bus: Bus, url: str) -> None:
+        super().__init__(lambda url: open_artifacts(url, bus), url)
+        self._bus = bus
 
     async def publish(self, folder: Folder, manifest: CheckpointManifest) -> None:
         """The last file: from now on this checkpoint exists."""
@@ -67,21 +89,11 @@ class CheckpointStore:
             await self.remove(folder)
         return doomed
 
-    async def _all(self) -> dict[Folder, bool]:
-        """Every folder, and whether it has a manifest."""
-        found: dict[Folder, bool] = {}
-        for name in await open_artifacts(self.url, self._bus).list():
-            first, _, rest = name.partition("/")
-            if match := _folder.match(first):
-                folder = Folder(*(int(part) for part in match.groups()))
-                found[folder] = found.get(folder, False) or rest == MANIFEST_NAME
-        return found
-
     def _open(self, folder: Folder) -> Artifacts:
         return open_artifacts(self.url_of(folder), self._bus)
 
 
-async def read_manifest(bus: Bus, url: str) -> CheckpointManifest:
+async def read_manifest(open_url: Opener, url: str) -> CheckpointManifest:
     """The manifest in the folder `url`.
 
     Raises:
@@ -89,7 +101,7 @@ async def read_manifest(bus: Bus, url: str) -> CheckpointManifest:
     """
     where = f"{url}/{MANIFEST_NAME}"
     try:
-        data = await open_artifacts(url, bus).get_bytes(MANIFEST_NAME)
+        data = await open_url(url).get_bytes(MANIFEST_NAME)
     except NotFound:
         raise DamagedCheckpoint(f"{where} is missing") from None
     except (Conflict, BadMessage) as error:  # the bus's store: pieces of it are gone, or not as stored
@@ -97,10 +109,10 @@ async def read_manifest(bus: Bus, url: str) -> CheckpointManifest:
     return parse_manifest(data, where)
 
 
-async def checkpoints_at(bus: Bus, url: str) -> list[str]:
+async def checkpoints_at(open_url: Opener, url: str) -> list[str]:
     """The checkpoints that a person may mean by `url`: this folder, or those in it, the newest first."""
     url = url.rstrip("/")
-    artifacts = open_artifacts(url, bus)
+    artifacts = open_url(url)
     if await artifacts.exists(MANIFEST_NAME):
         return [url]
     names = [name for name in await artifacts.list() if name.endswith(f"/{MANIFEST_NAME}")]

@@ -29,6 +29,7 @@ from bus.presence import Presence
 from bus.subject import Subject
 from entities import metrics
 from entities.cluster_core import judge, offer_slots
+from entities.cluster_files import NodeFileReader
 from entities.cluster_instances import Instances
 from entities.cluster_processes import Confinement, ForkServerClient, last_lines, look
 from entities.cluster_stores import Stores
@@ -105,7 +106,7 @@ class ClusterConfig:
     sample_every_s: float = 2.0
     """Period of the node's telemetry."""
     worker_package: str = "workers"
-    """Where `instance`, `analysis` and `sample` are found by the fork server."""
+    """Where `instance`, `analysis`, `sample` and `files` are found by the fork server."""
     start_method: Literal["auto", "fork", "spawn"] = "auto"
     """How instances come to be; `auto` forks where that is safe."""
     allow_urls: tuple[str, ...] | None = None
@@ -192,6 +193,16 @@ class ClusterAgent:
             start=self._task,
             tell=self._tell,
             timeout_s=config.analysis_timeout_s,
+            closed=closed,
+            rules=rules,
+        )
+
+        self._files = NodeFileReader(
+            self._processes,
+            package=config.worker_package,
+            node=config.sid,
+            logs=config.logs,
+            urls=config.allow_urls,
             closed=closed,
             rules=rules,
         )
@@ -429,6 +440,7 @@ class ClusterAgent:
             await self._bus.serve(subjects.STRIKE, self._strike, agent=agent),
             await self._bus.serve(subjects.ANALYSE, self._analyse, agent=agent),
             await self._bus.serve(subjects.WRITE_SAMPLE, self._write_sample, agent=agent),
+            await self._bus.serve(subjects.READ_FILES, self._files.read, agent=agent),
             await self._bus.serve(subjects.FORGET_TOPOLOGY, self._forget, agent=agent),
         ]
         try:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from schemas.errors import BadInput
 from schemas.job import JobSpec
 from schemas.urls import UrlRules, fixed_part, local_path
 
@@ -48,6 +49,25 @@ def reach_of(
         tuple(path for path in read if not _within(path, closed)),
         tuple(path for path in write if not _within(path, closed)),
     )
+
+
+def reach_of_url(url: str, *, closed: Sequence[str] = (), rules: UrlRules | None = None) -> tuple[str, ...]:
+    """What a process is given that reads below one URL for others.
+
+    Args:
+        url: of a job's, but of any job: not of the bus, and no secret.
+        closed: what nobody is given, whoever names it.
+        rules: what is allowed; None: all.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if rules is not None and (reason := rules.refusal(url)):
+        raise BadInput(reason)
+    path = local_path(url)
+    if path is not None and _within(path, closed):
+        raise BadInput(f"{url} lies in a folder that no job is given")
+    return () if path is None else (path,)
 
 
 def _within(path: str, folders: Iterable[str]) -> bool:

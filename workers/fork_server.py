@@ -67,6 +67,7 @@ PRELOAD = (
     "workers.instance",
     "workers.analysis",
     "workers.sample",
+    "workers.files",
 )
 """Imported before the first fork; only torch is indispensable. None of them may start a thread."""
 

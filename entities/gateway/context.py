@@ -8,6 +8,7 @@ from functools import partial
 
 from fastapi import Request, Response
 
+from bus.artifacts import ReadableArtifacts
 from bus.connection import Bus
 from entities.gateway.admission import Facts
 from entities.gateway.backends import Backends
@@ -25,6 +26,7 @@ from entities.gateway.metrics_door import DoorMetrics
 from entities.gateway.promotions import PromotionDesk
 from entities.gateway.readiness import ReadinessProbe
 from entities.gateway.requests import Act, Keyed, read_body, sent
+from entities.node_files import agents_of, files_of
 from entities.registry_view import RegistryFollower
 from schemas.registry import ServiceRecord
 
@@ -61,6 +63,13 @@ class Door:
     def records(self) -> Mapping[str, ServiceRecord]:
         """The registry's, as this gateway follows them."""
         return self.follower.view.records
+
+    def files(self, url: str) -> ReadableArtifacts:
+        """Of the bus, or as a node reads them: no gateway opens what a job names.
+
+        Raises `BadInput`: jobs may not name that.
+        """
+        return files_of(url, self.bus, lambda: agents_of(self.records))
 
     async def body(self, keyed: Keyed) -> bytes:
         """A JSON body, up to the door's limit."""

@@ -8,8 +8,7 @@ from typing import Any
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
-from bus.artifacts import open_artifacts
-from bus.connection import Bus
+from bus.artifacts import ReadableArtifacts
 from entities.gateway.ranges import parse_range
 
 BYTES = "application/octet-stream"
@@ -27,9 +26,8 @@ class File(StreamingResponse):
     media_type = BYTES
 
 
-async def file_answer(bus: Bus, url: str, name: str, byte_range: str | None) -> Response:
+async def file_answer(artifacts: ReadableArtifacts, name: str, byte_range: str | None) -> Response:
     """Raises `NotFound`, or `NotSatisfiable` for a range behind the end."""
-    artifacts = open_artifacts(url, bus)
     size = await artifacts.size(name)
     headers = {"Accept-Ranges": "bytes"}
     wanted = parse_range(byte_range, size)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from bus.artifacts import Artifacts, open_artifacts
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import CHECKPOINT, CHECKPOINT_WAIT, STATE_RESTORE
@@ -318,7 +319,7 @@ class Checkpoints:
     async def _restore_named(self, named: str) -> int:
         """From the checkpoint that the job's author names, which may be another job's."""
         try:
-            urls = await checkpoints_at(self._bus, named)
+            urls = await checkpoints_at(self._open, named)
         except BadInput as error:
             raise Unrecoverable(f"resume_from {named}: {error.text}") from None
         if not urls:
@@ -341,7 +342,7 @@ class Checkpoints:
             Unrecoverable: it is whole, but not of this model or not for this job.
         """
         try:
-            manifest = await read_manifest(self._bus, url)
+            manifest = await read_manifest(self._open, url)
             if manifest.version >= self._spec.training.steps and manifest.job != self._job:
                 raise Unrecoverable(
                     f"resume_from {url} is of step {manifest.version}, but training.steps is "
@@ -357,6 +358,9 @@ class Checkpoints:
             await self._tell(f"{error.text}; the one before is tried")
             return None
         return manifest
+
+    def _open(self, url: str) -> Artifacts:
+        return open_artifacts(url, self._bus)
 
     async def _order_restore(self, version: int, url: str | None) -> None:
         order = StateRestore(job=self._job, epoch=self._epoch, version=version, checkpoint=url)

@@ -6,8 +6,7 @@ import contextlib
 
 from fastapi import APIRouter, Request, Response
 
-from bus.artifacts import open_artifacts
-from entities.checkpoint_store import CheckpointStore, checkpoints_url, read_manifest
+from entities.checkpoint_store import PublishedCheckpoints, checkpoints_url, read_manifest
 from entities.gateway.context import Door
 from entities.gateway.files import DOCUMENTED, File, file_answer
 from entities.gateway.paging import cut
@@ -27,14 +26,14 @@ def checkpoints(door: Door) -> APIRouter:
 
     async def manifest_of(url: str, job: str, name: str) -> CheckpointManifest:
         folder = f"{url}/{name}"
-        if not await open_artifacts(folder, door.bus).exists(MANIFEST_NAME):
+        if not await door.files(folder).exists(MANIFEST_NAME):
             raise NotFound(f"{job} has no checkpoint {name}", job=job)
-        return await read_manifest(door.bus, folder)
+        return await read_manifest(door.files, folder)
 
     @router.get("", response_model=CheckpointPage)
     async def published(job: JobId, request: Request, token: Token, page: PageAsked) -> Response:
         """The job's checkpoints that exist, the newest first, each with its manifest."""
-        store = CheckpointStore(door.bus, folder_of(await door.desk.read(token, job)))
+        store = PublishedCheckpoints(door.files, folder_of(await door.desk.read(token, job)))
         folders = {str(folder): folder for folder in await store.published()}
         names, after = cut(
             folders,
@@ -47,7 +46,7 @@ def checkpoints(door: Door) -> APIRouter:
         for name in names:
             url = store.url_of(folders[name])
             with contextlib.suppress(DamagedCheckpoint):  # or removed meanwhile
-                manifest = await read_manifest(door.bus, url)
+                manifest = await read_manifest(door.files, url)
                 found.append(PublishedCheckpoint(name=name, url=url, manifest=manifest))
         return paged(request, CheckpointPage(checkpoints=tuple(found), next=after))
 
@@ -66,6 +65,6 @@ def checkpoints(door: Door) -> APIRouter:
         url = folder_of(await door.desk.files_of(token, job))
         if path != MANIFEST_NAME and path not in (await manifest_of(url, job, name)).files:
             raise NotFound(f"checkpoint {name} of {job} has no file {path}", job=job)
-        return await file_answer(door.bus, f"{url}/{name}", path, byte_range)
+        return await file_answer(door.files(f"{url}/{name}"), path, byte_range)
 
     return router

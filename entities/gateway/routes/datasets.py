@@ -69,7 +69,7 @@ def datasets(door: Door) -> APIRouter:
     async def load(name: Name, token: Token, byte_range: ByteRange = None) -> Response:
         """Its bytes, or a range of them."""
         await door.guard.check(token, "dataset.read", name)
-        return await file_answer(door.bus, URL, name, byte_range)
+        return await file_answer(door.files(URL), name, byte_range)
 
     @router.delete("/{name}", response_model=Ack)
     async def delete(name: Name, token: Token) -> Response:

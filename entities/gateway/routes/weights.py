@@ -32,6 +32,6 @@ def weights(door: Door) -> APIRouter:
         found = manifest_of(await door.desk.files_of(token, job))
         if shard not in found.shards:
             raise NotFound(f"{job} has no shard {shard}; it has {', '.join(found.shards)}", job=job)
-        return await file_answer(door.bus, found.url, shard, byte_range)
+        return await file_answer(door.files(found.url), shard, byte_range)
 
     return router

@@ -95,6 +95,7 @@ def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tm
     spec = job("small", 1, 1, artifacts=str(tmp_path))
     small = outcome(mesh.client, spec)
     assert small.state is JobState.DONE, small.reason
+    fetched_by_a_node(mesh, small.job, tmp_path)
     # resumed at its own end there is nothing left to do
     named = str(tmp_path / small.job / "checkpoints")
     ended = mesh.client.wait(
@@ -116,6 +117,23 @@ def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tm
     other = outcome(mesh.client, spec)
     assert other.state is JobState.FAILED
     assert "another model" in other.reason
+
+
+def fetched_by_a_node(mesh: Mesh, job: str, artifacts: Path) -> None:
+    """Weights and a checkpoint of `artifacts`, as the gateway gives them out, are what lies there."""
+    manifest = mesh.client.download_weights(job, artifacts / "fetched" / "weights")
+    assert manifest.url == f"{artifacts}/{job}/weights"
+    shards = [name for name in manifest.shards if name.endswith(".safetensors")]
+    assert shards
+    for name in shards:
+        fetched = (artifacts / "fetched" / "weights" / name).read_bytes()
+        assert fetched == (artifacts / job / "weights" / name).read_bytes()
+    names = [one.name for one in mesh.client.checkpoints(job).checkpoints]
+    kept = artifacts / job / "checkpoints"
+    assert names == sorted((path.name for path in kept.iterdir()), reverse=True)
+    mesh.client.download_checkpoint(job, artifacts / "fetched" / "checkpoint")  # compares the digests
+    logs = [path.name for path in (mesh.state / "logs").glob("*-files.log")]
+    assert logs, "nodes' workers have opened them"
 
 
 def kill_everything(mesh: Mesh) -> None:

@@ -1,0 +1,137 @@
+"""Files below a job's URL, for who must not open it: the bus's own are fetched, all others a node reads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from bus.artifacts import SCHEME, ReadableArtifacts, open_artifacts, refusal
+from bus.connection import Bus
+from bus.subjects import READ_FILES
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, NotFound, Unavailable
+from schemas.files import PIECE_BYTES, FilesRead, ReadFiles
+from schemas.registry import InstanceState, ServiceRecord
+from schemas.urls import SECRET
+
+ASKED = 8
+"""Nodes, one after the other, until one has the file."""
+LOST = 2
+"""Of them, before the question is given up: a person waits."""
+ANSWER_S = 30.0
+"""A node gives up sooner."""
+WHOLE_BYTES = 256 << 20
+"""Of a file that is taken as a whole."""
+
+
+def files_of(url: str, bus: Bus, agents: Callable[[], Sequence[str]]) -> ReadableArtifacts:
+    """The folder that `url` names; nothing is opened here but the bus's object store.
+
+    Args:
+        agents: SIDs of the node agents that may be asked.
+
+    Raises:
+        BadInput: this process's rules don't let jobs name it, or it stands for a secret.
+    """
+    if url.startswith(SCHEME):
+        return open_artifacts(url, bus)
+    if url.startswith(SECRET):
+        raise BadInput(f"{url}: only the job's own processes can open it; fetch it from there yourself")
+    if reason := refusal(url):
+        raise BadInput(reason)
+    return NodeFiles(url, bus, agents)
+
+
+def agents_of(records: Mapping[str, ServiceRecord]) -> list[str]:
+    """The node agents that are up, as the registry has them."""
+    return [
+        sid
+        for sid, record in records.items()
+        if record.kind is EntityKind.CLUSTER and record.state is InstanceState.ACTIVE
+    ]
+
+
+class NodeFiles(ReadableArtifacts):
+    """Read by nodes. Each question is complete in itself: where a node is lost, or has no such file, the next
+    one is asked, and who answered is asked first from then on."""
+
+    def __init__(self, url: str, bus: Bus, agents: Callable[[], Sequence[str]]) -> None:
+        super().__init__(url)
+        self._bus = bus
+        self._agents = agents
+        self._order: dict[str, float] = {}
+
+    async def get_bytes(self, name: str) -> bytes:
+        if (size := await self.size(name)) > WHOLE_BYTES:
+            raise BadInput(f"{self.url}: {name} has {size:,} bytes, more than is read as a whole")
+        return b"".join([piece async for piece in self.open_range(name, 0, size)])
+
+    async def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        end = None if length is None else start + length
+        while end is None or start < end:
+            count = PIECE_BYTES if end is None else min(PIECE_BYTES, end - start)
+            question = ReadFiles(url=self.url, what="piece", name=name, start=start, count=count)
+            found = await self._ask(question)
+            if not found.data:
+                return  # its end, or it has become shorter
+            yield found.data
+            start += len(found.data)
+
+    async def size(self, name: str) -> int:
+        return (await self._ask(ReadFiles(url=self.url, what="piece", name=name))).size
+
+    async def exists(self, name: str) -> bool:
+        try:
+            await self.size(name)
+        except NotFound:
+            return False
+        return True
+
+    async def _ask(self, question: ReadFiles) -> FilesRead:
+        """
+        Raises:
+            NotFound: no node has it.
+            Unavailable: no node is up, or none answered.
+        """
+        missing: NotFound | None = None
+        lost: list[Unavailable] = []
+        nothing: FilesRead | None = None
+        for agent in self._turns():
+            try:
+                found: FilesRead = await self._bus.request(
+                    READ_FILES, question, timeout_s=ANSWER_S, agent=agent
+                )
+            except NotFound as error:
+                missing = error
+            except Unavailable as error:
+                self._order[agent] = 2.0
+                lost.append(error)
+                if len(lost) == LOST:
+                    break
+            else:
+                if question.what == "piece" or found.names or question.after:
+                    self._order[agent] = -1.0
+                    return found
+                nothing = found
+        if lost:
+            raise Unavailable(f"{self.url}: no node could read it: {lost[-1].text}") from None
+        if nothing is not None:
+            return nothing
+        raise missing or Unavailable(f"{self.url}: no node is up to read it; `dmsc join` adds one")
+
+    def _turns(self) -> Sequence[str]:
+        """Who answered before, then the others by chance, then who was lost."""
+        agents = self._agents()
+        for agent in agents:
+            self._order.setdefault(agent, random.random())
+        return sorted(agents, key=self._order.__getitem__)[:ASKED]
+
+    async def list(self, prefix: str = "") -> list[str]:
+        names: tuple[str, ...] = ()
+        more = True
+        while more:
+            after = names[-1] if names else ""
+            found = await self._ask(ReadFiles(url=self.url, what="list", name=prefix, after=after))
+            names += found.names
+            more = found.more and bool(found.names)
+        return [*names]

@@ -1,0 +1,53 @@
+"""Reads below one URL of a job in a short-lived worker, for who is not to open it (ADR-0040).
+
+No code of a user runs here, but what is read is theirs, and file systems are large: the process is confined
+to the one folder that the URL names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from pathlib import Path
+from typing import Any
+
+from bus.artifacts import open_artifacts
+from schemas.errors import BadInput
+from schemas.files import NAME_CHARACTERS, PAGE_NAMES
+from workers.short_lived import answer
+from workers.url_rules import restrict_urls
+
+
+def main(payload: dict[str, Any], result: Path | None = None) -> int:
+    """Entry point under the fork server: writes {"size"}, {"names", "more"} or {"failed": {"code", "text"}}.
+
+    Args:
+        payload: url; what: `piece` with name, start, count and `data`, the path for the bytes; or `list` with
+            name and after; urls: what the node's jobs may name.
+        result: the file to write.
+    """
+    return answer(functools.partial(_ask, payload), result)
+
+
+def _ask(payload: dict[str, Any]) -> dict[str, Any]:
+    restrict_urls(payload.get("urls"))
+    return asyncio.run(_list(payload) if payload["what"] == "list" else _piece(payload))
+
+
+async def _piece(payload: dict[str, Any]) -> dict[str, Any]:
+    artifacts = open_artifacts(payload["url"], None)
+    name, start, left = payload["name"], payload["start"], payload["count"]
+    size = await artifacts.size(name)
+    with open(payload["data"], "xb") as file:  # noqa: ASYNC230  # page cache, and nobody else here waits
+        if left and start < size:
+            async for piece in artifacts.open_range(name, start, min(left, size - start)):
+                file.write(piece)
+    return {"size": size}
+
+
+async def _list(payload: dict[str, Any]) -> dict[str, Any]:
+    names = await open_artifacts(payload["url"], None).list(payload["name"])
+    if any(len(name) > NAME_CHARACTERS for name in names):
+        raise BadInput(f"{payload['url']}: a name there has more than {NAME_CHARACTERS} characters")
+    left = [name for name in names if name > payload["after"]]
+    return {"names": left[:PAGE_NAMES], "more": len(left) > PAGE_NAMES}
