@@ -84,7 +84,7 @@ async def test_a_person_parks_a_job_and_another_takes_its_slots(own: OwnMesh) ->
         await client.ready()
         spec = tiny_job(
             "by-hand",
-            training={"steps": 500, "checkpoint_every": 0, "validation_microbatches": 0},
+            training={"steps": 150, "checkpoint_every": 0, "validation_microbatches": 0},
             parallel={"stages": 2, "replicas": 1},
         )
         job = await client.submit(spec)
