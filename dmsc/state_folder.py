@@ -1,6 +1,7 @@
 """The state folder of a mesh on this machine: who runs it, where it listens, its tokens.
 
 lock         held (flock) by the supervisor; contains its process id
+version      the format of this folder; one without it is of before there were versions (ADR-0040)
 mesh.json    bus servers, gateway URLs, process id, times; present while the mesh runs
 token        the administrator's token for the gateways (mode 0600)
 bus_token    the root of the bus's credentials (mode 0600): who has it may be anybody there. An older folder's
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from schemas.errors import BadInput
 
 DEFAULT_STATE = ".dmsc"
+FORMAT = 1
+"""Of a state folder. What is written changes so that older software would spoil it: one more (ADR-0040)."""
 _LOCK_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Of a link or a pipe that somebody has put there: an error, at once."""
 
@@ -160,12 +163,42 @@ class StateFolder:
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            self.check_format()
             yield
         finally:
             if self._is_lock(descriptor):  # else the folder was removed, and is someone else's by now
                 self.mesh_file.unlink(missing_ok=True)
                 self.lock_file.unlink(missing_ok=True)
             os.close(descriptor)
+
+    def check_format(self) -> None:
+        """Raises `BadInput` where newer software has written this folder, or its stamp says no format."""
+        from schemas.errors import BadInput
+
+        stamp = self.path / "version"
+        text = _read_secret(stamp)
+        if text is None:
+            return
+        if not (text.isascii() and text.isdigit()):
+            raise BadInput(
+                f"{stamp} says {text[:20]!r}, which is no format of a state folder;"
+                f" write {FORMAT} there if this version of dmsc has used it, or choose another --state DIR"
+            )
+        if int(text[:9]) > FORMAT:
+            raise BadInput(
+                f"{self.path} is of a newer dmsc: its format is {text[:9]}, this one reads up to {FORMAT};"
+                " use the newer dmsc, or choose another --state DIR"
+            )
+
+    def _stamp(self) -> None:
+        """Before anything else is written, so that nothing is there without its format.
+
+        Raises:
+            BadInput: see `check_format`.
+        """
+        self.check_format()
+        if _read_secret(self.path / "version") is None:
+            write_private(self.path / "version", f"{FORMAT}\n", mode=0o644)
 
     def _is_lock(self, descriptor: int) -> bool:
         """Whether the lock's name still stands for the file that this descriptor has open."""
@@ -279,6 +312,7 @@ class StateFolder:
         from bus.guard_keys import GuardKeys
         from bus.identity import is_root
 
+        self._stamp()
         _write_new_key(self.path / "user_key")
         for name, text in (("token", secrets.token_urlsafe(24)), ("bus_token", new_root())):
             if _read_secret(self.path / name) is None:
@@ -319,6 +353,7 @@ class StateFolder:
         """Of a host: the guard's keys, made if they are missing. A host has no root of its own."""
         from bus.guard_keys import GuardKeys
 
+        self._stamp()
         if not self.guard_file.exists():
             write_private(self.guard_file, GuardKeys.generate(None).text())
         return GuardKeys.read(self.guard_file)

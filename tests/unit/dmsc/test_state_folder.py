@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dmsc.state_folder import MeshFile, StateFolder
+from dmsc.state_folder import FORMAT, MeshFile, StateFolder
 from schemas.errors import BadInput
 from tests.patience import PATIENCE_S
 
@@ -96,6 +96,41 @@ def test_users_that_were_added_stay_when_the_admin_token_is_new(tmp_path: Path) 
         "eve",
         "admin",
     ]
+
+
+def test_a_folder_without_a_format_gets_one_and_loses_nothing(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.write_tokens()
+    (tmp_path / "version").unlink()  # as one of before
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with folder.hold():
+        folder.write_tokens()
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert after.pop("version") == f"{FORMAT}\n".encode()
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("stamp", "words"),
+    [
+        (str(FORMAT + 1), rf"newer dmsc: its format is {FORMAT + 1}, .* up to {FORMAT}; use the newer dmsc"),
+        ("9" * 5_000, "newer dmsc"),
+        ("new", "'new', which is no format"),
+        ("²", "which is no format"),
+        ("-1", "which is no format"),
+    ],
+)
+def test_a_folder_of_a_newer_version_is_refused_in_a_line_and_stays(
+    tmp_path: Path, stamp: str, words: str
+) -> None:
+    folder = StateFolder(tmp_path)
+    (tmp_path / "version").write_text(stamp)
+    for use in (folder.write_tokens, folder.write_host_keys, folder.hold().__enter__):
+        with pytest.raises(BadInput, match=words) as refused:
+            use()
+        assert "\n" not in refused.value.text
+        assert [path.name for path in tmp_path.iterdir()] == ["version"]
+        assert (tmp_path / "version").read_text() == stamp
 
 
 def test_a_folder_that_can_not_be(tmp_path: Path) -> None:
