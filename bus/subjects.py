@@ -232,8 +232,8 @@ WRITE_SAMPLE = _row(
     REQUEST, "let the trained model write a short text", reply=Ack,
 )  # fmt: skip
 READ_FILES = _row(
-    "read files", "cluster.{agent}.read", files.ReadFiles, MG, MIC,
-    REQUEST, "weights and checkpoints below a job's URL, which no gateway opens", reply=files.FilesRead,
+    "read files", "cluster.{agent}.read", files.ReadFiles, MG + SMO, MIC,
+    REQUEST, "weights and checkpoints below a job's URL, which a node opens", reply=files.FilesRead,
 )  # fmt: skip
 TOPOLOGY = _row(
     "topology", "topology.model.{job}", task_graph.ModelTopology, MIC, SMO,

@@ -1,4 +1,4 @@
-"""Files that a node reads for gateways: each time a confined worker opens the URL, never the agent itself.
+"""Files that a node reads for the control plane: a confined worker opens the URL, never the agent itself.
 
 A worker reads a whole block, so that a long download does not cost one per piece. Blocks serve only who reads
 on: whoever begins at a block's start gets what is there now.
@@ -81,7 +81,7 @@ class NodeFileReader:
         self._rules = rules
         self._numbers = itertools.count(1)
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._blocks: OrderedDict[tuple[str, str], _Block] = OrderedDict()
+        self._blocks: OrderedDict[tuple[str, ...], _Block] = OrderedDict()
 
     async def read(self, order: ReadFiles, envelope: Envelope) -> FilesRead:
         """
@@ -90,24 +90,26 @@ class NodeFileReader:
             NotFound: there is no such file.
             Unavailable: the worker was lost, or took too long.
         """
-        if order.url.startswith((BUS, SECRET)):
+        if order.url.startswith(BUS) or (order.url.startswith(SECRET) and not order.secrets):
             raise BadInput(f"{order.url}: a node reads files and object storages for others, nothing else")
         reached = reach_of_url(order.url, closed=self._closed, rules=self._rules)
         if order.what == "list":
-            found, _ = await self._run(order.model_dump(include={"url", "what", "name", "after"}), reached)
+            found, _ = await self._run(
+                order.model_dump(include={"url", "what", "name", "after", "secrets"}), reached
+            )
             return FilesRead(names=tuple(map(str, found["names"])), more=bool(found["more"]))
-        key = (order.url, order.name)
+        key = (order.url, order.name, order.secrets)
         known = self._blocks.get(key)
         if known is not None and (piece := known.piece(order.start, order.count)) is not None:
             return piece
         count = BLOCK_BYTES if order.count else 0
-        asked = order.model_dump(include={"url", "what", "name", "start"}) | {"count": count}
+        asked = order.model_dump(include={"url", "what", "name", "start", "secrets"}) | {"count": count}
         found, data = await self._run(asked, reached)
         size = int(found["size"])
         self._keep(key, _Block(order.start, data, size), order)
         return FilesRead(data=data[: order.count], size=size)
 
-    def _keep(self, key: tuple[str, str], block: _Block, order: ReadFiles) -> None:
+    def _keep(self, key: tuple[str, ...], block: _Block, order: ReadFiles) -> None:
         self._blocks.pop(key, None)
         if len(block.data) > order.count > 0:
             self._blocks[key] = block

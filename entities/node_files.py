@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from bus.artifacts import SCHEME, ReadableArtifacts, open_artifacts, refusal
 from bus.connection import Bus
@@ -24,41 +24,47 @@ WHOLE_BYTES = 256 << 20
 """Of a file that is taken as a whole."""
 
 
-def files_of(url: str, bus: Bus, agents: Callable[[], Sequence[str]]) -> ReadableArtifacts:
+def files_of(
+    url: str, bus: Bus, agents: Callable[[], Mapping[str, str]], *, secrets: str = ""
+) -> ReadableArtifacts:
     """The folder that `url` names; nothing is opened here but the bus's object store.
 
     Args:
-        agents: SIDs of the node agents that may be asked.
+        agents: SIDs of the node agents that may be asked, and the keys that secrets are sealed to for them.
+        secrets: JSON, what the job's URLs stand for; empty: this process may not hand that on.
 
     Raises:
         BadInput: this process's rules don't let jobs name it, or it stands for a secret.
     """
     if url.startswith(SCHEME):
         return open_artifacts(url, bus)
-    if url.startswith(SECRET):
+    if url.startswith(SECRET) and not secrets:
         raise BadInput(f"{url}: only the job's own processes can open it; fetch it from there yourself")
     if reason := refusal(url):
         raise BadInput(reason)
-    return NodeFiles(url, bus, agents)
+    return NodeFiles(url, bus, agents, secrets if url.startswith(SECRET) else "")
 
 
-def agents_of(records: Mapping[str, ServiceRecord]) -> list[str]:
-    """The node agents that are up, as the registry has them."""
-    return [
-        sid
+def agents_of(records: Mapping[str, ServiceRecord]) -> dict[str, str]:
+    """The node agents that are up, as the registry has them; it knows no keys."""
+    return {
+        sid: ""
         for sid, record in records.items()
         if record.kind is EntityKind.CLUSTER and record.state is InstanceState.ACTIVE
-    ]
+    }
 
 
 class NodeFiles(ReadableArtifacts):
     """Read by nodes. Each question is complete in itself: where a node is lost, or has no such file, the next
     one is asked, and who answered is asked first from then on."""
 
-    def __init__(self, url: str, bus: Bus, agents: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, url: str, bus: Bus, agents: Callable[[], Mapping[str, str]], secrets: str = ""
+    ) -> None:
         super().__init__(url)
         self._bus = bus
         self._agents = agents
+        self._secrets = secrets
         self._order: dict[str, float] = {}
 
     async def get_bytes(self, name: str) -> bytes:
@@ -91,18 +97,24 @@ class NodeFiles(ReadableArtifacts):
         """
         Raises:
             NotFound: no node has it.
+            BadInput: no node lets its jobs name it, or it is no plain file.
             Unavailable: no node is up, or none answered.
         """
+        question = question.model_copy(update={"secrets": self._secrets})
         missing: NotFound | None = None
+        refused: BadInput | None = None
         lost: list[Unavailable] = []
         nothing: FilesRead | None = None
-        for agent in self._turns():
+        keys = self._agents()
+        for agent in self._turns(keys):
             try:
                 found: FilesRead = await self._bus.request(
-                    READ_FILES, question, timeout_s=ANSWER_S, agent=agent
+                    READ_FILES, question, timeout_s=ANSWER_S, seal_to=keys[agent], agent=agent
                 )
             except NotFound as error:
                 missing = error
+            except BadInput as error:
+                refused = error
             except Unavailable as error:
                 self._order[agent] = 2.0
                 lost.append(error)
@@ -117,11 +129,10 @@ class NodeFiles(ReadableArtifacts):
             raise Unavailable(f"{self.url}: no node could read it: {lost[-1].text}") from None
         if nothing is not None:
             return nothing
-        raise missing or Unavailable(f"{self.url}: no node is up to read it; `dmsc join` adds one")
+        raise missing or refused or Unavailable(f"{self.url}: no node is up to read it; `dmsc join` adds one")
 
-    def _turns(self) -> Sequence[str]:
+    def _turns(self, agents: Iterable[str]) -> Sequence[str]:
         """Who answered before, then the others by chance, then who was lost."""
-        agents = self._agents()
         for agent in agents:
             self._order.setdefault(agent, random.random())
         return sorted(agents, key=self._order.__getitem__)[:ASKED]

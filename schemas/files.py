@@ -1,4 +1,4 @@
-"""Between gateways and node agents: files below a URL of a job, which nodes alone open."""
+"""Between control plane and node agents: files below a URL of a job, which nodes alone open."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from schemas.base import Message
-from schemas.marks import Url
+from schemas.marks import Secret, Url
 
 PIECE_BYTES = 512 << 10
 """Of a file in one answer: any server takes messages of that size."""
@@ -17,7 +17,7 @@ NAME_CHARACTERS = 1_024
 
 
 class ReadFiles(Message, wire="cluster.files.read"):
-    """MG → node agent: read below this URL. Complete in itself: any node that sees the files can answer.
+    """MG, SMO → node agent: read below this URL. Complete in itself: any node that sees the files can answer.
 
     `piece` gives up to `count` bytes of the file `name` from `start`, and the file's size; `list` gives the
     names that begin with `name` and come behind `after`, sorted, as many as one answer holds.
@@ -29,6 +29,7 @@ class ReadFiles(Message, wire="cluster.files.read"):
     start: int = Field(0, ge=0, lt=1 << 62)
     count: int = Field(0, ge=0, le=PIECE_BYTES)
     after: str = Field("", max_length=NAME_CHARACTERS)
+    secrets: Secret = Field("", description="JSON: what the URL stands for, if it is a `secret://`")
 
 
 class FilesRead(Message, wire="cluster.files.found"):

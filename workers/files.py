@@ -11,6 +11,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from bus import secret_urls
 from bus.artifacts import open_artifacts
 from schemas.errors import BadInput
 from schemas.files import NAME_CHARACTERS, PAGE_NAMES
@@ -23,13 +24,14 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
     Args:
         payload: url; what: `piece` with name, start, count and `data`, the path for the bytes; or `list` with
-            name and after; urls: what the node's jobs may name.
+            name and after; urls: what the node's jobs may name; secrets: what a `secret://` stands for.
         result: the file to write.
     """
     return answer(functools.partial(_ask, payload), result)
 
 
 def _ask(payload: dict[str, Any]) -> dict[str, Any]:
+    secret_urls.learn(payload["secrets"])
     restrict_urls(payload.get("urls"))
     return asyncio.run(_list(payload) if payload["what"] == "list" else _piece(payload))
 

@@ -15,14 +15,23 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bus.artifacts import Artifacts, open_artifacts
+from bus.artifacts import ReadableArtifacts, open_artifacts
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import CHECKPOINT, CHECKPOINT_WAIT, STATE_RESTORE
-from entities.checkpoint_store import CheckpointStore, Folder, checkpoints_at, checkpoints_url, read_manifest
+from entities.checkpoint_store import (
+    CheckpointStore,
+    Folder,
+    Opener,
+    checkpoints_at,
+    checkpoints_url,
+    read_manifest,
+)
+from entities.node_files import files_of
 from entities.orchestrator.checkpoint_schedule import RISK, TREND_STEPS, Choice, Conditions, choose
 from entities.orchestrator.hardware_risk import hardware_risk
 from entities.orchestrator.instances import Instances, MemberLost
+from entities.orchestrator.job_secrets import secrets_for
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.setbacks import Unrecoverable
@@ -312,14 +321,19 @@ class Checkpoints:
             await self._tell(f"that of step {lost} is not at {self._store.url} any more")
         for folder in folders:
             url = self._store.url_of(folder)
-            if url not in self._damaged and await self._try(url):
+            if url not in self._damaged and await self._try(url, self._own):
                 return folder.version
         return None
 
     async def _restore_named(self, named: str) -> int:
-        """From the checkpoint that the job's author names, which may be another job's."""
+        """From the checkpoint that the job's author names, which may be another job's. Nodes read it."""
         try:
-            urls = await checkpoints_at(self._open, named)
+            secrets = await secrets_for(self._bus, self._spec)
+
+            def open_url(url: str) -> ReadableArtifacts:
+                return files_of(url, self._bus, self._agents, secrets=secrets)
+
+            urls = await checkpoints_at(open_url, named)
         except BadInput as error:
             raise Unrecoverable(f"resume_from {named}: {error.text}") from None
         if not urls:
@@ -328,21 +342,21 @@ class Checkpoints:
                 "name the folder of one, or the folder 'checkpoints' of a job"
             )
         for url in urls:
-            if (manifest := await self._try(url)) is not None:
+            if (manifest := await self._try(url, open_url)) is not None:
                 differing = _differing(manifest, spec_digests(self._spec))
                 if differing:
                     await self._tell(f"{url} is of a job with other {' and '.join(differing)}: as you wish")
                 return manifest.version
         raise Unrecoverable(f"resume_from {named}: no checkpoint there can be read")
 
-    async def _try(self, url: str) -> CheckpointManifest | None:
+    async def _try(self, url: str, open_url: Opener) -> CheckpointManifest | None:
         """Restores from `url`; None if it is damaged.
 
         Raises:
             Unrecoverable: it is whole, but not of this model or not for this job.
         """
         try:
-            manifest = await read_manifest(self._open, url)
+            manifest = await read_manifest(open_url, url)
             if manifest.version >= self._spec.training.steps and manifest.job != self._job:
                 raise Unrecoverable(
                     f"resume_from {url} is of step {manifest.version}, but training.steps is "
@@ -359,8 +373,12 @@ class Checkpoints:
             return None
         return manifest
 
-    def _open(self, url: str) -> Artifacts:
+    def _own(self, url: str) -> ReadableArtifacts:
+        """Of this job: below where its checkpoints are published."""
         return open_artifacts(url, self._bus)
+
+    def _agents(self) -> dict[str, str]:
+        return {sid: node.sealing_key for sid, node in self._mesh.nodes.items()}
 
     async def _order_restore(self, version: int, url: str | None) -> None:
         order = StateRestore(job=self._job, epoch=self._epoch, version=version, checkpoint=url)

@@ -26,8 +26,10 @@ from schemas.checkpoint import (
     CheckpointWritten,
     StageCheckpoint,
 )
-from schemas.envelope import EntityKind
+from schemas.cluster import NodeStatus
+from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DamagedCheckpoint, DmscError, Unavailable
+from schemas.files import FilesRead, ReadFiles
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
 from schemas.signals import QosReport
 from schemas.step import Member, StateReady, StateRestore
@@ -88,6 +90,19 @@ class StandIn:
 
 
 JOB = "jtest"
+NODE = NodeStatus(
+    sid="a-n", cluster="a", node="n", incarnation="i1", slots=(), address="127.0.0.1", warm=True
+)  # fmt: skip
+"""Where files are read for the orchestrator."""
+
+
+async def read_files(order: ReadFiles, envelope: Envelope) -> FilesRead:
+    """As a node does, without a worker: small files, whole."""
+    artifacts = open_artifacts(order.url, None)
+    if order.what == "list":
+        return FilesRead(names=tuple(await artifacts.list(order.name)))
+    data = await artifacts.get_bytes(order.name)
+    return FilesRead(data=data[order.start : order.start + order.count], size=len(data))
 
 
 class Rig:
@@ -117,6 +132,7 @@ class Rig:
         held = await self.bus.bucket(subjects.JOB_RECORD).get(leader=True, job=JOB)
         self.journal = Journal(self.bus, record, held.revision if held is not None else 0)
         self.mesh = MeshView()
+        await self.mesh.node(NODE)
         self.instances = Instances(self.bus, self.mesh, JOB, self.spec, epoch)
         units = tuple(
             TaskUnit(sid=one.member.sid, kind=UnitKind.STAGE, stage=one.stage, replica=0)
@@ -312,7 +328,9 @@ async def test_a_store_that_does_not_answer_is_not_damage(make: Any) -> None:
     assert await rig.checkpoints.restore() == 2
 
 
-async def test_a_job_without_checkpoints_begins_where_its_spec_says(make: Any, tmp_path: Path) -> None:
+async def test_a_job_without_checkpoints_begins_where_its_spec_says(
+    make: Any, connect: Connect, tmp_path: Path
+) -> None:
     rig = await make()
     assert await rig.checkpoints.restore(fresh=True) == 0
     assert rig.stand_ins[0].restored == []
@@ -320,6 +338,10 @@ async def test_a_job_without_checkpoints_begins_where_its_spec_says(make: Any, t
     named = str(rig.folder)
     rig.spec = rig.spec.model_copy(update={"resume_from": named, "artifacts": str(tmp_path / "other")})
     await rig.start(1)
+    with pytest.raises(Unavailable, match="no node could read it"):  # nor does the orchestrator try
+        await rig.checkpoints.restore(fresh=True)
+    node = await connect(NODE.sid, EntityKind.CLUSTER)
+    await node.serve(subjects.READ_FILES, read_files, agent=NODE.sid)
     assert await rig.checkpoints.restore(fresh=True) == 2
     assert rig.stand_ins[0].restored == [(2, f"{named}/00000002-1-1")]
     rig.spec = rig.spec.model_copy(update={"resume_from": str(tmp_path / "nothing")})

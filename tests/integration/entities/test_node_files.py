@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import secrets
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -60,11 +60,11 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Asy
 
 
 def files(bus: Bus, path: Path, *agents: str) -> ReadableArtifacts:
-    return node_files.files_of(f"file://{path}", bus, lambda: agents or ("a-n",))
+    return node_files.files_of(f"file://{path}", bus, lambda: dict.fromkeys(agents or ("a-n",), ""))
 
 
 async def test_a_file_of_several_blocks_comes_whole_and_in_ranges(gateway: Bus, folder: Path) -> None:
-    content = secrets.token_bytes(2 * BLOCK_BYTES + 12_345)
+    content = os.urandom(2 * BLOCK_BYTES + 12_345)
     (folder / "weights").write_bytes(content)
     found = files(gateway, folder)
     assert await found.size("weights") == len(content)
@@ -133,11 +133,15 @@ async def test_a_reader_that_is_killed_costs_nothing_where_another_node_is(
 
 async def test_without_a_node_nothing_is_opened(gateway: Bus, folder: Path) -> None:
     (folder / "there").touch()
-    found = node_files.files_of(str(folder), gateway, lambda: ())
+    found = node_files.files_of(str(folder), gateway, dict)
     with pytest.raises(Unavailable, match="no node is up to read it; `dmsc join` adds one"):
         await found.exists("there")
 
 
-async def test_what_a_secret_stands_for_is_for_the_jobs_own_processes(gateway: Bus) -> None:
+async def test_what_a_secret_stands_for_is_read_for_who_may_hand_it_on(gateway: Bus, folder: Path) -> None:
+    (folder / "hidden").write_bytes(b"content")
+    secrets = json.dumps({"u/n": f"file://{folder}"})
+    found = node_files.files_of("secret://u/n", gateway, lambda: {"a-n": ""}, secrets=secrets)
+    assert await found.get_bytes("hidden") == b"content"
     with pytest.raises(BadInput, match="only the job's own processes can open it"):
-        node_files.files_of("secret://u/n", gateway, lambda: ("a-n",))
+        node_files.files_of("secret://u/n", gateway, lambda: {"a-n": ""})
