@@ -39,6 +39,10 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 soak-edges: setup ## frozen server, full disk, garbage values, no room: 20 runs; ARGS="--runs 40 --minutes 9", goes on
 	@$(VENV)/python -m benchmarks.soak_edges $(ARGS)
 
+.PHONY: soak-upgrade
+soak-upgrade: setup ## a state folder that older software, out of git's history, has written: does today's go on with it?
+	@$(VENV)/python -m benchmarks.soak_upgrade $(ARGS)
+
 .PHONY: test
 test: lint layers ## everything that must pass: style and layers, then types and all tests beside each other
 	@$(MAKE) types & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
