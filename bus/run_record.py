@@ -1,9 +1,9 @@
 """A run's record: what the streams hold of one job, from all of them, in the order of the server's clock.
 
 Everything that functional modules take in, what they suggested, what was decided, what became of it: each row
-of the table that a stream keeps; log lines, dead letters and the audit excepted. Rows that name a job are
-read for that job; those that concern the whole mesh (signals, node samples) for the time that it ran. How
-long the streams keep it stands in `bus.stream_specs`.
+of the table that a stream keeps; log lines, dead letters, unreadable records and the audit excepted. Rows
+that name a job are read for that job; those that concern the whole mesh (signals, node samples) for the time
+that it ran. How long the streams keep it stands in `bus.stream_specs`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from schemas.job import ENDED, JobEvent
 RECORDED: tuple[Subject, ...] = tuple(
     row
     for row in subjects.SUBJECTS
-    if row.stream is not None and row.stream not in ("LOGS", "DEAD_LETTERS", "AUDIT")
+    if row.stream is not None and row.stream not in ("LOGS", "DEAD_LETTERS", "UNREADABLE", "AUDIT")
 )
 """Rows of which a run's record is made."""
 

@@ -22,7 +22,7 @@ async def past(bus: Bus, lens: Lens) -> AsyncGenerator[Tapped, None]:
         Unavailable: the bus went away meanwhile.
     """
     for spec in stream_specs.STREAMS:
-        for pattern in spec.subjects:
+        for pattern in filter(lens.allows, spec.subjects):
             try:
                 async with (
                     Reader.open(bus.link, spec.name, pattern, start=1) as reader,

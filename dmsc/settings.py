@@ -35,14 +35,18 @@ class GatewayAddress:
 def find_bus(
     servers: str | Sequence[str] | None = None, token: str | None = None, state: Path | None = None
 ) -> BusAddress:
-    """The bus to talk to. Raises `BusUnreachable` if nothing says where it is."""
+    """The bus to talk to; where nothing else is given, with the user's own token, by whose role the bus goes.
+
+    Raises `BusUnreachable` if nothing says where it is.
+    """
     from schemas.errors import BusUnreachable
 
     folder = StateFolder(state or default_state())
     named = _split(servers) or (() if state else _split(os.environ.get("DMSC_BUS")))
     if named:
         ours = folder.bus_token() if _own(named, folder) else None
-        return BusAddress(servers=named, token=token or os.environ.get("DMSC_BUS_TOKEN") or ours)
+        shown = token or os.environ.get("DMSC_BUS_TOKEN") or ours or os.environ.get("DMSC_TOKEN")
+        return BusAddress(servers=named, token=shown or None)
     mesh = _mesh_of(folder)
     if mesh is None:
         raise BusUnreachable(

@@ -23,7 +23,7 @@ from dmsc.settings import BusAddress
 from dmsc.tap_printing import Printer, note
 from schemas.door import TapScope
 from schemas.envelope import EntityKind
-from schemas.errors import BadInput, NotFound
+from schemas.errors import BadInput, NotFound, Refused
 
 RATES_EVERY_S = 1.0
 EVERYTHING = (">", "$KV.>")
@@ -134,8 +134,11 @@ async def listen(address: BusAddress, wanted: Wanted, printer: Printer, door: Do
     if scope is not None:
         wanted = replace(wanted, patterns=tap_scope.shown(scope, wanted.patterns))
     async with Bus.connect(address.servers, name="tap", kind=EntityKind.TAP, token=address.token) as bus:
+        if wanted.replies and may is not None and scope is not None and bus.link.broker is not None:
+            # a guarded bus shows nobody's inbox to this role
+            raise Refused(f"{scope.role} {scope.user} may not tap answers (--replies): ask an operator")
         if wanted.follow is not None:
-            await _follow(bus, wanted, printer, may)
+            await _follow(bus, wanted, printer, scope, may)
         elif wanted.microbatch is not None:
             await _microbatch(bus, wanted, printer, may)
         elif wanted.rate:
@@ -250,11 +253,16 @@ async def _microbatch(bus: Bus, wanted: Wanted, printer: Printer, may: May | Non
                         return
 
 
-async def _follow(bus: Bus, wanted: Wanted, printer: Printer, may: May | None) -> None:
+async def _follow(
+    bus: Bus, wanted: Wanted, printer: Printer, scope: TapScope | None, may: May | None
+) -> None:
     """The tree as the streams have it; then each message that joins it, and at the end the whole again."""
     assert wanted.follow is not None
     tree = CausalTree(wanted.follow)
-    async with Tap(bus, (*EVERYTHING, INBOXES), replies=True, may=may) as tapping:
+    patterns: tuple[str, ...] = (*EVERYTHING, INBOXES)
+    if may is not None and scope is not None:  # answers are not for this role to hear
+        patterns = tap_scope.shown(scope, EVERYTHING)
+    async with Tap(bus, patterns, replies=may is None, may=may) as tapping:
         async with aclosing(past(bus, wanted.lens(may))) as older:
             async for tapped in older:
                 tree.add(tapped, past=True)

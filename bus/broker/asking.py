@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -99,10 +100,10 @@ class Asking:
         self, call: str, body: bytes, headers: dict[str, str] | None, owner: str = ""
     ) -> tuple[str, bytes]:
         request = BrokerRequest.model_construct(call=call, headers=headers or {}, body=body)
-        asker = Asker.of_owner(owner, self.asker.inbox) if owner else self._asker(call)
+        asker = Asker.of_owner(owner, self.asker.inbox) if owner else self._asker(call, body)
         return asker.subject, codec.encode(request, self._sender, self._next_id())
 
-    def _asker(self, call: str) -> Asker:
+    def _asker(self, call: str, body: bytes) -> Asker:
         if len(self.askers) == 1:
             return self.asker
         tokens = call.split(".")
@@ -111,7 +112,16 @@ class Asking:
         if call.startswith("$JS.API.CONSUMER."):
             last = tokens[-1] if tokens[3] != "CREATE" else tokens[5]
             return next((one for one in self.askers if last.startswith(one.consumers)), self.askers[-1])
+        if call.startswith(("$JS.API.STREAM.INFO.", "$JS.API.STREAM.MSG.GET.")):
+            return self._reader(tokens[-1], _subjects_in(body))
         return self.askers[-1] if call.startswith("$JS.API.") else self.asker
+
+
+def _subjects_in(body: bytes) -> str:
+    """Which subjects a call of ours is about; empty: the stream itself."""
+    fields = json.loads(body) if body else {}
+    named = (fields.get(key) for key in ("subjects_filter", "last_by_subj", "next_by_subj"))
+    return next((str(one) for one in named if one), "")
 
 
 def askers(token: Token | None, name: str, kind: EntityKind, nonce: bool) -> tuple[Asker, ...]:

@@ -10,19 +10,24 @@ from typing import Any
 
 import pytest
 
-from bus import codec, jetstream, subjects
+from bus import codec, jetstream, run_record, subjects, tap_scope
 from bus.broker.asker import Asker
 from bus.connection import Bus
 from bus.credentials import delegate, issue
 from bus.identity import Identity
 from bus.inboxes import inbox_of, inbox_of_token
+from bus.permissions import PRIVATE
 from bus.rendezvous import Rendezvous, links_of
+from bus.tap_lens import Lens
+from bus.tap_past import past
 from entities.broker import Broker, brokering
 from policies.instance_store import InstanceStore
 from schemas.broker import BrokerRequest
+from schemas.door import TapScope
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Sender
 from schemas.errors import BadInput, DmscError, NotFound, Refused
+from schemas.job import JobEvent, JobState
 from schemas.signals import Role
 from schemas.step import Member
 from schemas.store import StoreRows
@@ -129,6 +134,26 @@ async def test_readers_have_what_the_table_gives_them_and_no_more(mesh: Guarded)
                     await tap.bucket(subjects.REVOCATION).keys()
             else:
                 assert await tap.bucket(subjects.REVOCATION).keys() == []
+
+
+async def test_each_role_reads_a_run_and_follows_what_came_of_a_message(mesh: Guarded) -> None:
+    """Of a run's record nothing is private; of the streams a viewer's tap reads what the role sees."""
+    event = JobEvent(job="j", kind="state", at=1.0, state=JobState.DONE)
+    async with owner(mesh) as bus:
+        await bus.append(subjects.JOB_EVENT, event, job="j")
+    hidden = TapScope(user="u", role=Role.VIEWER, everything=False, hidden=tuple(row.name for row in PRIVATE))
+    for role in Role:
+        user = Bus.connect(
+            mesh.url, name="runs", kind=K.CLIENT, token=TOKENS[role], connect_timeout_s=PATIENCE_S
+        )
+        async with user as reader:
+            assert (await run_record.counts(reader)).keys() == {"j"}
+            span = await run_record.span_of(reader, "j")
+            frames = [frame async for frame in run_record.read_run(reader, "j", span)]
+            assert [frame.subject for frame in frames] == [subjects.JOB_EVENT(job="j")]
+            lens = Lens(may=tap_scope.may(hidden))
+            assert [tapped.subject async for tapped in past(reader, lens)] == [subjects.JOB_EVENT(job="j")]
+            assert reader.counters.denied == 0
 
 
 async def test_an_instance_writes_below_its_job_and_reads_what_its_job_names(mesh: Guarded) -> None:

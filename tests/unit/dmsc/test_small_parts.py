@@ -48,6 +48,8 @@ def test_argument_beats_environment_beats_state_folder(
     with pytest.raises(errors.Unavailable, match=r"no mesh runs on .*dmsc up"):
         find_gateway(state=tmp_path)
     monkeypatch.setenv("DMSC_BUS", "nats://e1:1,nats://e2:2")
+    monkeypatch.setenv("DMSC_TOKEN", "a-users")
+    assert find_bus().token == "a-users", "elsewhere a user has no other: the bus goes by its role"
     monkeypatch.setenv("DMSC_BUS_TOKEN", "from-environment")
     assert find_bus().servers == ("nats://e1:1", "nats://e2:2")
     assert find_bus().token == "from-environment"
