@@ -295,7 +295,12 @@ def test_children_are_the_supervisors_own_and_need_no_zygote_to_come_back(mesh_f
     (zygote,) = (pid for pid, line in direct.items() if line and line[0].startswith("dmsc-zygote"))
 
     agent = f"--agent {mesh.children['agent-b']} "
-    (orphan,) = (one for one in up.children(recursive=True) if agent in " ".join(one.cmdline()))
+
+    def fork_servers() -> list[psutil.Process]:
+        return [one for one in up.children(recursive=True) if agent in " ".join(one.cmdline())]
+
+    wait_for(lambda: len(fork_servers()) == 1)  # the mesh is up before its nodes are warm
+    (orphan,) = fork_servers()
     os.kill(mesh.children["agent-b"], signal.SIGKILL)
     orphan.wait(PATIENCE_S)  # its fork server: ended by itself, and was waited for
     wait_for(lambda: read(mesh_folder).children["agent-b"] != mesh.children["agent-b"])
