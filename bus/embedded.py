@@ -31,6 +31,7 @@ from bus.accounts import ALONE, Account
 from bus.codec import MAX_MESSAGE_BYTES
 from bus.departures import access_clause
 from bus.logs import get_logger
+from bus.plain_files import plain
 from schemas.errors import BadInput, Conflict, Unavailable
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class EmbeddedServer:
         assert self._lock is not None
         # The kernel's signal fires when the spawning thread ends, which only the main one does with us.
         by_kernel = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
-        with (self.store_dir / "stderr.log").open("wb") as stderr:
+        with open(self.store_dir / "stderr.log", "wb", opener=plain) as stderr:
             process = subprocess.Popen(
                 [str(binary), "-c", str(config)],
                 stdin=subprocess.DEVNULL,
@@ -321,9 +322,9 @@ class EmbeddedServer:
 
             lines += guarded_clause(self._guard, self._accounts, self._copies)
         path = self.store_dir / "server.conf"
-        path.touch(mode=0o600)
-        path.chmod(0o600)  # the token is in it
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=plain) as file:
+            os.fchmod(file.fileno(), 0o600)  # the token is in it
+            file.write("\n".join(lines) + "\n")
         return path
 
     def _tls_lines(self, *, mutual: bool) -> list[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from bus import renewal
 from bus.accounts import Account, Limits, account_of, least_store_bytes
 from bus.embedded_cluster import copies
+from bus.plain_files import APPEND, plain
 from dmsc import layout, ports
 from dmsc.layout import ChildSpec, MeshOptions
 from dmsc.log_rotation import rotating
@@ -164,7 +165,7 @@ async def _guarded(
         )
         for name, each in tenants.items()
     ]
-    with (folder.logs / "guard.log").open("a", encoding="utf-8") as record:
+    with os.fdopen(plain(folder.logs / "guard.log", APPEND), "a", encoding="utf-8") as record:
 
         def tell(event: str, **fields: str) -> None:
             record.write(json.dumps({"timestamp": time.time(), "event": event, **fields}) + "\n")

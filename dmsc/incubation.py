@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bus.plain_files import plain
 from entities.fork_server_process import INCUBATOR, threads_environment
 
 _GRACE_S = 5.0
@@ -28,7 +29,10 @@ def incubating(log: Path, *options: str) -> Iterator[dict[str, str]]:
         yield {}
         return
     name = f"dmsc-incubator-{secrets.token_hex(8)}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, log.open("ab") as output:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        open(log, "ab", opener=plain) as output,
+    ):
         listener.bind("\0" + name)
         listener.listen()  # here, so that nobody comes too soon
         incubator = subprocess.Popen(

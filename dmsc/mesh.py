@@ -17,6 +17,7 @@ from typing import Any
 from bus import renewal
 from bus.embedded import LOOPBACK
 from bus.embedded_cluster import EmbeddedCluster, copies
+from bus.plain_files import APPEND, plain
 from dmsc import layout, ports
 from dmsc.async_client import AsyncClient
 from dmsc.composition import own_address
@@ -249,7 +250,7 @@ async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
         ends_old_roots=True,
         sid="supervisor",
     )
-    with (folder.logs / "guard.log").open("a", encoding="utf-8") as record:
+    with os.fdopen(plain(folder.logs / "guard.log", APPEND), "a", encoding="utf-8") as record:
 
         def tell(event: str, **fields: str) -> None:
             with contextlib.suppress(OSError):  # a full disk must keep nobody out

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bus.plain_files import APPEND, plain
 from dmsc.exit_codes import ExitCode
 from dmsc.layout import ChildSpec, child_arguments, command
 from dmsc.zygote import ForkedProcess, Order, Zygote
@@ -141,7 +142,7 @@ class Supervisor:
 
     async def _start(self, child: ChildSpec) -> None:
         environment = {**self._environment, **self._secrets(child)}
-        with (self._logs / f"{child.name}.log").open("ab") as log:
+        with os.fdopen(plain(self._logs / f"{child.name}.log", APPEND), "ab") as log:
             process: Child | None = None
             if self._zygote is not None and not child.users_code:  # whose memory knows of all children
                 order = Order(child_arguments(child, os.getpid()), environment)

@@ -313,17 +313,19 @@ async def _up(running: Running, json: bool, zygote: Zygote | None) -> None:
 
 def _detached(options: MeshOptions, json: bool) -> None:
     """Start the same command in a session of its own; wait until it is ready or has failed."""
+    from bus.plain_files import plain
     from dmsc.state_folder import StateFolder
 
     folder = StateFolder(options.state)
     if folder.owner() is not None:
         raise folder.in_use()
-    folder.logs.mkdir(parents=True, exist_ok=True)
+    folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.logs.mkdir(exist_ok=True)
     log = folder.logs / "up.log"
     arguments = [argument for argument in sys.argv[1:] if argument not in ("-d", "--detach")]
     environment = {**os.environ, "DMSC_STATE": str(folder.path)}
     log.unlink(missing_ok=True)
-    with log.open("ab") as out:  # to be cut where it ends: `log_rotation`
+    with open(log, "ab", opener=plain) as out:  # to be cut where it ends: `log_rotation`
         process = subprocess.Popen(
             [sys.executable, "-m", "dmsc", *arguments],
             stdin=subprocess.DEVNULL,
