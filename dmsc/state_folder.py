@@ -1,7 +1,7 @@
 """The state folder of a mesh on this machine: who runs it, where it listens, its tokens.
 
 lock         held (flock) by the supervisor; contains its process id
-version      the format of this folder; one without it is of before there were versions (ADR-0040)
+version      the format of this folder; one without it is of before there were versions (ADR-0041)
 mesh.json    bus servers, gateway URLs, process id, times; present while the mesh runs
 token        the administrator's token for the gateways (mode 0600)
 bus_token    the root of the bus's credentials (mode 0600): who has it may be anybody there. An older folder's
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STATE = ".dmsc"
 FORMAT = 1
-"""Of a state folder. What is written changes so that older software would spoil it: one more (ADR-0040)."""
+"""Of a state folder. What is written changes so that older software would spoil it: one more (ADR-0041)."""
 _LOCK_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Of a link or a pipe that somebody has put there: an error, at once."""
 
