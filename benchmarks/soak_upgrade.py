@@ -195,6 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--end", choices=("down", "kill", "both"), default="both", help="how the old mesh ends"
     )
     asked = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the mesh is ended, too
     wrong = False
     for end in ("down", "kill") if asked.end == "both" else (asked.end,):
         with tempfile.TemporaryDirectory(prefix="dmsc-upgrade-") as temporary:
