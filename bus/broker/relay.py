@@ -64,13 +64,18 @@ class Relay(Subscription):
 
     async def _relay(self, raw: Msg) -> None:
         asker = Asker.of_subject(raw.subject)
+        answerable = False
         try:
             refuse_stored(raw)
             if asker is None or (raw.reply and not asker.may_be_answered_at(raw.reply)):
                 raise BadMessage(f"{raw.subject}: the answer would not go to who asks", reason="reply")
+            answerable = True
+            codec.refuse_oversized(self.row, raw.data)
             request, _ = codec.decode(raw.data, BrokerRequest)
         except BadMessage as error:
             await bury(self._bus, self.row, raw.subject, raw.data, error)
+            if answerable:
+                await self._return(raw.reply, failure(BadInput(error.text)))
             return
         assert isinstance(request, BrokerRequest)
         self.asked[asker.kind] += 1

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 import tracemalloc
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import msgpack
 import pytest
+from nats.aio.msg import Msg
 
 from bus import codec
+from bus.broker.asker import Asker
+from bus.broker.relay import Relay
+from bus.objects import CHUNK_BYTES
 from bus.subject import Subject
 from bus.subjects import SUBJECTS
 from schemas.base import MESSAGE_TYPES
@@ -73,6 +80,44 @@ def test_eight_megabytes_on_a_row_are_refused_before_they_are_read(
     assert caught.value.fields["reason"] == "oversized"
     assert row.name in caught.value.text
     codec.refuse_oversized(row, b"\x90" * codec.MOST_NOTICE_BYTES)
+
+
+class Answers:
+    """A bus of which a broker needs no more than where its answers go."""
+
+    def __init__(self) -> None:
+        self.link = self
+        self.sender = SimpleNamespace(name="broker")
+        self.counters = SimpleNamespace(dead_letters=0, reported=set())
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    async def send(self, subject: str, data: bytes, **_: object) -> None:
+        self.sent.append((subject, json.loads(data)))
+
+    def bucket(self, *_: object) -> None:
+        """Jobs' records: nothing that is refused for its size asks for them."""
+
+    async def publish(self, *_: object, **__: object) -> None:
+        """Dead letters."""
+
+
+async def test_a_broker_reads_nothing_of_a_call_above_a_notices_size_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, asker = Answers(), Asker("client", "any", "viewer")
+    relay = Relay(bus)  # type: ignore[arg-type]
+    assert CHUNK_BYTES < codec.MOST_NOTICE_BYTES, "the largest write that anybody makes is let through"
+    monkeypatch.setattr(msgpack, "unpackb", None)
+    data = b"\x91" * (codec.MOST_NOTICE_BYTES + 1)
+    await relay._relay(Msg(bus, asker.subject, f"{asker.inbox}.1", data))  # type: ignore[arg-type]
+    ((reply, answer),) = bus.sent
+    assert reply == f"{asker.inbox}.1"
+    assert answer["error"]["code"] == 400
+    assert "where 1,048,576 are the most" in answer["error"]["description"]
+    assert bus.counters.dead_letters == 1
+    bus.sent.clear()
+    await relay._relay(Msg(bus, asker.subject, "_INBOX.another.1", data))  # type: ignore[arg-type]
+    assert not bus.sent
 
 
 def test_what_is_read_of_a_hostile_message_takes_little_memory_and_time() -> None:
