@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from bus.logs import get_logger
 from entities.orchestrator.communication import Communication
@@ -17,8 +17,12 @@ from schemas.task_graph import TaskGraph
 
 log = get_logger("orchestrator")
 
-GATEWAY_BACK_S = 20.0
-"""How long a job waits for any gateway. After a restart of the orchestrator they register within 10 s."""
+QUIET_S = 20.0
+"""A job says that it waits for a gateway after so long. After a restart of the orchestrator they register
+within 10 s.
+"""
+AGAIN_S = 1.0
+"""Before those that did not take the policy are asked again."""
 ANSWER_S = 3.0
 """A living gateway takes a policy within milliseconds; then the next one is asked."""
 
@@ -30,7 +34,7 @@ def next_entry(gateways: Sequence[str], preferred: str, silent: Collection[str])
 
 
 class EntryGateway:
-    """`sid` is the present one; empty before the first `choose`."""
+    """`sid` is the present one; empty before the first `choose`. `say` tells people what it waits for."""
 
     def __init__(
         self,
@@ -39,44 +43,51 @@ class EntryGateway:
         job: str,
         spec: JobSpec,
         preferred: str,
+        say: Callable[[str], Awaitable[None]],
     ) -> None:
         self._mesh = mesh
         self._communication = communication
         self._job = job
         self._spec = spec
         self._preferred = preferred
+        self._say = say
         self._choosing = asyncio.Lock()
         self.sid = ""
 
     async def choose(self, graph: TaskGraph | None = None) -> None:
         """Names a gateway in the job's policy, and waits until it has taken that; no other is waited for.
 
+        It waits for as long as none is registered, or none takes it.
+
         Args:
             graph: the job is deployed like this; without, the present gateway failed.
-
-        Raises:
-            Unavailable: none is registered, or none takes it.
         """
-        deadline = time.monotonic() + GATEWAY_BACK_S
         silent = {self.sid} if graph is None else set()
+        began, reason, said = time.monotonic(), "none is registered", False
         while True:
-            if not await self._mesh.until(lambda: bool(self._mesh.gateways()), GATEWAY_BACK_S):
-                raise Unavailable(f"no gateway registered within {GATEWAY_BACK_S:.0f} s")
-            sid = next_entry(self._mesh.gateways(), self._preferred, silent)
-            if sid is None:  # all have been asked: one may have started again
-                silent.clear()
-                continue
-            self._name(sid, graph)
-            try:
-                await self._communication.acknowledged(sid, ANSWER_S)
-            except Unavailable as error:
-                if time.monotonic() > deadline:
-                    raise
-                log.warning("gateway does not answer", job=self._job, sid=sid, reason=error.text)
-                silent.add(sid)
+            if self._mesh.gateways() or await self._mesh.until(lambda: bool(self._mesh.gateways()), QUIET_S):
+                sid = next_entry(self._mesh.gateways(), self._preferred, silent)
+                if sid is None:  # all have been asked: one may have started again
+                    silent.clear()
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                self._name(sid, graph)
+                try:
+                    await self._communication.acknowledged(sid, ANSWER_S)
+                except Unavailable as error:
+                    log.warning("gateway does not answer", job=self._job, sid=sid, reason=error.text)
+                    reason = error.text
+                    silent.add(sid)
+                else:
+                    self.sid = sid
+                    if said:
+                        await self._say(f"goes on: gateway {sid} dispatches for it")
+                    return
             else:
-                self.sid = sid
-                return
+                reason = "none is registered"
+            if not said and time.monotonic() - began >= QUIET_S:
+                said = True
+                await self._say(f"waits for a gateway: {reason}")
 
     def _name(self, sid: str, graph: TaskGraph | None) -> None:
         present = self._communication.policy

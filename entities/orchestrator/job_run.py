@@ -78,7 +78,10 @@ class JobRun:
         self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
         self.checkpoints = Checkpoints(bus, mesh, self.instances, journal, self.epoch)
         self._faults = JobFaults(faults, mesh, self.job, bus.sender.name)
-        self.entry = EntryGateway(mesh, self.communication, self.job, self.spec, gateway)
+        self.entry = EntryGateway(
+            mesh, self.communication, self.job, self.spec, gateway,
+            lambda text: journal.tell("recovery", text=text),
+        )  # fmt: skip
         self.training = Training(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults,
             room.occupied, lambda: self.entry.sid, self.entry.leave,

@@ -8,6 +8,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from entities.orchestrator import entry_gateway
 from entities.orchestrator.communication import Communication
 from entities.orchestrator.entry_gateway import EntryGateway, next_entry
 from entities.orchestrator.mesh_view import MeshView
@@ -43,6 +44,10 @@ async def register(mesh: MeshView, *sids: str) -> None:
         await mesh.service(NodeRegistration(sid=sid, kind=kind, incarnation="i", endpoint=endpoint))
 
 
+async def say(text: str) -> None:
+    raise AssertionError(f"nothing was to be said: {text}")
+
+
 def graph() -> TaskGraph:
     return TaskGraph(
         units=(), edges=(), constraints=(), placements=(), reason="", code_digest="", layer_count=0
@@ -56,7 +61,7 @@ async def test_a_dead_router_holds_up_nobody_and_hears_of_it_when_it_is_back(dia
     gateway, router = Receiver(), Receiver()
     await gateway.serve(await dial("gateway-a", EntityKind.GATEWAY), "gateway-a")
     communication = Communication(orchestrator, mesh)
-    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a")
+    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a", say)
     try:
         await entry.choose(graph())
         assert entry.sid == "gateway-a"
@@ -81,7 +86,7 @@ async def test_the_job_goes_to_another_gateway_when_its_own_is_dead_with_others(
     for sid, receiver in gateways.items():
         await receiver.serve(served[sid], sid)
     communication = Communication(orchestrator, mesh)
-    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a")
+    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a", say)
     try:
         await entry.choose(graph())
         assert (await gateways["gateway-c"].taken.get()).entry_gateway == "gateway-a"
@@ -94,6 +99,30 @@ async def test_the_job_goes_to_another_gateway_when_its_own_is_dead_with_others(
         await entry.leave("gateway-a")  # told late: there is another one already
         assert entry.sid == "gateway-c"
     finally:
+        await communication.close()
+
+
+async def test_a_job_without_a_gateway_waits_for_one_and_says_so(
+    dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_gateway, "QUIET_S", 0.01)
+    said: asyncio.Queue[str] = asyncio.Queue()
+    mesh = MeshView()
+    communication = Communication(await dial("orchestrator", EntityKind.ORCHESTRATOR), mesh)
+    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a", said.put)
+    choosing = asyncio.create_task(entry.choose(graph()))
+    try:
+        assert await said.get() == "waits for a gateway: none is registered"
+        assert not choosing.done()
+        gateway = Receiver()
+        await gateway.serve(await dial("gateway-b", EntityKind.GATEWAY), "gateway-b")
+        await register(mesh, "gateway-b")
+        await choosing
+        assert entry.sid == "gateway-b"
+        assert await said.get() == "goes on: gateway gateway-b dispatches for it"
+        assert said.empty()
+    finally:
+        choosing.cancel()
         await communication.close()
 
 
