@@ -158,6 +158,14 @@ class Supervisor:
                 )
             self._processes[child.name] = process
 
+    async def _start_at_last(self, child: ChildSpec) -> None:
+        while True:
+            try:
+                return await self._start(child)
+            except (OSError, BadInput) as error:  # no room for its log, or no file there; no more processes
+                self._say(f"{child.name} can't be started: {error}; trying again")
+                await asyncio.sleep(pause_before_restart(_hopeless_starts))
+
     async def _keep(self, child: ChildSpec) -> None:
         deaths = 0
         while True:
@@ -168,7 +176,7 @@ class Supervisor:
             if child.name in self._replaced:
                 self._replaced.discard(child.name)
                 self._say(f"{child.name} is started again, with a new credential")
-                await self._start(child)
+                await self._start_at_last(child)
                 continue
             if code == 0 and child.may_leave:
                 self._say(f"{child.name} has left, as it was told to")
@@ -188,13 +196,7 @@ class Supervisor:
             self._say(f"{child.name} died ({why}); starting it again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
             self.restarts += 1
-            while True:
-                try:
-                    await self._start(child)
-                    break
-                except OSError as error:  # no space for its log, no more processes: it may pass
-                    self._say(f"{child.name} can't be started: {error}; trying again")
-                    await asyncio.sleep(pause_before_restart(_hopeless_starts))
+            await self._start_at_last(child)
             try:
                 self.restarted()
             except OSError as error:

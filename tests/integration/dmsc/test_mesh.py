@@ -278,7 +278,7 @@ def test_a_child_that_can_not_be_started_again_just_now_is_started_later(mesh_fo
     own.mkdir()
     pid = read(mesh_folder).children["agent-b"]
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: "agent-b can't be started: [Errno 21]" in up.read_text(), up.read_text)
+    wait_for(lambda: f"agent-b can't be started: {own} is no plain file" in up.read_text(), up.read_text)
     own.rmdir()
     (logs / "agent-b.kept").rename(own)
     wait_for(lambda: read(mesh_folder).children.get("agent-b", pid) != pid)
