@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from schemas.base import Message, Part, Time, Token
-from schemas.job import JobSpec
+from schemas.job import KeptSpec
 from schemas.marks import Secret, Url
 from schemas.task_graph import TaskUnit
 
@@ -46,7 +46,7 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 2)):
 
     job: Token
     epoch: int
-    spec: JobSpec
+    spec: KeptSpec
     unit: TaskUnit
     incarnation: Token
     slot: int
@@ -157,7 +157,7 @@ class Analyse(Message, wire="cluster.analyse", version=(1, 1)):
     """
 
     job: Token
-    spec: JobSpec
+    spec: KeptSpec
     secrets: Secret = Field("", description="as of `InstanceStart`")
 
 
@@ -179,7 +179,7 @@ class WriteSample(Message, wire="cluster.sample", version=(1, 1)):
     """SMO → node agent: load these weights in a short-lived worker and let the model write."""
 
     job: Token
-    spec: JobSpec
+    spec: KeptSpec
     weights_url: Url
     secrets: Secret = Field("", description="as of `InstanceStart`")
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
 from schemas.callables import LOSSES, MODELS, misnamed
+from schemas.kept import breaks_rules, kept
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
@@ -203,6 +213,23 @@ class JobSpec(Part):
         return self
 
 
+def kept_spec(value: Any) -> JobSpec:
+    """The job file of a job that was taken: no rule about what may be submitted counts any more."""
+    return kept(value, JobSpec)
+
+
+def _kept_spec(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except ValidationError as error:
+        if not breaks_rules(error):
+            raise
+    return kept_spec(value)
+
+
+KeptSpec = Annotated[JobSpec, WrapValidator(_kept_spec)]
+
+
 class JobState(StrEnum):
     QUEUED = "queued"
     ANALYSING = "analysing"
@@ -328,7 +355,7 @@ class JobRecord(Message, wire="job.record", version=(1, 12)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
-    spec: JobSpec
+    spec: KeptSpec
     state: JobState
     epoch: int = Field(0, description="how often an orchestrator has started this job; fences older ones")
     user: str = ""

@@ -13,7 +13,7 @@ from typing import Any
 from bus import secret_urls
 from bus.artifacts import SCHEME
 from schemas.errors import BadModel
-from schemas.job import JobSpec
+from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
 from workers.data import Batch, Dataset, batch, open_dataset
 from workers.determinism import compute_exactly, inexact_operation, tolerant
@@ -37,7 +37,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 async def _main(payload: dict[str, Any]) -> ModelTopology:
     secret_urls.learn(payload.get("secrets", ""))
     restrict_urls(payload.get("urls"))
-    spec = JobSpec.model_validate(payload["spec"])
+    spec = kept_spec(payload["spec"])
     dataset = await _open(payload, spec)
     return analyse(
         payload["job"], spec, dataset, payload["cluster"], payload["node"], payload.get("device", "cpu")

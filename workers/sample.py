@@ -12,7 +12,7 @@ import torch
 from bus import secret_urls
 from bus.artifacts import SCHEME, open_artifacts
 from schemas.errors import BadModel
-from schemas.job import JobSpec, SampleSpec
+from schemas.job import SampleSpec, kept_spec
 from workers.model import StageModule, build, slice_stage
 from workers.short_lived import answer, connect
 from workers.url_rules import restrict_urls
@@ -34,7 +34,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 async def _main(payload: dict[str, Any]) -> str:
     secret_urls.learn(payload.get("secrets", ""))
     restrict_urls(payload.get("urls"))
-    spec = JobSpec.model_validate(payload["spec"])
+    spec = kept_spec(payload["spec"])
     torch.set_num_threads(spec.training.compute_threads)
     layers = build(spec.model, spec.training.seed)
     model = slice_stage(layers, 0, len(layers), precision=spec.training.precision)

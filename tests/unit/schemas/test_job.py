@@ -7,7 +7,7 @@ import itertools
 import pytest
 from pydantic import ValidationError
 
-from schemas.job import JOB_TRANSITIONS, JobSpec, JobState, TrainingSpec
+from schemas.job import JOB_TRANSITIONS, JobRecord, JobSpec, JobState, TrainingSpec, kept_spec
 from schemas.learning_rate import learning_rate
 
 
@@ -53,3 +53,33 @@ def test_every_state_has_a_row_and_ends_are_final() -> None:
     assert set(JOB_TRANSITIONS) == set(JobState)
     for state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED):
         assert not JOB_TRANSITIONS[state]
+
+
+def test_a_record_of_before_keeps_what_may_not_be_submitted_any_more() -> None:
+    """Read from the wire, and by whoever starts the job's processes; a value of the wrong type is garbage."""
+    old = spec(
+        model={"factory": "statistics:mean", "args": {"width": 8}, "loss": "hinge"},
+        training={"steps": 3, "optimizer": {"lr": 5000.0, "eps": 1e-40, "betas": [0.9, 1.5]}},
+        parallel={"stages": 2, "replicas": [200_000, 1]},
+        of_a_newer_version=1,
+    )
+    with pytest.raises(ValidationError):
+        JobSpec.model_validate(old)
+    record = {"job": "j", "spec": old, "state": "running", "submitted_at": 1.0, "changed_at": 1.0}
+    read = JobRecord.model_validate(record)
+    assert read.spec.model.factory == "statistics:mean"
+    assert read.spec.model.loss == "hinge"
+    assert read.spec.model.args == {"width": 8}
+    assert read.spec.training.optimizer.lr == 5000.0
+    assert read.spec.training.optimizer.betas == (0.9, 1.5)
+    assert read.spec.training.optimizer.weight_decay == 0.01
+    assert read.spec.training.microbatches == 8
+    assert read.spec.parallel.replicas_per_stage() == (200_000, 1)
+    again = JobRecord.model_validate_json(read.model_dump_json())
+    assert again == read
+    assert kept_spec(read.spec.model_dump(mode="json")) == read.spec
+    old["training"] = {"steps": "many", "optimizer": {"lr": 5000.0}}
+    with pytest.raises(ValidationError):
+        JobRecord.model_validate(record)
+    with pytest.raises(ValidationError):
+        kept_spec({"name": "x", "training": {"steps": 0}})
