@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from bus.logs import get_logger
+from bus.plain_files import APPEND, plain
 from entities import fork_server_process
 from entities.cluster_core import Device, Exit, Sight, see
 from entities.fork_server_process import ForkServerProcess
@@ -172,6 +173,7 @@ class ForkServerClient:
 
         Raises:
             Unavailable: it does not start, or not within `timeout_s`.
+            BadInput: a link or a pipe stands where its log belongs.
         """
         assert self._supervisor is not None
         waiter = asyncio.ensure_future(self._ready_event.wait())
@@ -318,7 +320,7 @@ class ForkServerClient:
             try:
                 self._scratch = Scratch()
                 self.scratch = self._scratch.path
-                with self.log_path.open("ab") as output:
+                with os.fdopen(plain(self.log_path, APPEND), "ab") as output:
                     self._process = await fork_server_process.start(
                         self._arguments(self.scratch), theirs.fileno(), output.fileno()
                     )

@@ -11,6 +11,7 @@ import pytest
 
 from bus.embedded import EmbeddedServer
 from bus.plain_files import plain
+from entities.cluster_processes import ForkServerClient
 from schemas.errors import BadInput
 
 PRECIOUS = "keep"
@@ -39,6 +40,19 @@ async def test_a_server_writes_through_nothing_that_was_planted(
             raise AssertionError
     assert precious.read_text() == PRECIOUS
     assert stat.S_IMODE(precious.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("plant", [_link, _pipe])
+async def test_a_fork_server_writes_through_nothing_that_was_planted(
+    tmp_path: Path, plant: Callable[[Path, Path], None]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text(PRECIOUS)
+    plant(tmp_path / "node-fork-server.log", precious)
+    async with ForkServerClient(name="node", logs=tmp_path) as client:
+        with pytest.raises(BadInput, match=r"fork-server\.log is no plain file: remove it"):
+            await client.wait_ready()
+    assert precious.read_text() == PRECIOUS
 
 
 def test_a_file_is_made_for_its_owner_alone(tmp_path: Path) -> None:
