@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,8 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
         (folder / f"{name}.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [sys.executable, SCRIPT, "-q", "-p", "no:cacheprovider", *arguments], cwd=folder,
+        [sys.executable, SCRIPT, "-q", "-p", "no:cacheprovider", "-p", "xdist", *arguments], cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # others take seconds to be loaded
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
