@@ -89,7 +89,8 @@ def make_environment(folder: Path) -> None:
 def install(python: Path, root: Path, *, dev: bool) -> None:
     """`pip install -e`: torch and all else come from whatever index the installer is configured for."""
     print("bootstrap: installing; the first time takes minutes, most of it is torch", flush=True)
-    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    # what is imported is compiled then; of torch alone most never is
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     if not sys.stdout.isatty():
         command.append("--quiet")
     # the folder as working directory, not in the argument: an extra behind a path with spaces is misread

@@ -122,9 +122,10 @@ def _part(process: psutil.Process, command: Sequence[str] | None, tree: Tree) ->
 
 
 def _descendants(process: psutil.Process) -> Iterator[tuple[int, float]]:
-    for child in process.children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            yield child.pid, child.create_time()
+    with contextlib.suppress(psutil.Error):  # it may have ended by now, as may each of them
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                yield child.pid, child.create_time()
 
 
 def _of_job(job: str, records: Iterable[ServiceRecord]) -> list[ServiceRecord]:

@@ -55,6 +55,10 @@ class OwnMesh:
     def urls(self) -> list[str]:
         return [server.url for server in self.servers]
 
+    def last_words(self, name: str) -> str:
+        """The end of a process's log."""
+        return (self.folder / f"{name}.log").read_text()[-2000:]
+
     def start(self, name: str, command: Sequence[str] = ()) -> int:
         """Starts a process, or the same one again; returns its pid. It does not outlive this one."""
         self.commands.setdefault(name, list(command))
@@ -192,7 +196,7 @@ class Witness:
                     if complete and warm and len(standing) == orchestrators:
                         return found
                 dead = self.mesh.processes.keys() - self.mesh.alive().keys()
-                assert not dead, f"{dead} ended; see {self.mesh.folder}"
+                assert not dead, "\n".join(f"{name} ended: {self.mesh.last_words(name)}" for name in dead)
                 await asyncio.sleep(0.05)
         pytest.fail(f"not ready: {status}")
 

@@ -27,6 +27,7 @@ from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 from tests.patience import PATIENCE_S
+from workers import telemetry
 
 OVER = (InstanceState.FAULTED, InstanceState.GONE)
 
@@ -278,8 +279,13 @@ def test_a_device_that_tells_of_errors_is_cordoned_until_an_operator_lifts_it(
         mesh.client.uncordon(node.sid)
 
 
-def test_an_instance_leaves_a_device_whose_driver_tells_of_an_error(mesh: Mesh, tmp_path: Path) -> None:
+def test_an_instance_leaves_a_device_whose_driver_tells_of_an_error(
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the driver's event in the instance's own process to the same weights on another node."""
+    monkeypatch.setattr(
+        telemetry, "_probe", telemetry._probe
+    )  # the plain loop builds the model in this process
     struck = tmp_path / "struck"
     spec = long_job("ailing", 1)
     args = {**spec.model.args, "struck": str(struck)}

@@ -56,7 +56,7 @@ async def test_a_job_with_nothing_left_is_parked_and_goes_on_when_there_is_room(
         await client.ready()
         spec = tiny_job(
             "parks",
-            training={"steps": 500, "checkpoint_every": 20, "validation_microbatches": 0},
+            training={"steps": 300, "checkpoint_every": 20, "validation_microbatches": 0},
             parallel={"stages": 2, "replicas": 1},
         )
         job = await client.submit(spec)
