@@ -22,8 +22,9 @@ log = get_logger("bus.connections")
 
 LIST = "$SYS.REQ.SERVER.PING.CONNZ"
 PAGE = 1_024
-ANSWERS_S = 0.25
-"""How long answers of further servers are waited for: each answers for itself, and nobody says how many."""
+STATISTICS = "$SYS.REQ.SERVER.PING"
+ANSWERS_S = 2.0
+"""How long the answers of all servers are waited for: each answers for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Connections:
     """`async with Connections.open(servers, keys) as connections:`."""
 
     def __init__(self, link: Link) -> None:
+        self.silent = 0  # how many servers did not answer when asked last
         self._link = link
 
     @classmethod
@@ -62,11 +64,14 @@ class Connections:
     async def of(self, wanted_as: Callable[[str], bool], account: str = ACCOUNT) -> list[Connection]:
         """The connections of whoever was let into `account` under such a name, on all servers."""
         found: list[Connection] = []
-        offset = 0
+        offset = self.silent = 0
+        servers = await self._servers()
         while True:
             wanted = {"auth": True, "acc": account, "limit": PAGE, "offset": offset}
             more = False
-            for answer in await self._ask_all(json.dumps(wanted).encode()):
+            answers = await self._ask_all(json.dumps(wanted).encode(), servers)
+            self.silent = max(self.silent, servers - len(answers))
+            for answer in answers:
                 body = answer.get("data") or {}
                 listed = body.get("connections") or []
                 more = more or len(listed) == PAGE
@@ -88,7 +93,14 @@ class Connections:
         with contextlib.suppress(DmscError):
             await self._link.ask(subject, json.dumps({"cid": connection.number}).encode(), timeout_s=1.0)
 
-    async def _ask_all(self, payload: bytes) -> list[dict[str, Any]]:
+    async def _servers(self) -> int:
+        """How many there are, as the one that we are connected to says: one that stands still counts until the
+        others have given it up, and with it its connections.
+        """
+        answer = json.loads((await self._link.ask(STATISTICS, b"", timeout_s=2.0)).data)
+        return max(1, int(answer.get("statsz", {}).get("active_servers", 1)))
+
+    async def _ask_all(self, payload: bytes, servers: int) -> list[dict[str, Any]]:
         answers: asyncio.Queue[Msg] = asyncio.Queue()
 
         async def arrived(message: Msg) -> None:
@@ -99,16 +111,10 @@ class Connections:
         found: list[dict[str, Any]] = []
         try:
             await self._link.send(LIST, payload, reply=inbox)
-            wait_s = 2.0
-            while True:
-                try:
-                    async with asyncio.timeout(wait_s):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWERS_S):
+                    while len(found) < servers:
                         found.append(json.loads((await answers.get()).data))
-                except TimeoutError:
-                    return found
-                servers = len(self._link.client.servers)
-                if len(found) >= servers:
-                    return found
-                wait_s = ANSWERS_S
+            return found
         finally:
             await self._link.unsubscribe(feed)

@@ -79,10 +79,12 @@ class Doorkeeper:
         account: str = ACCOUNT,
         refusals: Refusals | None = None,
         jobs: Jobs | None = None,
+        revocations_read: asyncio.Event | None = None,
     ) -> None:
         """`tell` takes the lines about those who were let in; by default they go to the log.
         `refusals`: where who was not is put down for the audit stream. `jobs`: without,
-        no instance is let in.
+        no instance is let in. `revocations_read`: until it is set, only the authorizers themselves are let in;
+        without, `users` has all revocations already.
 
         `account`: where they are put; `roots`: by which credentials are checked, if not those of `keys`.
         """
@@ -96,6 +98,7 @@ class Doorkeeper:
         self._tell: Tell = tell or log.info
         self._refusals = refusals
         self._jobs = jobs
+        self._revocations_read = revocations_read
 
     @contextlib.asynccontextmanager
     async def at_door(
@@ -114,7 +117,7 @@ class Doorkeeper:
         """
         Raises:
             Refused: the reason, for the log.
-            NotKnownYet: an instance's job is not known.
+            NotKnownYet: an instance's job is not known, or nothing that was revoked is.
         """
         try:
             what, grant = self._decide(caller, time.time())
@@ -136,15 +139,26 @@ class Doorkeeper:
         if caller.signature:
             checked = self._checked(caller, now)
             identity = checked.identity
+            if identity.kind is not EntityKind.AUTHORIZER:  # by whose connection the revocations are read
+                self._wait_for_revocations(identity.name)
             self._refuse_ended(checked)
             name = connection_by(identity.name, (checked.root, *checked.ids))
             return identity.kind, Grant(name, of_identity(identity), checked.expires_at, self.account)
+        self._wait_for_revocations("who shows a token")
         found = recognise(self._users(), caller.token, now)
         if isinstance(found, Stranger):
             why = "user" if found.name else "unknown"
             reason = found.reason if found.name else "neither a credential of this mesh nor a user's token"
             raise Refused(reason, why=why, user=found.name)
         return self._user(found, caller, now)
+
+    def _wait_for_revocations(self, who: str) -> None:
+        """
+        Raises:
+            NotKnownYet: what was revoked has yet to be read.
+        """
+        if self._revocations_read is not None and not self._revocations_read.is_set():
+            raise NotKnownYet(f"{who} waits until what was revoked is known here", why="early")
 
     def _refuse_ended(self, checked: Checked) -> None:
         """
@@ -169,8 +183,10 @@ class Doorkeeper:
             raise NotKnownYet(f"no record of the job of {who.name} is known here", why="job")
 
     async def news(self, caller: Caller) -> None:
-        """Returns once another job is known."""
-        if self._jobs is None:
+        """Returns once what was revoked is known, or another job."""
+        if self._revocations_read is not None and not self._revocations_read.is_set():
+            await self._revocations_read.wait()
+        elif self._jobs is None:
             await asyncio.Event().wait()
         else:
             await self._jobs.news()

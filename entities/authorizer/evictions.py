@@ -14,7 +14,7 @@ from bus.credentials import id_of
 from bus.departures import ACCOUNT
 from bus.guard_keys import GuardKeys
 from bus.logs import get_logger
-from schemas.errors import DmscError
+from schemas.errors import DmscError, Unavailable
 from schemas.names import job_of
 
 log = get_logger("authorizer.evictions")
@@ -56,15 +56,15 @@ class Evictions:
         self._name = name
         self.ended = 0
 
-    async def throw_out(self, name: str) -> int:
+    async def throw_out(self, name: str) -> int | None:
         """Ends every connection of the user `name`, or of the entity or instance with that SID.
 
-        Returns how many. What can't be reached is logged: the credential's own expiry remains.
+        Returns how many; None where not all servers answered, which is logged: what these have is still open.
         """
         names = {name, connection_of(name)}
         return await self._end(lambda as_: as_.partition(BETWEEN)[0] in names, name)
 
-    async def throw_out_credential(self, id: str) -> int:
+    async def throw_out_credential(self, id: str) -> int | None:
         """The same for whoever came in by this credential, or by one that was signed with it."""
         return await self._end(lambda as_: id in as_.split(BETWEEN)[1:], f"credential {id}")
 
@@ -86,30 +86,38 @@ class Evictions:
 
         return await self._look_twice(is_other, again_s, first=("authorizer", "orchestrator"))
 
-    async def throw_out_jobs(self, jobs: Collection[str]) -> int:
+    async def throw_out_jobs(self, jobs: Collection[str]) -> int | None:
         """The same for the instances of these jobs."""
         return await self._end(lambda as_: job_of(as_.partition(BETWEEN)[0]) in jobs, "instances")
 
-    async def _end(self, wanted: Callable[[str], bool], who: str) -> int:
+    async def _end(self, wanted: Callable[[str], bool], who: str) -> int | None:
         try:
             return await self._look_twice(wanted, AGAIN_S)
         except DmscError as error:
-            log.error("not thrown out", who=who, error=error.text)
-            return 0
+            log.error("not thrown out everywhere yet", who=who, error=error.text)
+            return None
 
     async def _look_twice(
         self, wanted: Callable[[str], bool], again_s: float, first: tuple[str, ...] = ()
     ) -> int:
+        """
+        Raises:
+            DmscError: a server can't be reached, or did not answer; of the others whoever is meant is out.
+        """
         ended: set[tuple[str, int]] = set()
+        silent = 0
         async with Connections.open(self._servers, self._keys, name=self._name) as connections:
             for look in range(2):
                 if look:
                     await asyncio.sleep(again_s)
                 found = await connections.of(wanted, self._account)
+                silent = connections.silent
                 for one in sorted(found, key=lambda each: not each.as_.startswith(first or each.as_)):
                     await connections.end(one)
                     if (one.server, one.number) not in ended:
                         ended.add((one.server, one.number))
                         self.ended += 1
                         log.warning("thrown out", who=one.as_, connection=one.name[:120])
+        if silent:
+            raise Unavailable(f"{silent} of the servers did not say who is connected there")
         return len(ended)

@@ -1,7 +1,8 @@
 """Who loses the right to be connected while connected: their connections are ended, whoever took the right.
 
 A guard hears of revocations and of the ends of jobs by watching the buckets. It refuses whoever knocks from
-that moment on, and has the servers end what is open.
+that moment on, and has the servers end what is open; where a server did not answer, again and again until all
+have.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ TICK_S = 1e-6
 """Two revocations of one user are this far apart at least."""
 LAST_WORDS_S = 3.0
 """After its job has ended, an instance that is being stopped may still write its log this long."""
+AGAIN_FIRST_S, AGAIN_MOST_S = 1.0, 30.0
+"""Pauses before what did not work is tried again."""
 
 
 class Expulsions:
-    """Ends connections of revoked credentials, of instances of jobs that ended and, with `users`, of users.
+    """Ends connections of revoked credentials, of users whose tokens were revoked, and of instances of jobs
+    that ended.
 
-    Without `users`, who revokes a user's tokens ends the connections, too. Older revocations come again
-    whenever the bucket is read anew: of users only what is revoked while we watch counts, since who comes in
-    later came by a newer token; a credential that is revoked stays so.
+    Older revocations come again whenever the bucket is read anew: of users only what is revoked while we watch
+    counts, since who comes in later came by a newer token; a credential that is revoked stays so.
     """
 
-    def __init__(self, evictions: Evictions, jobs: JobStates, *, users: bool = False) -> None:
+    def __init__(self, evictions: Evictions, jobs: JobStates) -> None:
         self._evictions = evictions
         self._jobs = jobs
-        self._users = users
         self._since = time.time() - SKEW_S
         self._done: dict[tuple[str, str], float] = {}
         self._waiting: dict[tuple[str, str], None] = {}
@@ -48,7 +50,7 @@ class Expulsions:
             if what not in self._done:
                 self._done[what] = revocation.at
                 self._wait_for(what)
-        elif self._users and revocation.at >= max(self._since, self._done.get(what, 0.0) + TICK_S):
+        elif revocation.at >= max(self._since, self._done.get(what, 0.0) + TICK_S):
             self._done[what] = revocation.at
             self._wait_for(("user", revocation.user))
 
@@ -70,17 +72,26 @@ class Expulsions:
         while True:
             await self._some.wait()
             self._some.clear()
+            pause_s = AGAIN_FIRST_S
             while self._waiting:
-                kind, id = next(iter(self._waiting))
-                del self._waiting[kind, id]
-                if kind == "credential":
-                    await self._evictions.throw_out_credential(id)
-                else:
-                    await self._evictions.throw_out(id)
+                for kind, id in tuple(self._waiting):
+                    if kind == "credential":
+                        ended = await self._evictions.throw_out_credential(id)
+                    else:
+                        ended = await self._evictions.throw_out(id)
+                    if ended is not None:
+                        self._waiting.pop((kind, id), None)
+                if self._waiting:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, AGAIN_MOST_S)
 
     async def _end_jobs(self) -> None:
         while True:
             await self._job_ended.wait()
             self._job_ended.clear()
-            await asyncio.sleep(LAST_WORDS_S)
-            await self._evictions.throw_out_jobs(self._jobs.ended)
+            pause_s = LAST_WORDS_S
+            while True:
+                await asyncio.sleep(pause_s)
+                if await self._evictions.throw_out_jobs(self._jobs.ended) is not None:
+                    break
+                pause_s = min(2 * pause_s, AGAIN_MOST_S)

@@ -47,7 +47,13 @@ async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncI
     evictions = Evictions(config.servers, keys, name=config.sid)
     roots = RootsFile(config.keys_file, evictions if config.ends_old_roots else None)
     doorkeeper = Doorkeeper(
-        keys, lambda: directory.users, tell, roots=roots.present, refusals=refusals, jobs=jobs
+        keys,
+        lambda: directory.users,
+        tell,
+        roots=roots.present,
+        refusals=refusals,
+        jobs=jobs,
+        revocations_read=directory.read,
     )
     expulsions = Expulsions(evictions, jobs)
     directory.revoked = expulsions.revoked

@@ -111,6 +111,7 @@ class Authorizer:
         """Serve until cancelled."""
         subscriptions: list[Subscription] = []
         await self.directory.start(self._bus)
+        await self.directory.read.wait()  # no token is judged before
         sealing = SealedAnew(self._bus, EntityKind.AUTHORIZER, UserRecords(self._bus).seal_old)
         await sealing.start()
         async with asyncio.TaskGroup() as tasks:

@@ -106,9 +106,9 @@ async def guarding_tenants(
             jobs = JobStates()
             doorkeepers[root] = Doorkeeper(
                 keys, _present(directory), tell, roots=roots.present if roots else _alone(root),
-                account=tenant.account, refusals=refusals, jobs=jobs,
+                account=tenant.account, refusals=refusals, jobs=jobs, revocations_read=directory.read,
             )  # fmt: skip
-            expulsions = Expulsions(evictions, jobs, users=True)
+            expulsions = Expulsions(evictions, jobs)
             directory.revoked = expulsions.revoked
             if roots:
                 await stack.enter_async_context(roots.followed(tenant.users.check_s))

@@ -31,7 +31,7 @@ from schemas.signals import Role
 
 log = get_logger("authorizer")
 
-ThrowOut = Callable[[str], Awaitable[int]]
+ThrowOut = Callable[[str], Awaitable[int | None]]
 """Ends the bus connections of a user; how many there were."""
 
 ATTEMPTS = 5
@@ -39,7 +39,7 @@ REMEMBERED_TOKENS = 32
 """Tokens listed per user; older ones stay valid until they expire, and go with a revocation of the user."""
 
 
-async def nobody_to_throw_out(name: str) -> int:
+async def nobody_to_throw_out(name: str) -> int | None:
     """Where users have no connections to the bus of their own."""
     return 0
 

@@ -5,6 +5,7 @@ Every process that has to know from whom a token is keeps one: the authorizers, 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +22,16 @@ from entities.authorizer.user_records import UserRecords
 from entities.authorizer.user_tokens import load_key
 from schemas.access import Revocation, UserRecord
 from schemas.base import is_token
-from schemas.errors import DmscError
+from schemas.errors import DmscError, NotFound
 
 log = get_logger("authorizer")
 
 
 class UserDirectory:
     """`users` is the present state, for `identify`. `key` signs; None: tokens of the file are all there is.
+
+    `read` is set once everything that was revoked before is known: until then nobody can say that a token or
+    a credential still opens anything.
 
     Raises `BadInput` with one line where the file or the key is missing or wrong.
     """
@@ -36,6 +40,7 @@ class UserDirectory:
         self.file = UserFile(tokens_file)
         self.key: SigningKey | None = None if key_file is None else load_key(key_file)
         self.revoked: Callable[[Revocation], None] = lambda revocation: None
+        self.read = asyncio.Event()
         self._records: UserRecords | None = None
         self._known: dict[str, UserRecord] = {}
         self._revoked: dict[str, Revocation] = {}
@@ -43,10 +48,14 @@ class UserDirectory:
         self.users = self._snapshot()
 
     async def start(self, bus: Bus) -> None:
-        """Returns once records and revocations are followed; the first come within milliseconds. Until then
-        there are the users of the file."""
+        """Returns once records and revocations are followed; the first come within milliseconds, and set `read`.
+        Until then there are the users of the file."""
         self._records = UserRecords(bus)
-        self._watches = [await bus.bucket(subjects.REVOCATION).watch(self._revocation_changed)]
+        try:
+            self._watches = [await bus.bucket(subjects.REVOCATION).watch(self._revocation_changed)]
+        except NotFound:  # a new mesh, which has not even the bucket: nothing was revoked
+            self.read.set()
+            raise
         self._watches.append(await self._records.watch(self._record_changed))
 
     async def stop(self) -> None:
@@ -98,7 +107,9 @@ class UserDirectory:
     async def _revocation_changed(self, change: Change) -> None:
         if change.message is not None:
             self.learn_revocation(change.message)
-        elif change.key and self._revoked.pop(change.key, None) is not None:
+        elif not change.key:
+            self.read.set()
+        elif self._revoked.pop(change.key, None) is not None:
             self.users = self._snapshot()
 
     def _snapshot(self) -> Users:

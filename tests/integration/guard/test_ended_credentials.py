@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,17 +19,22 @@ from bus.callout import Caller
 from bus.connection import Bus
 from bus.credentials import Credential, delegate, issue, new_root
 from bus.embedded import EmbeddedServer
+from bus.embedded_cluster import EmbeddedCluster
 from bus.guard_keys import GuardKeys
 from bus.identity import Identity
 from dmsc.issued import Issued, revoke
+from entities.authorizer.access_rules import User
 from entities.authorizer.callout import Doorkeeper
 from entities.authorizer.evictions import Evictions
+from entities.authorizer.expulsions import Expulsions
 from entities.authorizer.guarding import guarding
 from entities.authorizer.job_states import JobStates
 from entities.authorizer.service import AuthorizerConfig
+from schemas.access import Revocation
 from schemas.envelope import EntityKind as K
 from schemas.errors import Refused
 from schemas.job import JobRecord, JobSpec, JobState, ModelSpec, TrainingSpec
+from schemas.signals import Role
 from tests.integration.guard.wire import Shut, Wire, wire
 from tests.patience import PATIENCE_S
 
@@ -94,14 +102,86 @@ async def test_a_credential_that_is_taken_back_ends_with_all_that_it_signed(tmp_
             await shut(url, agent, door, f"credential {id}, by which a-n comes, was revoked by owner: sold")
             await shut(url, theirs, door, f"credential {id}, by which j-s0-r0 comes, was revoked by owner")
         assert [(one.id, one.state(2.0)) for one in issued.all()] == [(id, "revoked")]
-        async with guarding(config) as door:  # another guard learns it from the bus
-            async with asyncio.timeout(PATIENCE_S):
-                while not any("was revoked" in reason for reason in door.reasons):
-                    with contextlib.suppress(Shut):
-                        async with wire(url, agent) as late:  # before the guard had read it
-                            await closed(late)
+        async with guarding(config) as door:  # another guard lets nobody in before it has read that
+            while not any("was revoked" in reason for reason in door.reasons):
+                with pytest.raises(Shut):
+                    async with wire(url, agent):
+                        pass
             async with wire(url, other) as bystander:
                 await bystander.until_pong()
+
+
+async def test_only_an_authorizer_comes_in_before_a_guard_has_read_what_was_revoked(tmp_path: Path) -> None:
+    keys, root = guard_keys()
+    read = asyncio.Event()
+    async with EmbeddedServer(tmp_path / "nats", guard=keys, sync_always=False) as server:
+        user, token = users_token()
+        door = Doorkeeper(keys, lambda: (user,), revocations_read=read)
+        async with door.at_door([server.url], "anew"):
+            for early in (token, issue(root, AGENT), issue(root, Identity(name="gateway-a", kind=K.GATEWAY))):
+                await shut(server.url, early, door, "waits until what was revoked is known here")
+            async with wire(server.url, issue(root, Identity(name="authorizer", kind=K.AUTHORIZER))) as one:
+                await one.until_pong()
+            waiting = asyncio.create_task(comes_in(server.url, token))
+            read.set()
+            await waiting
+            assert not door.granted[K.CLUSTER]
+
+
+async def comes_in(url: str, token: str) -> None:
+    async with wire(url, token) as one:
+        await one.until_pong()
+
+
+def guard_keys() -> tuple[GuardKeys, str]:
+    root = new_root()
+    return GuardKeys.generate(root), root
+
+
+def users_token() -> tuple[User, str]:
+    digest = hashlib.sha256(b"a-token-of-ruth").hexdigest()
+    return User(name="ruth", role=Role.RESEARCHER, token_sha256=digest), "a-token-of-ruth"
+
+
+class Counting(Evictions):
+    """Tells of each time that not every server answered."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.failed = asyncio.Event()
+
+    async def throw_out_credential(self, id: str) -> int | None:
+        ended = await super().throw_out_credential(id)
+        if ended is None:
+            self.failed.set()
+        return ended
+
+
+async def test_a_server_that_stands_still_ends_the_connection_once_it_goes_on(tmp_path: Path) -> None:
+    keys, root = guard_keys()
+    agent = issue(root, AGENT)
+    async with EmbeddedCluster(tmp_path / "nats", size=3, guard=keys, sync_always=False) as cluster:
+        first, second, _ = cluster.servers
+        door = Doorkeeper(keys, lambda: ())
+        evictions, jobs = Counting([first.url], keys), JobStates()
+        expulsions = Expulsions(evictions, jobs)
+        async with (
+            door.at_door([first.url], "one"),
+            expulsions.carried_out(),
+            asyncio.timeout(PATIENCE_S),
+        ):
+            async with wire(second.url, agent) as there:
+                os.kill(second.pid, signal.SIGSTOP)
+                try:
+                    expulsions.revoked(
+                        Revocation(
+                            kind="credential", id=Credential.parse(agent).id, user="a-n", at=1.0, by="owner"
+                        )
+                    )
+                    await evictions.failed.wait()
+                finally:
+                    os.kill(second.pid, signal.SIGCONT)
+                await closed(there)
 
 
 async def test_an_instances_credential_ends_with_its_job(tmp_path: Path) -> None:
