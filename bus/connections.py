@@ -94,9 +94,8 @@ class Connections:
             await self._link.ask(subject, json.dumps({"cid": connection.number}).encode(), timeout_s=1.0)
 
     async def _servers(self) -> int:
-        """How many there are, as the one that we are connected to says: one that stands still counts until the
-        others have given it up, and with it its connections.
-        """
+        """How many there are, as the one that we are connected to says. One that stands still counts until
+        the others have given it up, and with it its connections."""
         answer = json.loads((await self._link.ask(STATISTICS, b"", timeout_s=2.0)).data)
         return max(1, int(answer.get("statsz", {}).get("active_servers", 1)))
 

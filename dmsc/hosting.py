@@ -120,7 +120,7 @@ async def running_host(
                     pid=os.getpid(),
                     started_at=started_at,
                     ready_at=time.time(),
-                    sandbox=sentence(way, trusted=trusted),
+                    sandbox=sentence(way, trusted=trusted, code=options.mesh.code),
                     tenants={name: str(each.path) for name, each in tenants.items()},
                 )
                 async with tended(folder, file, bus, supervisor, zygote) as host:

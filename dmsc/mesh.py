@@ -103,7 +103,7 @@ async def running_mesh(
                 started_at=started_at,
                 ready_at=time.time(),
                 clusters=dict.fromkeys(options.clusters, options.slots),
-                sandbox=sentence(way, trusted=options.trust_researchers),
+                sandbox=sentence(way, trusted=options.trust_researchers, code=options.code),
                 metrics=metrics,
             )
             running = await stack.enter_async_context(tended(folder, file, bus, supervisor, zygote))

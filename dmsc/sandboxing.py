@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from entities.cluster_processes import Confinement
@@ -33,12 +33,23 @@ def way_here(*, trusted: bool = False) -> Way:
     return Way(wanted)
 
 
-def sentence(way: Way, *, trusted: bool) -> str:
-    """One line on what researchers' code could reach."""
+def sentence(way: Way, *, trusted: bool, code: Sequence[str] = ()) -> str:
+    """One line on what researchers' code could reach. `code`: the folders of `--code`."""
     if way is not Way.NONE:
-        return f"{way}: {way.described}"
+        return f"{way}: {way.described}; its code lies in {_folders_of_code(code)}"
     who = f"researchers are trusted ({TRUST})" if trusted else f"so there are no researchers; {REMEDY}"
     return f"{way.described}; {who}"
+
+
+def _folders_of_code(given: Sequence[str]) -> str:
+    from workers.sandbox.kept_back import holds_home
+
+    here = os.path.realpath(os.getcwd())
+    folders = [os.path.abspath(os.path.expanduser(folder)) for folder in given]
+    if not holds_home(here):
+        return ", ".join(dict.fromkeys([here, *folders]))
+    named = ", ".join(folders) or "no folder"
+    return f"{named} (not in {here}, which holds more than code: --code DIR names a folder)"
 
 
 def confinement(

@@ -83,8 +83,8 @@ class Doorkeeper:
     ) -> None:
         """`tell` takes the lines about those who were let in; by default they go to the log.
         `refusals`: where who was not is put down for the audit stream. `jobs`: without,
-        no instance is let in. `revocations_read`: until it is set, only the authorizers themselves are let in;
-        without, `users` has all revocations already.
+        no instance is let in. `revocations_read`: until it is set, only authorizers are let in; without,
+        `users` has all revocations already.
 
         `account`: where they are put; `roots`: by which credentials are checked, if not those of `keys`.
         """

@@ -30,8 +30,8 @@ class Expulsions:
     """Ends connections of revoked credentials, of users whose tokens were revoked, and of instances of jobs
     that ended.
 
-    Older revocations come again whenever the bucket is read anew: of users only what is revoked while we watch
-    counts, since who comes in later came by a newer token; a credential that is revoked stays so.
+    Older revocations come again whenever the bucket is read anew. Of users only what is revoked while we
+    watch counts, since who comes in later came by a newer token. A credential that is revoked stays so.
     """
 
     def __init__(self, evictions: Evictions, jobs: JobStates) -> None:

@@ -48,8 +48,8 @@ class UserDirectory:
         self.users = self._snapshot()
 
     async def start(self, bus: Bus) -> None:
-        """Returns once records and revocations are followed; the first come within milliseconds, and set `read`.
-        Until then there are the users of the file."""
+        """Returns once records and revocations are followed; the first come within milliseconds, and set
+        `read`. Until then there are the users of the file."""
         self._records = UserRecords(bus)
         try:
             self._watches = [await bus.bucket(subjects.REVOCATION).watch(self._revocation_changed)]

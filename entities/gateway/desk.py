@@ -17,7 +17,7 @@ from entities.gateway.guard import Guard
 from entities.gateway.idempotency import Answer, KeptAnswers, request_digest
 from entities.gateway.job_urls import (
     READ_ARTIFACT,
-    named_on_bus,
+    named_things,
     names_folders,
     refuse_others_folder,
     refuse_urls,
@@ -54,6 +54,7 @@ from schemas.job import JobRecord, JobSpec
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.policy import ModuleLifecycle
 from schemas.signals import ComputeEntry
+from schemas.urls import bus_name
 
 Reply = TypeVar("Reply", bound=Message)
 Body = TypeVar("Body", OrderBody, QuestionBody)
@@ -108,7 +109,7 @@ class Desk:
         return self._learn(record)
 
     async def _let_read(self, token: str, spec: JobSpec, user: str) -> tuple[str, ...]:
-        """What the job names on the bus, once its user was let read all of it.
+        """What the job names that is somebody's, once its user was let read all of it.
 
         Raises:
             Refused: its user may not.
@@ -118,7 +119,7 @@ class Desk:
         if names_folders(spec):
             jobs = {record.job: record for record in (await self._all()).jobs}
             refuse_others_folder(spec, user, jobs)
-        found = named_on_bus(spec, jobs)
+        found = named_things(spec, jobs)
         for one in found:
             try:
                 await self.guard.check(token, one.action, one.resource)
@@ -129,7 +130,7 @@ class Desk:
                     else "ask an administrator, who keeps the access rules"
                 )
                 raise Refused(f"{one.key}: {one.url}: {error.text}; {remedy}", **error.fields) from None
-        return tuple(one.url for one in found)
+        return tuple(one.url for one in found if bus_name(one.url))
 
     async def list(self, token: str) -> JobList:
         await self.guard.check(token, "job.list", "jobs")

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from bus.artifacts import refusal
 from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec
-from schemas.urls import BUS, bus_name
+from schemas.urls import BUS, SECRET, bus_name, local_path
 
-DATA_SETS = "datasets"
+DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
 READ_ARTIFACT, READ_DATA_SET = "artifact.read", "dataset.read"
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a job reads on the bus, and what its user has to be let do for that."""
+    """What a job reads that is somebody's, and what its user has to be let do for that."""
 
     key: str
     url: str
@@ -48,13 +48,26 @@ def _read(spec: JobSpec) -> list[tuple[str, str]]:
 
 
 def names_folders(spec: JobSpec) -> bool:
-    """Whether the job names folders of the bus in which other jobs' may lie, or which lie in theirs."""
-    named = [bus_name(url) for url in (spec.artifacts, *(url for _, url in _read(spec)))]
-    return any("/" in name and not name.startswith(f"{DATA_SETS}/") for name in named)
+    """Whether the job names folders in which other jobs' may lie, or which lie in theirs."""
+    named = [place(url) for url in (spec.artifacts, *(url for _, url in _read(spec)))]
+    return any(
+        "/" in name and not name.startswith(f"{BUS}{DATA_SETS}/") for name in named if name != ARTIFACTS
+    )
 
 
-def named_on_bus(spec: JobSpec, jobs: Mapping[str, JobRecord]) -> list[Named]:
-    """A data set, what is in the folder of a job, or a folder that is no job's (the URL stands for that).
+def place(url: str) -> str:
+    """Where a URL of a job points to: equal for two that point to one place; empty for a secret, which is
+    opened by its owner's jobs alone."""
+    if url.startswith(SECRET):
+        return ""
+    if name := bus_name(url):
+        return BUS + name
+    return local_path(url) or url.rstrip("/")
+
+
+def named_things(spec: JobSpec, jobs: Mapping[str, JobRecord]) -> list[Named]:
+    """A data set, what is in the folder of a job, or a folder that is no job's (the URL stands for that): all
+    such on the bus; elsewhere the folders of jobs, and those in which jobs have theirs.
 
     `jobs`: all that are known.
     """
@@ -63,9 +76,10 @@ def named_on_bus(spec: JobSpec, jobs: Mapping[str, JobRecord]) -> list[Named]:
         name = bus_name(url)
         if name.startswith(f"{DATA_SETS}/"):
             found.append(Named(key, url, READ_DATA_SET, name.split("/")[1]))
-        elif name:
-            job = job_of(name, jobs)
-            found.append(Named(key, url, READ_ARTIFACT, f"{BUS}{name}" if job is None else job.job))
+        elif (job := job_of(url, jobs)) is not None:
+            found.append(Named(key, url, READ_ARTIFACT, job.job))
+        elif name or any(place(record.spec.artifacts) == place(url) for record in jobs.values()):
+            found.append(Named(key, url, READ_ARTIFACT, place(url)))
     return found
 
 
@@ -74,7 +88,7 @@ def refuse_others_folder(spec: JobSpec, user: str, jobs: Mapping[str, JobRecord]
     Raises:
         BadJob: what it writes would lie in the folder of another user's job, who might read and change it.
     """
-    job = job_of(bus_name(spec.artifacts), jobs)
+    job = job_of(spec.artifacts, jobs)
     if job is not None and job.user != user:
         raise BadJob(
             f"artifacts: {spec.artifacts} lies in the folder of {job.job}, "
@@ -82,11 +96,11 @@ def refuse_others_folder(spec: JobSpec, user: str, jobs: Mapping[str, JobRecord]
         )
 
 
-def job_of(name: str, jobs: Mapping[str, JobRecord]) -> JobRecord | None:
-    """The job in whose folder an object, or a folder, lies; None where it is no known job's."""
-    parts = name.split("/")
+def job_of(url: str, jobs: Mapping[str, JobRecord]) -> JobRecord | None:
+    """The job in whose folder an object, a file, or a folder lies; None where it is no known job's."""
+    parts = place(url).split("/")
     for index, part in enumerate(parts):
         record = jobs.get(part)
-        if record is not None and bus_name(record.spec.artifacts) == "/".join(parts[:index]):
+        if record is not None and place(record.spec.artifacts) == "/".join(parts[:index]):
             return record
     return None

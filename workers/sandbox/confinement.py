@@ -27,6 +27,7 @@ from functools import cache
 from typing import Any
 
 from workers.sandbox import kernel, landlock, mounts, seccomp
+from workers.sandbox.kept_back import holds_home, kept_back
 
 CODE_PATH = "DMSC_CODE_PATH"
 """Environment variable: folders with user code, as in `PATH`; searched after the working directory."""
@@ -34,6 +35,8 @@ CODE_PATH = "DMSC_CODE_PATH"
 _CERTIFICATES = ("DMSC_CA_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PROCESSES = 4096
 """At most, of one instance's own user: threads count, children too."""
+_PROCESSES_OF_ALL = 8192
+"""The same where the user is whoever runs the node: all that runs as that user counts."""
 _PROBE_USER = 61183
 
 
@@ -129,8 +132,10 @@ def confine(reach: Reach, way: Way, *, user: int | None = None, parent: int | No
         assert user is not None
         _own_user(user, paths)
         resource.setrlimit(resource.RLIMIT_NPROC, (_PROCESSES, _PROCESSES))
-    elif os.geteuid() == 0:
-        kernel.drop_capabilities()
+    else:
+        _lower(resource.RLIMIT_NPROC, _PROCESSES_OF_ALL)
+        if os.geteuid() == 0:
+            kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.keep_private()
     known = landlock.version()
@@ -146,6 +151,13 @@ def confine(reach: Reach, way: Way, *, user: int | None = None, parent: int | No
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
         if os.getppid() != parent:
             os._exit(1)
+
+
+def _lower(limit: int, most: int) -> None:
+    """To `most`, or what it is already."""
+    _, hard = resource.getrlimit(limit)
+    lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(limit, (lower, lower))
 
 
 def close_descriptors() -> None:
@@ -190,11 +202,13 @@ class _Paths:
     def of(cls, reach: Reach) -> _Paths:
         write = _resolved((*reach.write, *filter(None, [reach.scratch])))
         installed = _resolved(_interpreter())
-        folders = _resolved((*_code(), *reach.read))
+        code = _resolved(_code())
+        folders = tuple(dict.fromkeys((*code, *_resolved(reach.read))))
         closed = {os.path.realpath(path) for path in reach.closed}
+        given = {*installed, *folders, *write}
         for folder in folders:
             if os.path.isdir(folder) and not mounts.below(folder, (*installed, *mounts.SYSTEM)):
-                closed |= {path for path in _hidden(folder) if path not in (*installed, *folders, *write)}
+                closed |= set(kept_back(folder, code=folder in code, given=given))
         links = []
         for path in (*reach.read, *reach.write):
             absolute = os.path.abspath(path)
@@ -209,15 +223,6 @@ def _resolved(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for path in found if path != "/" and os.path.exists(path))
 
 
-def _hidden(folder: str) -> Iterator[str]:
-    """What has a dot before its name: version control, environments with secrets, keys, our own state."""
-    try:
-        with os.scandir(folder) as entries:
-            yield from [entry.path for entry in entries if entry.name.startswith(".")]
-    except OSError:
-        return
-
-
 def _interpreter() -> Iterator[str]:
     yield from (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
     yield os.path.dirname(os.path.realpath(sys.executable))
@@ -227,8 +232,9 @@ def _interpreter() -> Iterator[str]:
 
 
 def _code() -> Iterator[str]:
-    yield from (path for path in sys.path if path)
-    yield os.getcwd()
+    """A home is none by being the working directory; whoever wants that names it."""
+    implied = (os.path.realpath(path) for path in (*filter(None, sys.path), os.getcwd()))
+    yield from (path for path in implied if not holds_home(path))
     yield from os.environ.get(CODE_PATH, "").split(os.pathsep)
 
 
@@ -272,8 +278,11 @@ def _spread(folder: str, closed: list[str]) -> Iterator[tuple[str, int]]:
     if folder in closed:
         return
     yield folder, landlock.LIST
+    start = folder.rstrip("/") + "/"
+    inside: dict[str, list[str]] = {}
+    for each in closed:
+        inside.setdefault(each.removeprefix(start).partition("/")[0], []).append(each)
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.is_symlink():
-                inside = [each for each in closed if mounts.below(each, [entry.path])]
-                yield from _spread(entry.path, inside)
+                yield from _spread(entry.path, inside.get(entry.name, []))

@@ -15,9 +15,15 @@ from collections.abc import Iterator
 from workers.sandbox.kernel import LINUX, PR_SET_SECCOMP, function
 
 _MODE_FILTER = 2
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: ld abs word, jeq, jge, ret
+# BPF: ld abs word, jeq, jge, jset, ret
+_LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-_NUMBER, _MACHINE, _FIRST = 0, 4, 16  # offsets in struct seccomp_data; of an argument, the low word
+_NUMBER, _MACHINE, _FIRST, _SECOND = (
+    0,
+    4,
+    16,
+    24,
+)  # offsets in struct seccomp_data; of an argument, the low word
 _X32 = 0x40000000
 _INET, _INET6, _NETLINK = 2, 10, 16
 
@@ -34,10 +40,22 @@ _REFUSED = {
     "swapon": (167, 224), "syslog": (103, 116), "acct": (163, 89), "quotactl": (179, 60),
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
     "fsmount": (432, 432), "mount_setattr": (442, 442), "setpriority": (141, 140), "ioprio_set": (251, 30),
+    "migrate_pages": (256, 238), "move_pages": (279, 239), "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
 }  # fmt: skip
 _ONLY_ITSELF = {"prlimit64": (302, 261), "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
-                "sched_setparam": (142, 118)}  # fmt: skip
+                "sched_setparam": (142, 118), "sched_setaffinity": (203, 122)}  # fmt: skip
 """Whose first argument is a process: one of the same user could be starved or ended by its limits."""
+_NEVER_WITH: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "fcntl": (72, 25, (8, 10, 15)),
+    "ioctl": (16, 29, (0x8901, 0x8902)),
+}
+"""(call, second arguments): who gets a signal when a file is ready, and which. Landlock before its sixth
+version lets that be any process of the same user, and the signal SIGKILL."""
+_CLONE, _CLONE3 = (56, 220), (435, 435)
+_NAMESPACES = 0x7E020000
+"""All CLONE_NEW* that clone(2) takes. clone3(2) has its flags in memory, where no filter looks: the C library
+does without it."""
 _SIGNALS = {"kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
             "rt_tgsigqueueinfo": (297, 240)}  # fmt: skip
 _SIGNALS_REFUSED = {"tkill": (200, 130), "pidfd_send_signal": (424, 424)}
@@ -86,6 +104,15 @@ def _program(machine: str, signals: bool) -> Iterator[Step]:
     for numbers in (_REFUSED | ({} if signals else _SIGNALS_REFUSED)).values():
         yield (_EQUAL, 0, 1, numbers[column])
         yield _refuse(errno.EPERM)
+    yield (_EQUAL, 0, 4, _CLONE[column])
+    yield (_LOAD, 0, 0, _FIRST)
+    yield (_ANY_OF, 0, 1, _NAMESPACES)
+    yield _refuse(errno.EPERM)
+    yield (_RETURN, 0, 0, _ALLOW)
+    yield (_EQUAL, 0, 1, _CLONE3[column])
+    yield _refuse(errno.ENOSYS)
+    for x86, arm, refused in _NEVER_WITH.values():
+        yield from _never((x86, arm)[column], _SECOND, refused)
     yield from _only(_SOCKET[column], _FIRST, (_INET, _INET6, _NETLINK), errno.EACCES)
     for numbers in _ONLY_ITSELF.values():
         yield from _only(numbers[column], _FIRST, (0,), errno.EPERM)
@@ -102,6 +129,16 @@ def _only(number: int, offset: int, values: tuple[int, ...], error: int) -> Iter
         yield (_EQUAL, len(values) - index, 0, value)
     yield _refuse(error)
     yield (_RETURN, 0, 0, _ALLOW)
+
+
+def _never(number: int, offset: int, values: tuple[int, ...]) -> Iterator[Step]:
+    """A call that is refused with these values of one argument."""
+    yield (_EQUAL, 0, len(values) + 3, number)
+    yield (_LOAD, 0, 0, offset)
+    for index, value in enumerate(values):
+        yield (_EQUAL, len(values) - index, 0, value)
+    yield (_RETURN, 0, 0, _ALLOW)
+    yield _refuse(errno.EPERM)
 
 
 def _refuse(number: int) -> Step:

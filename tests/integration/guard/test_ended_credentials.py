@@ -169,19 +169,19 @@ async def test_a_server_that_stands_still_ends_the_connection_once_it_goes_on(tm
             door.at_door([first.url], "one"),
             expulsions.carried_out(),
             asyncio.timeout(PATIENCE_S),
+            wire(second.url, agent) as there,
         ):
-            async with wire(second.url, agent) as there:
-                os.kill(second.pid, signal.SIGSTOP)
-                try:
-                    expulsions.revoked(
-                        Revocation(
-                            kind="credential", id=Credential.parse(agent).id, user="a-n", at=1.0, by="owner"
-                        )
+            os.kill(second.pid, signal.SIGSTOP)
+            try:
+                expulsions.revoked(
+                    Revocation(
+                        kind="credential", id=Credential.parse(agent).id, user="a-n", at=1.0, by="owner"
                     )
-                    await evictions.failed.wait()
-                finally:
-                    os.kill(second.pid, signal.SIGCONT)
-                await closed(there)
+                )
+                await evictions.failed.wait()
+            finally:
+                os.kill(second.pid, signal.SIGCONT)
+            await closed(there)
 
 
 async def test_an_instances_credential_ends_with_its_job(tmp_path: Path) -> None:

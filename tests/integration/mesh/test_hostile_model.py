@@ -80,6 +80,15 @@ def target(mesh: Mesh, listener: Listener, neighbour: Path) -> dict[str, Any]:
     }
 
 
+def code_folder(folder: Path) -> Path:
+    """A folder of code, in which more lies than code: another mesh's state, and secrets of its owner's."""
+    code = folder / "code"
+    for name in ("blue/bus_token", "blue/users.yaml", "shop/api/.env", "shop/.git/config", "public.py"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text("a secret of its owner's")
+    return code
+
+
 @pytest.mark.parametrize("way", [Way.OWN_USER, Way.LANDLOCK])
 def test_a_hostile_model_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
     if not works(way):
@@ -89,10 +98,16 @@ def test_a_hostile_model_gets_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     state.parent.mkdir()
     neighbour = Path("/dev/shm") / MARK
     neighbour.write_text("another's numbers")
-    mesh = start_mesh(state, "--cluster", "a", "--slots", "2", "--allow-url", str(tmp_path))
+    code = code_folder(tmp_path)
+    mesh = start_mesh(
+        state, "--cluster", "a", "--slots", "2", "--allow-url", str(tmp_path), "--code", str(code)
+    )
     try:
         with listening() as listener:
             known = target(mesh, listener, neighbour)
+            known["files"] += [str(path) for path in code.rglob("*") if path.is_file()]
+            known["files"].remove(str(code / "public.py"))
+            assert len([path for path in known["files"] if path.startswith(f"{code}/")]) == 4
             assert len(known["pids"]) >= 4, "the mesh's processes are not known"
             assert any("incubator" in name for name in known["sockets"]), (
                 "the incubator's socket is not known"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entities.gateway.job_urls import named_on_bus, refuse_others_folder
+from entities.gateway.job_urls import named_things, place, refuse_others_folder
 from schemas.errors import BadJob
 from schemas.job import DataSpec, JobRecord, JobSpec, ModelSpec, TrainingSpec
 from tests.entity_records import job
@@ -22,7 +22,7 @@ def known(**folders: str) -> dict[str, JobRecord]:
     }
 
 
-JOBS = known(j1="bus://artifacts", j2="bus://artifacts/team", j3="/srv/runs")
+JOBS = known(j1="bus://artifacts", j2="bus://artifacts/team", j3="/srv/runs", j4="s3://lake/runs/")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,10 @@ JOBS = known(j1="bus://artifacts", j2="bus://artifacts/team", j3="/srv/runs")
         ("bus://artifacts/j1x/weights", "artifact.read", "bus://artifacts/j1x/weights"),
         ("bus://artifacts", "artifact.read", "bus://artifacts"),
         ("bus://datasets/corpus", "dataset.read", "corpus"),
+        ("/srv/runs/j3/checkpoints/10", "artifact.read", "j3"),
+        ("/srv/runs/words/../j3", "artifact.read", "j3"),
+        ("file:///srv/runs/j3", "artifact.read", "j3"),
+        ("s3://lake/runs/j4/weights/", "artifact.read", "j4"),
     ],
 )
 def test_it_is_a_jobs_a_folder_that_is_no_jobs_or_a_data_set(url: str, action: str, resource: str) -> None:
@@ -45,13 +49,20 @@ def test_it_is_a_jobs_a_folder_that_is_no_jobs_or_a_data_set(url: str, action: s
         ("initial_weights", spec(initial_weights=url)),
         ("data.source", spec(data=DataSpec(source=url))),
     ):
-        (found,) = named_on_bus(named, JOBS)
+        (found,) = named_things(named, JOBS)
         assert (found.key, found.url, found.action, found.resource) == (key, url, action, resource)
 
 
-def test_what_is_not_on_the_bus_is_nobodys_question() -> None:
-    assert named_on_bus(spec(resume_from="/srv/runs/j3/checkpoints"), JOBS) == []
-    assert named_on_bus(spec(), JOBS) == []
+def test_elsewhere_the_folders_of_jobs_are_theirs_and_all_else_is_nobodys_question() -> None:
+    for url in ("/srv/data", "s3://pile/words", "secret://key", "/srv/runs/words", "/srv", "stdlib:"):
+        assert named_things(spec(resume_from=url), JOBS) == []
+    assert named_things(spec(), JOBS) == []
+
+
+@pytest.mark.parametrize("url", ["/srv/runs", "file:///srv/runs/", "s3://lake/runs/"])
+def test_a_folder_in_which_jobs_have_theirs_is_asked_for_by_its_name(url: str) -> None:
+    (found,) = named_things(spec(resume_from=url), JOBS)
+    assert (found.action, found.resource) == ("artifact.read", place(url))
 
 
 def test_nobody_writes_into_the_folder_of_anothers_job() -> None:

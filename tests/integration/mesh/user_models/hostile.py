@@ -7,10 +7,12 @@ signals are of the number 0, files are touched only where none should be writabl
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import resource
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from torch import nn
 PIECE = 1 << 20
 SHIFTED = bytes((code + 1) % 256 for code in range(256))
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
+F_SETOWN, F_SETSIG, FIOSETOWN = 8, 10, 0x8901
+CLONE, CLONE3, CLONE_NEWUSER = {"x86_64": 56, "aarch64": 220}, 435, 0x10000000
 
 
 def hostile(target: dict[str, Any], depth: int = 2) -> nn.Sequential:
@@ -44,7 +48,8 @@ def secrets(target: dict[str, Any]) -> list[str]:
     found = []
     for path in target["files"]:
         try:
-            found.append(f"{path}: {len(Path(path).read_bytes())}")
+            if content := Path(path).read_bytes():  # what is covered by nothing reads as nothing
+                found.append(f"{path}: {len(content)}")
         except OSError:
             continue
     return found
@@ -128,6 +133,39 @@ def limited(target: dict[str, Any]) -> list[int]:
     return found
 
 
+def awaited(target: dict[str, Any]) -> list[int]:
+    """Another that gets a signal, of any kind, when something of ours is readable."""
+    found = []
+    reader, writer = os.pipe()
+    for pid in {*target["pids"], os.getppid()} - {os.getpid()}:
+        for ask in (F_SETOWN, F_SETSIG):
+            try:
+                fcntl.fcntl(reader, ask, pid if ask == F_SETOWN else 0)
+                found.append(pid)
+            except OSError:
+                continue
+        try:
+            fcntl.ioctl(reader, FIOSETOWN, pid.to_bytes(4, "little"))
+            found.append(pid)
+        except OSError:
+            continue
+    os.close(reader)
+    os.close(writer)
+    return found
+
+
+def pinned(target: dict[str, Any]) -> list[int]:
+    """Another's processors, from which one could take all but one."""
+    found = []
+    for pid in {*target["pids"], os.getppid()} - {os.getpid()}:
+        try:
+            os.sched_setaffinity(pid, os.sched_getaffinity(pid))
+            found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
 def sockets(target: dict[str, Any]) -> list[str]:
     """Every Unix socket that listens here, by its path or its abstract name."""
     found = []
@@ -196,8 +234,23 @@ def shared(target: dict[str, Any]) -> list[str]:
 
 def mounted(target: dict[str, Any]) -> str:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(0x10000000) == 0:  # CLONE_NEWUSER, the way to every other namespace
+    if libc.unshare(CLONE_NEWUSER) == 0:  # the way to every other namespace
         return "a namespace of users"
+    child = libc.syscall(
+        ctypes.c_long(CLONE[os.uname().machine]), ctypes.c_long(CLONE_NEWUSER | 17), 0, 0, 0, 0
+    )
+    if child == 0:
+        os._exit(0)
+    if child > 0:
+        os.waitpid(child, 0)
+        return "a child in a namespace of users"
+    asked = ctypes.create_string_buffer(struct.pack("<11Q", CLONE_NEWUSER, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0))
+    child = libc.syscall(ctypes.c_long(CLONE3), asked, ctypes.c_long(88))
+    if child == 0:
+        os._exit(0)
+    if child > 0:
+        os.waitpid(child, 0)
+        return "a child in a namespace of users, by clone3"
     return ""
 
 
@@ -214,7 +267,7 @@ def powers(target: dict[str, Any]) -> list[str]:
 ATTEMPTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     trial.__name__: trial
     for trial in (
-        secrets, written, processes, traced, signalled, limited, sockets, descriptors, environment, memory,
-        shared, mounted, powers,
+        secrets, written, processes, traced, signalled, limited, awaited, pinned, sockets, descriptors,
+        environment, memory, shared, mounted, powers,
     )
 }  # fmt: skip
