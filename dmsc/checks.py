@@ -26,7 +26,7 @@ from schemas.cluster import NodeStatus
 from schemas.door import MeshStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
-from schemas.registry import Heartbeat
+from schemas.registry import Heartbeat, InstanceState
 from workers.sandbox.confinement import Way
 
 MIN_SERVER = (2, 11)
@@ -207,6 +207,7 @@ async def _gateways(state: StateFolder, servers: Sequence[str]) -> list[Finding]
     places = [*servers, *find_gateway(state=state.path).urls, *(node.address for node in mesh.nodes)]
     found.append(Finding("in the clear", True, in_the_clear(places) or "nothing leaves this machine"))
     found += _versions(mesh)
+    found.append(_brokers(mesh))
     found.append(_records(mesh))
     found += await asyncio.gather(*(_tensor_address(node) for node in mesh.nodes))
     return found
@@ -218,6 +219,14 @@ def _versions(mesh: MeshStatus) -> list[Finding]:
     return [
         Finding("versions", len(torches) <= 1, f"torch {', '.join(sorted(torches)) or 'unknown'}", remedy)
     ]
+
+
+def _brokers(mesh: MeshStatus) -> Finding:
+    """Without one instances, agents, modules and users read nothing of a guarded bus."""
+    kind, there = EntityKind.BROKER, InstanceState.ACTIVE
+    names = sorted(each.sid for each in mesh.services if each.kind is kind and each.state is there)
+    remedy = "start one: dmsc run broker"
+    return Finding("broker", bool(names), ", ".join(names) or "none is registered", remedy)
 
 
 def _records(mesh: MeshStatus) -> Finding:

@@ -66,6 +66,7 @@ def _metric(name: str, kind: Kind, about: str, source: str, *labels: str) -> Met
 
 
 _SMO, _SR, _MIC, _MG = "orchestrator", "router", "node agent", "gateway"
+_BROKER = "broker"
 _EACH = "every process"
 _INSTANCE = ("job", "stage", "sid", "cluster")
 _DEVICE = ("cluster", "node", "device")
@@ -103,6 +104,14 @@ JOB_ALERTS = _metric(
     "job",
     "kind",
 )
+
+# --- brokers -------------------------------------------------------------------------------------------
+BROKER_CALLS = _metric("broker_calls_total", "counter", "calls that were asked for", _BROKER, "kind")
+BROKER_REFUSED = _metric("broker_refused_total", "counter", "of them not made", _BROKER, "kind")
+BROKER_DROPPED = _metric(
+    "broker_dropped_total", "counter", "calls dropped: too many of one asker waited", _BROKER
+)
+BROKER_WAITING = _metric("broker_waiting_calls", "gauge", "calls that wait for their turn", _BROKER)
 
 # --- instances, by the router of their cluster ----------------------------------------------------------
 QUEUE = _metric("instance_queue_microbatches", "gauge", "waiting for its compute thread", _SR, *_INSTANCE)

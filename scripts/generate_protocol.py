@@ -46,6 +46,7 @@ ACRONYMS = {
     EntityKind.FUNCTIONAL_MODULE: "FM",
     EntityKind.CLIENT: "client",
     EntityKind.TAP: "tap",
+    EntityKind.BROKER: "broker",
 }
 
 

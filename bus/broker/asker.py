@@ -43,6 +43,11 @@ class Asker:
         return f"b{hashlib.sha256(self.subject.encode()).hexdigest()[:20]}x"
 
     @property
+    def party(self) -> str:
+        """Whose turn it is when it is this asker's: a job's instances, and a user's, are one."""
+        return f"{self.kind}.{self.scope if self.kind in (K.INSTANCE, OWNER) else self.name}"
+
+    @property
     def inbox(self) -> str:
         """What its inboxes begin with."""
         return inbox_of(USER if self.kind == OWNER else self.kind, self.name)

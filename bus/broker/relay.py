@@ -1,25 +1,30 @@
 """The broker's side: reads a call, decides whether it may be made, makes it, and answers the asker's inbox.
 
-Any number of brokers share a queue group. They keep nothing: a consumer's name says whose it is, and what it
-delivers goes straight to its asker's inbox. One that dies costs whoever asked it a repetition.
+Any number of brokers share a queue group. They keep nothing that matters: a consumer's name says whose it is,
+and what it delivers goes straight to its asker's inbox. One that dies costs whoever asked it a repetition.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 
 from bus import codec, subjects
-from bus.broker.asker import BROKER, Asker
-from bus.broker.calls import STORES, AskStore, Call, Order, Write, parse
+from bus.broker.allowance import Allowance
+from bus.broker.asker import BROKER, EVERY, Asker
+from bus.broker.calls import STORES, AskStore, Call, Open, Order, Write, parse
 from bus.broker.job_book import JobBook
 from bus.broker.rights import Names, check, touches_objects
+from bus.broker.turns import Turns
 from bus.dead_letters import bury
 from bus.logs import get_logger
-from bus.services import Subscription, refuse_stored
+from bus.services import DRAIN_S, Subscription, refuse_stored
 from schemas.base import Message
 from schemas.broker import BrokerRequest
 from schemas.errors import (
@@ -29,6 +34,7 @@ from schemas.errors import (
     DeadlineExceeded,
     DmscError,
     NoResponders,
+    RateLimited,
     Refused,
 )
 
@@ -38,9 +44,8 @@ if TYPE_CHECKING:
 log = get_logger("broker")
 
 QUEUE_GROUP = "broker"
-CONCURRENCY = 256
 PENDING = 4_096
-"""Calls that may wait; what comes beyond is dropped, and asked for again."""
+"""Calls that may come at once."""
 ANSWER_S = 10.0
 REFUSED_CODE, UNHEARD_CODE, SLOW_CODE = 90_403, 90_503, 90_504
 """Numbers of our own beside JetStream's: not allowed; no stream takes it; no answer in time."""
@@ -50,20 +55,62 @@ TOLD_MOST = 100
 
 
 class Relay(Subscription):
-    """Serves all who ask. `asked` counts calls by kind of asker, `refused` those that were not made."""
+    """Serves all who ask, in turn.
+
+    `asked` counts calls by kind of asker, `refused` those that were not made.
+    """
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(
-            bus, subjects.BROKER_REQUEST, f"{BROKER}.>", handler=None, server=None, concurrency=CONCURRENCY,
+            bus, subjects.BROKER_REQUEST, f"{BROKER}.>", handler=None, server=None, concurrency=1,
             queue_group=QUEUE_GROUP, pending_limit=PENDING,
         )  # fmt: skip
         self.asked: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self.turns: Turns[tuple[Asker | None, Msg]] = Turns()
+        self._allowance = Allowance()
+        self._running: set[asyncio.Task[None]] = set()
         self._jobs = JobBook(bus)
-        self._handle = self._relay
+        self._handle = self._enter
 
-    async def _relay(self, raw: Msg) -> None:
+    async def _stop(self, drain: bool) -> None:
+        await super()._stop(drain)
+        if drain and self._running:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_S):
+                    while self._running:
+                        await asyncio.wait(self._running)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _enter(self, raw: Msg) -> None:
         asker = Asker.of_subject(raw.subject)
+        party = asker.party if asker else ""
+        if self.turns.add(party, (asker, raw), len(raw.data)):
+            self._go_on()
+            return
+        self._bus.counters.dropped += 1
+        if (dropped := self.turns.dropped[party]) == 1 or dropped % 10_000 == 0:
+            log.warning("calls dropped: one asker has too many waiting", asker=raw.subject, dropped=dropped)
+
+    def _go_on(self) -> None:
+        while (found := self.turns.take()) is not None:
+            party, (asker, raw) = found
+            task = asyncio.create_task(self._in_turn(party, asker, raw), name=f"relay for {party}")
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _in_turn(self, party: str, asker: Asker | None, raw: Msg) -> None:
+        try:
+            await self._relay(asker, raw)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self.turns.done(party)
+            self._go_on()
+
+    async def _relay(self, asker: Asker | None, raw: Msg) -> None:
         answerable = False
         try:
             refuse_stored(raw)
@@ -92,11 +139,17 @@ class Relay(Subscription):
 
     async def _make(self, asker: Asker, call: Call, reply: str) -> None:
         if isinstance(call, AskStore):
-            rows = await self._bus.request(
-                subjects.STORE_QUERY, call.query, timeout_s=ANSWER_S, job=call.job, sid=call.sid
-            )
+            with self._allowance.asking_store(call.job):
+                rows = await self._bus.request(
+                    subjects.STORE_QUERY, call.query, timeout_s=ANSWER_S, job=call.job, sid=call.sid
+                )
             await self._return(reply, self._encoded(rows))
             return
+        if isinstance(call, Open):
+            self._allowance.open_reader(asker.subject, time.monotonic())
+        elif isinstance(call, Write) and asker.scope != EVERY and not call.subject.startswith("$O."):
+            size = len(call.subject) + len(call.body)
+            self._allowance.write_meeting_point(asker.scope, size, time.monotonic())
         link, order = self._bus.link, own(asker, call)
         headers = dict(order.headers) if order.headers else None
         if order.forwarded or not reply:
@@ -118,7 +171,7 @@ class Relay(Subscription):
         return codec.encode(message, self._bus.sender_map, self._bus.next_id())
 
     def _tell(self, asker: Asker, call: str, error: DmscError) -> None:
-        if not isinstance(error, Refused | BadInput):
+        if not isinstance(error, Refused | BadInput | RateLimited):
             return
         self.refused[asker.kind] += 1
         total = self.refused.total()
@@ -146,7 +199,7 @@ def failure(error: DmscError) -> bytes:
         code, number = 400, REFUSED_CODE
     elif isinstance(error, NoResponders):
         code, number = 503, UNHEARD_CODE
-    elif isinstance(error, BusUnreachable | DeadlineExceeded):
+    elif isinstance(error, BusUnreachable | DeadlineExceeded | RateLimited):
         code, number = 503, SLOW_CODE
     text = {"code": code, "err_code": number, "description": error.text[:500]}
     return json.dumps({"error": text}).encode()

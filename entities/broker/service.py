@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from bus.broker.relay import Relay
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.presence import Presence
+from entities.metrics import BROKER_CALLS, BROKER_DROPPED, BROKER_REFUSED, BROKER_WAITING, Reading
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
+from schemas.registry import Endpoint, InstanceState, ServiceRecord
 
 log = get_logger("broker")
 
 AGAIN_S = 0.5
+NODE = "mesh"
 
 
 class Broker:
@@ -24,16 +28,48 @@ class Broker:
         self.relay = Relay(bus)
         self._bus = bus
 
+    def readings(self) -> Iterator[Reading]:
+        """For whoever scrapes this process."""
+        for kind, count in self.relay.asked.items():
+            yield BROKER_CALLS(count, kind=kind)
+        for kind, count in self.relay.refused.items():
+            yield BROKER_REFUSED(count, kind=kind)
+        yield BROKER_DROPPED(self.relay.turns.dropped.total())
+        yield BROKER_WAITING(self.relay.turns.waiting)
+
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Serve until cancelled; what is in hand is answered first."""
         await self._bus.listen(self.relay)
+        present = asyncio.create_task(self._present(), name=f"presence of {self._bus.sender.name}")
         try:
             log.debug("broker ready", service=self._bus.sender.name)
             if ready is not None:
                 ready.set()
             await asyncio.Event().wait()
         finally:
+            present.cancel()
+            await asyncio.gather(present, return_exceptions=True)
             await self.relay.stop()
+
+    async def _present(self) -> None:
+        """Serving does not wait for the registry, which may itself need a moment."""
+        while True:
+            try:
+                async with Presence(self._bus, self._record()):
+                    await asyncio.Event().wait()
+            except DmscError as error:
+                log.info("broker is not registered yet", reason=error.text)
+                await asyncio.sleep(AGAIN_S)
+
+    def _record(self) -> ServiceRecord:
+        return ServiceRecord(
+            sid=self._bus.sender.name,
+            prefix="entity/broker",
+            kind=EntityKind.BROKER,
+            incarnation=self._bus.sender.incarnation,
+            state=InstanceState.ACTIVE,
+            endpoint=Endpoint(cluster="mesh", node=NODE),
+        )
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from schemas.broker import BrokerRequest
 from schemas.door import TapScope
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Sender
-from schemas.errors import BadInput, DmscError, NotFound, Refused
+from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Refused
 from schemas.job import JobEvent, JobState
 from schemas.signals import Role
 from schemas.step import Member
@@ -257,6 +257,49 @@ async def test_a_module_asks_the_stores_of_its_own_jobs(mesh: Guarded) -> None:
         any_jobs = Identity(name="meshs", kind=K.FUNCTIONAL_MODULE, module="meshs")
         assert (await ask(await module("meshs", issue(mesh.root, any_jobs)), "yours")).rows == ((7,),)
     assert set(asked) == {("mine", "broker"), ("mine", "bound"), ("yours", "meshs")}
+
+
+async def test_one_askers_slow_questions_are_nobody_elses_wait(mesh: Guarded) -> None:
+    """A user's module asks the silent stores of the user's own job, hundreds at once."""
+    reached = asyncio.Event()
+
+    async def never(message: Any, envelope: Any) -> StoreRows:
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(owner(mesh))
+        await bus.bucket(subjects.JOB_RECORD).put(job("mine", user="researcher-one"), job="mine")
+        holder = await stack.enter_async_context(bus_of(mesh, instance("mine")))
+        await holder.serve(subjects.STORE_QUERY, never, job="mine", sid="mine-s0-r0")
+        bystander = await stack.enter_async_context(bus_of(mesh, instance("j")))
+        theirs = await stack.enter_async_context(
+            Bus.connect(
+                mesh.url,
+                name="researcher-one-b",
+                kind=K.FUNCTIONAL_MODULE,
+                token=TOKENS[Role.RESEARCHER],
+                connect_timeout_s=PATIENCE_S,
+            )
+        )
+        store = InstanceStore(
+            theirs, job="mine", sid="mine-s0-r0", owner="researcher-one", timeout_s=PATIENCE_S
+        )
+        flood = [asyncio.create_task(store.rows("events")) for _ in range(300)]
+        refused = 0
+        async with asyncio.timeout(PATIENCE_S):
+            for finished in asyncio.as_completed(flood):
+                with pytest.raises(RateLimited, match="too many questions to the stores of mine are open"):
+                    await finished
+                refused += 1
+                if refused == 200:
+                    break
+            await reached.wait()
+            assert await Rendezvous(bystander, links_of("j")).add("count", 1) == 1
+        for each in flood:
+            each.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
 
 
 async def test_a_watch_outlives_its_broker(mesh: Guarded) -> None:

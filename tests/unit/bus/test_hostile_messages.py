@@ -109,14 +109,14 @@ async def test_a_broker_reads_nothing_of_a_call_above_a_notices_size_and_says_so
     assert CHUNK_BYTES < codec.MOST_NOTICE_BYTES, "the largest write that anybody makes is let through"
     monkeypatch.setattr(msgpack, "unpackb", None)
     data = b"\x91" * (codec.MOST_NOTICE_BYTES + 1)
-    await relay._relay(Msg(bus, asker.subject, f"{asker.inbox}.1", data))  # type: ignore[arg-type]
+    await relay._relay(asker, Msg(bus, asker.subject, f"{asker.inbox}.1", data))  # type: ignore[arg-type]
     ((reply, answer),) = bus.sent
     assert reply == f"{asker.inbox}.1"
     assert answer["error"]["code"] == 400
     assert "where 1,048,576 are the most" in answer["error"]["description"]
     assert bus.counters.dead_letters == 1
     bus.sent.clear()
-    await relay._relay(Msg(bus, asker.subject, "_INBOX.another.1", data))  # type: ignore[arg-type]
+    await relay._relay(asker, Msg(bus, asker.subject, "_INBOX.another.1", data))  # type: ignore[arg-type]
     assert not bus.sent
 
 

@@ -1,0 +1,82 @@
+"""Whose call is made next: parties in turn, so that nobody's flood or slow question is another's wait. Pure.
+
+A party may have as many calls under way as there are places free (dynamic thresholds: Choudhury and Hahne,
+IEEE/ACM Transactions on Networking 6(2), 1998): alone it takes half of all; whoever comes finds some free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+PLACES = 256
+"""Calls under way at once."""
+WAITING_MOST, WAITING_BYTES = 1_024, 32 << 20
+"""Of one party, calls and bytes of these; what comes beyond is dropped, and asked for again."""
+ALL_BYTES = 96 << 20
+"""Of all parties together."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Lane(Generic[T]):
+    calls: deque[tuple[T, int]] = field(default_factory=deque)
+    size: int = 0
+
+
+class Turns(Generic[T]):
+    """Calls that wait, and how many are under way, by party."""
+
+    def __init__(self, places: int = PLACES) -> None:
+        self.dropped: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
+        self._free = places
+        self._size = 0
+        self._lanes: OrderedDict[str, _Lane[T]] = OrderedDict()  # the next one first
+
+    @property
+    def waiting(self) -> int:
+        """Calls of all parties."""
+        return sum(len(lane.calls) for lane in self._lanes.values())
+
+    def add(self, party: str, call: T, size: int) -> bool:
+        """False: it is dropped, since too much of this party's waits. `size` in bytes."""
+        lane = self._lanes.setdefault(party, _Lane())
+        full = len(lane.calls) >= WAITING_MOST or lane.size + size > WAITING_BYTES
+        if full or self._size + size > ALL_BYTES:
+            self.dropped[party] += 1
+            if not lane.calls:
+                del self._lanes[party]
+            return False
+        lane.calls.append((call, size))
+        lane.size += size
+        self._size += size
+        return True
+
+    def take(self) -> tuple[str, T] | None:
+        """The next call that may be made, and whose it is; `done` is owed for it."""
+        for party in self._lanes:
+            if self.running[party] < self._free:
+                break
+        else:
+            return None
+        lane = self._lanes[party]
+        call, size = lane.calls.popleft()
+        lane.size -= size
+        self._size -= size
+        if lane.calls:
+            self._lanes.move_to_end(party)
+        else:
+            del self._lanes[party]
+        self.running[party] += 1
+        self._free -= 1
+        return party, call
+
+    def done(self, party: str) -> None:
+        """A call of this party is over."""
+        self._free += 1
+        self.running[party] -= 1
+        if not self.running[party]:
+            del self.running[party]
