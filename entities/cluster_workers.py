@@ -21,6 +21,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from bus import subjects
+from bus.credentials import Credential, root_of
+from bus.identity import is_credential
 from bus.logs import get_logger
 from bus.subject import Subject
 from entities.cluster_core import Exit
@@ -29,7 +31,7 @@ from entities.cluster_processes import ForkServerClient, Spawned, cpu_s
 from entities.node_reach import reach_of
 from schemas.base import Message
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
-from schemas.errors import Ack, DmscError
+from schemas.errors import Ack, DmscError, Refused, Unavailable
 from schemas.job import JobSpec
 from schemas.task_graph import ModelTopology
 from schemas.urls import UrlRules
@@ -37,7 +39,7 @@ from schemas.urls import UrlRules
 log = get_logger("cluster")
 
 _RESULT_BYTES = 64 << 20
-_ATTEMPTS = 3  # a worker that was lost with its fork server is no verdict on the job
+_ATTEMPTS = 3  # what a worker met by circumstance is no verdict on the job
 _WAIT_READY_S = 30.0
 _WORKS = 0.02  # share of a core that a worker uses at least while it works; one that hangs uses none
 _PERIODS = 30  # of `timeout_s`, in all: also an endless loop uses its core
@@ -177,7 +179,6 @@ class ShortLivedWorkers:
         payload = {
             **self._place,
             "sid": sid,
-            "token": self._credential(sid, job),
             "job": job,
             "spec": spec.model_dump(mode="json"),
             "device": device,
@@ -186,13 +187,22 @@ class ShortLivedWorkers:
         outcome: dict[str, Any] | Failure = Failure("unavailable", f"{self._node}: {kind} was not started")
         async with self._lane:
             for _ in range(_ATTEMPTS):
+                token = self._credential(sid, job)
                 try:
-                    outcome = await self._run_once(kind, job, payload, spec)
+                    outcome = await self._run_once(kind, job, {**payload, "token": token}, spec)
                 except DmscError as error:
                     outcome = Failure(error.code, error.text)
-                if not isinstance(outcome, Failure) or outcome.code != "unavailable":
+                if not isinstance(outcome, Failure) or not self._was_circumstance(outcome, token, sid, job):
                     break
         return outcome
+
+    def _was_circumstance(self, failure: Failure, token: str | None, sid: str, job: str) -> bool:
+        """Whether another attempt may end otherwise: its fork server was lost, or the root of all credentials
+        was replaced while it worked (ADR-0039)."""
+        present = self._credential(sid, job) if failure.code == Refused.code else None
+        if token is not None and present is not None and is_credential(token):
+            return root_of(Credential.parse(present).chain[0]) != root_of(Credential.parse(token).chain[0])
+        return failure.code == Unavailable.code
 
     async def _run_once(
         self, kind: str, job: str, payload: dict[str, Any], spec: JobSpec
