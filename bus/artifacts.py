@@ -93,6 +93,13 @@ def restrict(rules: UrlRules, closed: Sequence[str] = ()) -> None:
 
 
 _closed: list[str] = []
+_only_bus: list[bool] = []
+
+
+def open_only_bus() -> None:
+    """From here on this process opens the bus's object store and nothing else: it has sessions, keys, and all
+    jobs to answer for. What they name is opened by their own processes, and by nodes' workers (ADR-0040)."""
+    _only_bus[:] = [True]
 
 
 def refusal(url: str, *, write: bool = False) -> str:
@@ -126,18 +133,35 @@ def _inner(url: str, host: str) -> str:
     return ""
 
 
+def open_on_bus(url: str, bus: Bus | None) -> Artifacts:
+    """The folder of the bus's object store that `url` names. It need not exist yet.
+
+    Raises:
+        BadInput: it is no `bus://`, `restrict` keeps it from this process, or there is no bus.
+    """
+    if not url.startswith(SCHEME):
+        raise _elsewhere(url)
+    _check(url)
+    if bus is None:
+        raise BadInput(f"{url}: not connected to a bus; give a path or another URL")
+    return BusArtifacts(url, bus)
+
+
+def _elsewhere(url: str) -> BadInput:
+    return BadInput(f"{url}: this process opens nothing but {SCHEME}; a job's own processes and nodes do")
+
+
 def open_artifacts(url: str, bus: Bus | None) -> Artifacts:
     """The folder that `url` names. It need not exist yet.
 
     Raises:
         BadInput: `bus://` without a bus, a scheme that fsspec does not know, or whose driver is missing; what
-            `restrict` keeps from this process.
+            `restrict` or `open_only_bus` keeps from this process.
     """
     if url.startswith(SCHEME):
-        _check(url)
-        if bus is None:
-            raise BadInput(f"{url}: not connected to a bus; give a path or another URL")
-        return BusArtifacts(url, bus)
+        return open_on_bus(url, bus)
+    if _only_bus:
+        raise _elsewhere(url)
     address, _ = resolved(url)
     local = local_path(address)
     if local is None:
@@ -365,6 +389,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     Raises:
         BadInput: no such scheme, or its driver is not installed.
     """
+    if _only_bus:
+        raise _elsewhere(url)
     import fsspec  # most processes of the mesh open no files
 
     try:

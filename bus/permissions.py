@@ -39,7 +39,7 @@ PRIVATE = (
     *(subjects.USER_COMMAND, subjects.EXPLAIN_ACCESS, subjects.USER_RECORD, subjects.REVOCATION),
     *(subjects.AUDIT, subjects.START_INSTANCE, subjects.LINK_SECRET, subjects.UNREADABLE),
     *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE, subjects.READ_FILES),
-    subjects.BROKER_REQUEST,
+    *(subjects.REMOVE_CHECKPOINTS, subjects.BROKER_REQUEST),
 )
 """Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own
 store, files of a job; who has which tokens, the audit; and whatever carries a secret, which a tap hides and a

@@ -235,6 +235,10 @@ READ_FILES = _row(
     "read files", "cluster.{agent}.read", files.ReadFiles, MG + SMO, MIC,
     REQUEST, "weights and checkpoints below a job's URL, which a node opens", reply=files.FilesRead,
 )  # fmt: skip
+REMOVE_CHECKPOINTS = _row(
+    "remove checkpoints", "cluster.{agent}.remove", files.RemoveCheckpoints, SMO, MIC,
+    REQUEST, "what is unfinished or too old of a job's checkpoints goes", reply=Ack,
+)  # fmt: skip
 TOPOLOGY = _row(
     "topology", "topology.model.{job}", task_graph.ModelTopology, MIC, SMO,
     REQUEST, "§5.3: the analysed layer graph", reply=Ack,
@@ -327,6 +331,10 @@ CHECKPOINT = _row(
 CHECKPOINT_WAIT = _row(
     "checkpoint wait", "state.written.{job}.{sid}", checkpoint.CheckpointWait, SMO, MI,
     REQUEST, "answer once your part of the checkpoint is stored", reply=checkpoint.CheckpointWritten,
+)  # fmt: skip
+PUBLISH_FILE = _row(
+    "publish file", "state.publish.{job}.{sid}", files.PublishFile, SMO, MI,
+    REQUEST, "write a checkpoint's manifest, or the weights' list, below your job's artifacts", reply=Ack,
 )  # fmt: skip
 EXPORT = _row(
     "export", "state.export.{job}.{sid}", step.ExportOrder, SMO, MI,

@@ -1,4 +1,4 @@
-"""The checkpoints of a job in the artifact store: found, published, removed.
+"""The checkpoints of a job in the artifact store, as they are found there.
 
 One folder each, `<version>-<epoch>-<number>`: no two tries of any orchestrator share one. A folder counts
 from the moment that its manifest is there, which is written last.
@@ -7,19 +7,12 @@ from the moment that its manifest is there, which is written last.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
-from bus.artifacts import Artifacts, ReadableArtifacts, open_artifacts
-from bus.connection import Bus
+from bus.artifacts import ReadableArtifacts
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest, parse_manifest
 from schemas.errors import BadMessage, Conflict, DamagedCheckpoint, NotFound
-
-
-def checkpoints_url(artifacts: str, job: str) -> str:
-    """The folder of all checkpoints of a job, below its `artifacts`."""
-    return f"{artifacts.rstrip('/')}/{job}/checkpoints"
-
 
 _folder = re.compile(r"^(\d{8,})-(\d+)-(\d+)$")
 
@@ -52,45 +45,22 @@ class PublishedCheckpoints:
 
     async def published(self) -> list[Folder]:
         """Those with a manifest, the newest first."""
-        return sorted((folder for folder, complete in (await self._all()).items() if complete), reverse=True)
+        return with_manifest(await self.all())
 
-    async def _all(self) -> dict[Folder, bool]:
-        """Every folder, and whether it has a manifest."""
-        found: dict[Folder, bool] = {}
+    async def all(self) -> dict[Folder, set[str]]:
+        """Every folder, and the files in it."""
+        found: dict[Folder, set[str]] = {}
         for name in await self._open_url(self.url).list():
             first, _, rest = name.partition("/")
             if match := _folder.match(first):
                 folder = Folder(*(int(part) for part in match.groups()))
-                found[folder] = found.get(folder, False) or rest == MANIFEST_NAME
+                found.setdefault(folder, set()).add(rest)
         return found
 
 
-class CheckpointStore(PublishedCheckpoints):
-    """The same, to be written too."""
-
-    def __init__(self, bus: Bus, url: str) -> None:
-        super().__init__(lambda url: open_artifacts(url, bus), url)
-        self._bus = bus
-
-    async def publish(self, folder: Folder, manifest: CheckpointManifest) -> None:
-        """The last file: from now on this checkpoint exists."""
-        await self._open(folder).put_bytes(MANIFEST_NAME, manifest.to_json())
-
-    async def remove(self, folder: Folder) -> None:
-        """The manifest first, so that what is half removed does not count."""
-        artifacts = self._open(folder)
-        await artifacts.delete(MANIFEST_NAME)
-        await artifacts.delete()
-
-    async def sweep(self, keep: Container[Folder], *, epoch: int) -> list[Folder]:
-        """Removes all but those to keep, also what was never published; nothing of a later `epoch`."""
-        doomed = [folder for folder in await self._all() if folder not in keep and folder.epoch <= epoch]
-        for folder in doomed:
-            await self.remove(folder)
-        return doomed
-
-    def _open(self, folder: Folder) -> Artifacts:
-        return open_artifacts(self.url_of(folder), self._bus)
+def with_manifest(found: Mapping[Folder, Container[str]]) -> list[Folder]:
+    """Of all folders, those that are published; the newest first."""
+    return sorted((folder for folder, names in found.items() if MANIFEST_NAME in names), reverse=True)
 
 
 async def read_manifest(open_url: Opener, url: str) -> CheckpointManifest:

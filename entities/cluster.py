@@ -441,6 +441,7 @@ class ClusterAgent:
             await self._bus.serve(subjects.ANALYSE, self._analyse, agent=agent),
             await self._bus.serve(subjects.WRITE_SAMPLE, self._write_sample, agent=agent),
             await self._bus.serve(subjects.READ_FILES, self._files.read, agent=agent),
+            await self._bus.serve(subjects.REMOVE_CHECKPOINTS, self._files.remove, agent=agent),
             await self._bus.serve(subjects.FORGET_TOPOLOGY, self._forget, agent=agent),
         ]
         try:

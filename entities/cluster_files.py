@@ -1,4 +1,5 @@
-"""Files that a node reads for the control plane: a confined worker opens the URL, never the agent itself.
+"""Files that a node reads for the control plane, and checkpoints that it removes: a confined worker opens the
+URL, never the agent itself.
 
 A worker reads a whole block, so that a long download does not cost one per piece. Blocks serve only who reads
 on: whoever begins at a block's start gets what is there now.
@@ -10,7 +11,8 @@ import asyncio
 import itertools
 import shutil
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,11 @@ from typing import Any
 from entities.cluster_core import Exit
 from entities.cluster_processes import ForkServerClient
 from entities.cluster_workers import Failure, read_foreign, read_result
-from entities.node_reach import reach_of_url
+from entities.node_reach import reach_of_removal, reach_of_url
+from schemas.checkpoint import checkpoints_url
 from schemas.envelope import Envelope
-from schemas.errors import BadInput, ErrorReply, Unavailable
-from schemas.files import FilesRead, ReadFiles
+from schemas.errors import Ack, BadInput, ErrorReply, Unavailable
+from schemas.files import FilesRead, ReadFiles, RemoveCheckpoints
 from schemas.urls import BUS, SECRET, UrlRules
 
 BLOCK_BYTES = 8 << 20
@@ -31,7 +34,13 @@ AT_ONCE = 8
 """Workers; further questions wait."""
 READ_S = 20.0
 """How long one may take: an object storage that does not answer holds up no others for longer."""
+REMOVE_S = 120.0
+"""How long a removal may take: an object storage takes them one by one. What is left is the next one's."""
+REMOVALS_AT_ONCE = 2
 _WAIT_READY_S = 10.0
+
+_Reached = tuple[tuple[str, ...], tuple[str, ...]]
+"""What a worker may read, and write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class _Block:
 
 
 class NodeFileReader:
-    """Answers `ReadFiles`.
+    """Answers `ReadFiles` and `RemoveCheckpoints`.
 
     Args:
         processes: where the workers run.
@@ -81,6 +90,8 @@ class NodeFileReader:
         self._rules = rules
         self._numbers = itertools.count(1)
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._removals = asyncio.Semaphore(REMOVALS_AT_ONCE)
+        self._lookers = ThreadPoolExecutor(AT_ONCE + REMOVALS_AT_ONCE, "reach")
         self._blocks: OrderedDict[tuple[str, ...], _Block] = OrderedDict()
 
     async def read(self, order: ReadFiles, envelope: Envelope) -> FilesRead:
@@ -90,13 +101,14 @@ class NodeFileReader:
             NotFound: there is no such file.
             Unavailable: the worker was lost, or took too long.
         """
-        if order.url.startswith(BUS) or (order.url.startswith(SECRET) and not order.secrets):
-            raise BadInput(f"{order.url}: a node reads files and object storages for others, nothing else")
-        reached = reach_of_url(order.url, closed=self._closed, rules=self._rules)
+        self._check(order.url, order.secrets)
+
+        def reached() -> _Reached:
+            return reach_of_url(order.url, closed=self._closed, rules=self._rules), ()
+
         if order.what == "list":
-            found, _ = await self._run(
-                order.model_dump(include={"url", "what", "name", "after", "secrets"}), reached
-            )
+            asked = order.model_dump(include={"url", "what", "name", "after", "secrets"})
+            found, _ = await self._run(asked, reached)
             return FilesRead(names=tuple(map(str, found["names"])), more=bool(found["more"]))
         key = (order.url, order.name, order.secrets)
         known = self._blocks.get(key)
@@ -109,6 +121,31 @@ class NodeFileReader:
         self._keep(key, _Block(order.start, data, size), order)
         return FilesRead(data=data[: order.count], size=size)
 
+    async def remove(self, order: RemoveCheckpoints, envelope: Envelope) -> Ack:
+        """
+        Raises:
+            BadInput: jobs of this node may not write there.
+            Unavailable: the worker was lost, or took too long.
+        """
+        self._check(order.artifacts, order.secrets)
+
+        def reached() -> _Reached:
+            return (), reach_of_removal(order.job, order.artifacts, closed=self._closed, rules=self._rules)
+
+        asked = {
+            "what": "remove",
+            "url": checkpoints_url(order.artifacts, order.job),
+            "folders": list(order.folders),
+            "secrets": order.secrets,
+        }
+        await self._run(asked, reached, removes=True)
+        return Ack()
+
+    @staticmethod
+    def _check(url: str, secrets: str) -> None:
+        if url.startswith(BUS) or (url.startswith(SECRET) and not secrets):
+            raise BadInput(f"{url}: a node opens files and object storages for others, nothing else")
+
     def _keep(self, key: tuple[str, ...], block: _Block, order: ReadFiles) -> None:
         self._blocks.pop(key, None)
         if len(block.data) > order.count > 0:
@@ -116,18 +153,22 @@ class NodeFileReader:
             while len(self._blocks) > BLOCKS:
                 self._blocks.popitem(last=False)
 
-    async def _run(self, asked: dict[str, Any], reached: Sequence[str]) -> tuple[dict[str, Any], bytes]:
-        """A worker's answer and the bytes that it read."""
-        async with self._room:
+    async def _run(
+        self, asked: dict[str, Any], reached: Callable[[], _Reached], *, removes: bool = False
+    ) -> tuple[dict[str, Any], bytes]:
+        """A worker's answer and the bytes that it read. `reached` looks at paths, which may take for ever."""
+        within_s = REMOVE_S if removes else READ_S
+        async with self._removals if removes else self._room:
             try:
-                async with asyncio.timeout(READ_S):
-                    return await self._run_once(asked, reached)
+                async with asyncio.timeout(within_s):
+                    read, write = await asyncio.get_running_loop().run_in_executor(self._lookers, reached)
+                    return await self._run_once(asked, read, write)
             except TimeoutError:
-                raise Unavailable(
-                    f"{asked['url']}: nothing could be read in {READ_S:g} s on {self._node}"
-                ) from None
+                raise Unavailable(f"{asked['url']}: no answer in {within_s:g} s on {self._node}") from None
 
-    async def _run_once(self, asked: dict[str, Any], reached: Sequence[str]) -> tuple[dict[str, Any], bytes]:
+    async def _run_once(
+        self, asked: dict[str, Any], read: Sequence[str], write: Sequence[str]
+    ) -> tuple[dict[str, Any], bytes]:
         await self._processes.wait_ready(_WAIT_READY_S)
         assert self._processes.scratch is not None
         number = next(self._numbers)
@@ -141,8 +182,8 @@ class NodeFileReader:
                 {**asked, "urls": self._urls, "data": str(data)},
                 log_path=self._logs / f"{self._node}-files.log",
                 result=result,
-                read=reached,
-                write=(str(folder),),
+                read=read,
+                write=(str(folder), *write),
             )
             try:
                 exit = await asyncio.shield(child.exit)
@@ -156,7 +197,7 @@ class NodeFileReader:
     def _taken(
         self, result: Path, data: Path, asked: dict[str, Any], exit: Exit
     ) -> tuple[dict[str, Any], bytes]:
-        found = read_result(result, exit, f"reading {asked['url']} on {self._node}")
+        found = read_result(result, exit, f"opening {asked['url']} on {self._node}")
         if isinstance(found, Failure):
             if exit.code != 0:  # killed, or lost with its fork server: no word on the file
                 raise Unavailable(found.text)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 
-from bus.artifacts import SCHEME, ReadableArtifacts, open_artifacts, refusal
+from bus.artifacts import SCHEME, ReadableArtifacts, open_on_bus, refusal
 from bus.connection import Bus
 from bus.subjects import READ_FILES
 from schemas.envelope import EntityKind
@@ -22,27 +22,35 @@ ANSWER_S = 30.0
 """A node gives up sooner."""
 WHOLE_BYTES = 256 << 20
 """Of a file that is taken as a whole."""
+MOST_NAMES = 100_000
+"""In one folder: what is below a job's URL is of that job's making."""
 
 
 def files_of(
-    url: str, bus: Bus, agents: Callable[[], Mapping[str, str]], *, secrets: str = ""
+    url: str,
+    bus: Bus,
+    agents: Callable[[], Mapping[str, str]],
+    *,
+    secrets: str = "",
+    near: Collection[str] = (),
 ) -> ReadableArtifacts:
     """The folder that `url` names; nothing is opened here but the bus's object store.
 
     Args:
         agents: SIDs of the node agents that may be asked, and the keys that secrets are sealed to for them.
         secrets: JSON, what the job's URLs stand for; empty: this process may not hand that on.
+        near: of the agents, those to ask first.
 
     Raises:
         BadInput: this process's rules don't let jobs name it, or it stands for a secret.
     """
     if url.startswith(SCHEME):
-        return open_artifacts(url, bus)
+        return open_on_bus(url, bus)
     if url.startswith(SECRET) and not secrets:
         raise BadInput(f"{url}: only the job's own processes can open it; fetch it from there yourself")
     if reason := refusal(url):
         raise BadInput(reason)
-    return NodeFiles(url, bus, agents, secrets if url.startswith(SECRET) else "")
+    return NodeFiles(url, bus, agents, secrets if url.startswith(SECRET) else "", near)
 
 
 def agents_of(records: Mapping[str, ServiceRecord]) -> dict[str, str]:
@@ -59,9 +67,17 @@ class NodeFiles(ReadableArtifacts):
     one is asked, and who answered is asked first from then on."""
 
     def __init__(
-        self, url: str, bus: Bus, agents: Callable[[], Mapping[str, str]], secrets: str = ""
+        self,
+        url: str,
+        bus: Bus,
+        agents: Callable[[], Mapping[str, str]],
+        secrets: str = "",
+        near: Collection[str] = (),
     ) -> None:
         super().__init__(url)
+        self.answered: set[str] = set()
+        """Who has found something."""
+        self._near = near
         self._bus = bus
         self._agents = agents
         self._secrets = secrets
@@ -122,7 +138,8 @@ class NodeFiles(ReadableArtifacts):
                     break
             else:
                 if question.what == "piece" or found.names or question.after:
-                    self._order[agent] = -1.0
+                    self._order[agent] = -2.0
+                    self.answered.add(agent)
                     return found
                 nothing = found
         if lost:
@@ -132,9 +149,9 @@ class NodeFiles(ReadableArtifacts):
         raise missing or refused or Unavailable(f"{self.url}: no node is up to read it; `dmsc join` adds one")
 
     def _turns(self, agents: Iterable[str]) -> Sequence[str]:
-        """Who answered before, then the others by chance, then who was lost."""
+        """Who answered before, then the near ones, then the others, each by chance, then who was lost."""
         for agent in agents:
-            self._order.setdefault(agent, random.random())
+            self._order.setdefault(agent, random.random() - (agent in self._near))
         return sorted(agents, key=self._order.__getitem__)[:ASKED]
 
     async def list(self, prefix: str = "") -> list[str]:
@@ -145,4 +162,6 @@ class NodeFiles(ReadableArtifacts):
             found = await self._ask(ReadFiles(url=self.url, what="list", name=prefix, after=after))
             names += found.names
             more = found.more and bool(found.names)
+            if len(names) > MOST_NAMES:
+                raise BadInput(f"{self.url}: more than {MOST_NAMES:,} files")
         return [*names]

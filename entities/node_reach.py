@@ -70,6 +70,25 @@ def reach_of_url(url: str, *, closed: Sequence[str] = (), rules: UrlRules | None
     return () if path is None else (path,)
 
 
+def reach_of_removal(
+    job: str, artifacts: str, *, closed: Sequence[str] = (), rules: UrlRules | None = None
+) -> tuple[str, ...]:
+    """What a process may write to that removes checkpoints of a job: its own part of `artifacts`.
+
+    Raises:
+        BadInput: that is not for jobs.
+    """
+    if rules is not None and (reason := rules.refusal(artifacts, write=True)):
+        raise BadInput(reason)
+    path = local_path(artifacts)
+    if path is None:
+        return ()
+    own = os.path.join(path, job)
+    if _within(own, closed):
+        raise BadInput(f"{artifacts} lies in a folder that no job is given")
+    return (own,)
+
+
 def _within(path: str, folders: Iterable[str]) -> bool:
     """Whether it lies in one of them, by what it stands for, whatever links lead there."""
     real = os.path.realpath(path)

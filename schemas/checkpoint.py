@@ -26,6 +26,12 @@ from schemas.step import Member
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
 
+
+def checkpoints_url(artifacts: str, job: str) -> str:
+    """The folder of all checkpoints of a job, below its `artifacts`."""
+    return f"{artifacts.rstrip('/')}/{job}/checkpoints"
+
+
 NO_MATTER = {"training": {"checkpoint_every", "validate_every", "validation_microbatches"}}
 """Keys of a job's sections that change nothing about the state that is trained."""
 
@@ -123,7 +129,7 @@ def parse_manifest(data: bytes, url: str) -> CheckpointManifest:
         if stated != _digest(body):
             raise DamagedCheckpoint(f"{url} is damaged: its SHA-256 is not the recorded one")
         return CheckpointManifest.model_validate(body)
-    except (ValueError, KeyError, TypeError, AttributeError, ValidationError):
+    except (ValueError, KeyError, TypeError, AttributeError, ValidationError, RecursionError):
         raise DamagedCheckpoint(f"{url} is not the manifest of a checkpoint") from None
 
 

@@ -1,12 +1,13 @@
-"""Between control plane and node agents: files below a URL of a job, which nodes alone open."""
+"""Files below a URL of a job, which nodes and the job's own instances alone open: what the control plane has
+them read, publish and remove."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.base import Message
+from schemas.base import Message, Token
 from schemas.marks import Secret, Url
 
 PIECE_BYTES = 512 << 10
@@ -14,6 +15,10 @@ PIECE_BYTES = 512 << 10
 PAGE_NAMES = 1_000
 """Names in one answer."""
 NAME_CHARACTERS = 1_024
+PUBLISHED_BYTES = 64 << 20
+"""Of a list that is published: tens of thousands of files, hundreds of thousands of tensors."""
+REMOVED_FOLDERS = 64
+"""Checkpoints in one order."""
 
 
 class ReadFiles(Message, wire="cluster.files.read"):
@@ -39,3 +44,31 @@ class FilesRead(Message, wire="cluster.files.found"):
     size: int = 0
     names: tuple[str, ...] = ()
     more: bool = False
+
+
+class RemoveCheckpoints(Message, wire="cluster.checkpoints.remove"):
+    """SMO → node agent: remove these folders below `<artifacts>/<job>/checkpoints`. Twice is fine."""
+
+    job: Token
+    artifacts: Url = Field(max_length=4_096)
+    folders: tuple[Annotated[str, Field(pattern=r"^\d{8,20}-\d{1,20}-\d{1,20}$")], ...] = Field(
+        max_length=REMOVED_FOLDERS
+    )
+    secrets: Secret = Field("", description="JSON: what `artifacts` stands for, if it is a `secret://`")
+
+
+class PublishFile(Message, wire="state.publish"):
+    """SMO → one instance of the job: write this file below your job's own artifacts, with its last piece.
+
+    Pieces come in order; the same file twice is the same file. A manifest is written only where all the files
+    that it lists are there, in their sizes: whoever finds it finds a checkpoint.
+    """
+
+    job: Token
+    epoch: int
+    url: Url = Field(max_length=4_096, description="the folder")
+    name: str = Field(max_length=NAME_CHARACTERS)
+    size: int = Field(ge=0, le=PUBLISHED_BYTES, description="of the whole file")
+    sha256: str = Field(description="of the whole file")
+    offset: int = Field(0, ge=0, le=PUBLISHED_BYTES)
+    data: bytes = Field(b"", max_length=PIECE_BYTES, repr=False)

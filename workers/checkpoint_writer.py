@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.errors import Conflict, NotFound
@@ -18,6 +17,7 @@ from schemas.step import Member
 from workers.checkpoint import copy_tensors, write_stage
 from workers.compute import ComputeThread, Priority
 from workers.stage_compute import StageCompute
+from workers.url_rules import open_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CheckpointWriter:
         began = time.perf_counter()
         module = self._stage.module
         part = await write_stage(
-            open_artifacts(order.url, self._bus),
+            await open_url(order.url, self._bus),
             tensors,
             stage=self._number,
             first_layer=module.first_layer,

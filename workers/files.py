@@ -1,4 +1,5 @@
-"""Reads below one URL of a job in a short-lived worker, for who is not to open it (ADR-0040).
+"""Reads below one URL of a job in a short-lived worker, or removes checkpoints there, for who is not to open
+it (ADR-0040).
 
 No code of a user runs here, but what is read is theirs, and file systems are large: the process is confined
 to the one folder that the URL names.
@@ -13,6 +14,7 @@ from typing import Any
 
 from bus import secret_urls
 from bus.artifacts import open_artifacts
+from schemas.checkpoint import MANIFEST_NAME
 from schemas.errors import BadInput
 from schemas.files import NAME_CHARACTERS, PAGE_NAMES
 from workers.short_lived import answer
@@ -20,11 +22,12 @@ from workers.url_rules import restrict_urls
 
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
-    """Entry point under the fork server: writes {"size"}, {"names", "more"} or {"failed": {"code", "text"}}.
+    """Entry point under the fork server: writes {"size"}, {"names", "more"}, {} or {"failed": …}.
 
     Args:
-        payload: url; what: `piece` with name, start, count and `data`, the path for the bytes; or `list` with
-            name and after; urls: what the node's jobs may name; secrets: what a `secret://` stands for.
+        payload: url; what: `piece` with name, start, count and `data`, the path for the bytes; `list` with
+            name and after; or `remove` with folders; urls: what the node's jobs may name; secrets: what a
+            `secret://` stands for.
         result: the file to write.
     """
     return answer(functools.partial(_ask, payload), result)
@@ -33,7 +36,8 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 def _ask(payload: dict[str, Any]) -> dict[str, Any]:
     secret_urls.learn(payload["secrets"])
     restrict_urls(payload.get("urls"))
-    return asyncio.run(_list(payload) if payload["what"] == "list" else _piece(payload))
+    work = {"list": _list, "piece": _piece, "remove": _remove}[payload["what"]]
+    return asyncio.run(work(payload))
 
 
 async def _piece(payload: dict[str, Any]) -> dict[str, Any]:
@@ -53,3 +57,13 @@ async def _list(payload: dict[str, Any]) -> dict[str, Any]:
         raise BadInput(f"{payload['url']}: a name there has more than {NAME_CHARACTERS} characters")
     left = [name for name in names if name > payload["after"]]
     return {"names": left[:PAGE_NAMES], "more": len(left) > PAGE_NAMES}
+
+
+async def _remove(payload: dict[str, Any]) -> dict[str, Any]:
+    """The manifests first, so that what is half removed does not count."""
+    folders = [open_artifacts(f"{payload['url']}/{name}", None) for name in payload["folders"]]
+    for folder in folders:
+        await folder.delete(MANIFEST_NAME)
+    for folder in folders:
+        await folder.delete()
+    return {}

@@ -36,6 +36,7 @@ from bus.subjects import (
     EXPORT,
     GROUP_FORM,
     INSTANCE_SAMPLE,
+    PUBLISH_FILE,
     ROUTE_TABLE,
     STATE_RESTORE,
     STATE_SEND,
@@ -300,6 +301,7 @@ class Instance:
                 (COPY_SEND, runtime.send_copy),
                 (CHECKPOINT, runtime.checkpoint),
                 (CHECKPOINT_WAIT, runtime.checkpoint_written),
+                (PUBLISH_FILE, runtime.publish),
                 (EXPORT, runtime.export_weights),
             ]
         for row, handle in served:

@@ -16,6 +16,7 @@ from torch import Tensor
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Ack, Conflict, Fenced
+from schemas.files import PublishFile
 from schemas.peer_copy import CopyTo
 from schemas.step import (
     Adopt,
@@ -340,6 +341,11 @@ class StageRuntime(StageFlow):
         """Answers once this stage's part of a checkpoint is in the artifact store."""
         self._check_epoch(query.epoch)
         return await self.state.checkpoints.wait(query)
+
+    async def publish(self, order: PublishFile) -> Ack:
+        """Writes a checkpoint's manifest, or the list of the weights, once all of it has come."""
+        self._check_epoch(order.epoch)
+        return await self.state.publisher.take(order)
 
     async def export_weights(self, order: ExportOrder) -> Exported:
         """Writes the weights as one safetensors shard to the artifact store."""

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from bus.artifacts import open_artifacts
 from bus.connection import Bus
 from schemas.cluster import InstanceStart
 from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
@@ -17,7 +16,9 @@ from workers.checkpoint import restore_checkpoint
 from workers.checkpoint_writer import CheckpointWriter
 from workers.compute import ComputeThread, Priority
 from workers.optimizer import state_tensors
+from workers.publishing import Publisher
 from workers.stage_compute import StageCompute
+from workers.url_rules import open_url
 from workers.weights import export, load_initial
 
 T = TypeVar("T")
@@ -51,13 +52,14 @@ class StageState:
         self.checkpoints = CheckpointWriter(
             bus, member, start.unit.stage, thread, stage, lambda: self.version
         )
+        self.publisher = Publisher(bus, f"{start.spec.artifacts.rstrip('/')}/{start.job}")
 
     async def build(self) -> None:
         """Version 0: from the seed, or from the weights that the job names."""
         await self._thread.submit(Priority.ORDER, self._stage.build)
         url = self._start.spec.initial_weights
         if url:
-            await load_initial(self._stage.module, open_artifacts(url, self._bus), url, run=self._ordered)
+            await load_initial(self._stage.module, await open_url(url, self._bus), url, run=self._ordered)
 
     async def move_to(self, version: int) -> None:
         """The stage is at `version` now; whoever waits for it goes on."""
@@ -136,7 +138,7 @@ class StageState:
             if order.checkpoint is None:
                 await self.build()
             else:
-                artifacts = open_artifacts(order.checkpoint, self._bus)
+                artifacts = await open_url(order.checkpoint, self._bus)
                 await restore_checkpoint(
                     stage.module, stage.optimizer, artifacts, version=order.version, run=self._ordered
                 )
@@ -146,7 +148,7 @@ class StageState:
 
     async def export(self, order: ExportOrder) -> Exported:
         """Writes the weights as one safetensors shard to the artifact store."""
-        artifacts = open_artifacts(order.url, self._bus)
+        artifacts = await open_url(order.url, self._bus)
         size, lines = await export(self._stage.module, artifacts, order.shard)
         return Exported(member=self._member, version=self.version, url=order.url, bytes=size, tensors=lines)
 

@@ -398,6 +398,7 @@ def run_parts(
     `replicas`: of streams and buckets, which are then made or adjusted first. None: others do that, who
     know how many there are to be. `metrics`: where they are told; None: not at a port of their own.
     """
+    from bus.artifacts import open_only_bus
     from bus.logs import configure_logging
     from dmsc.log_rotation import rotating
     from dmsc.parent_death import end_with_parent
@@ -406,6 +407,7 @@ def run_parts(
     from workers.sandbox.kernel import keep_private
 
     keep_private()  # instances may run as our user
+    open_only_bus()
     if parent is not None:
         end_with_parent(parent)
     if level not in ("debug", "info", "warning", "error"):

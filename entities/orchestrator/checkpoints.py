@@ -15,18 +15,11 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bus.artifacts import ReadableArtifacts, open_artifacts
+from bus.artifacts import ReadableArtifacts
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import CHECKPOINT, CHECKPOINT_WAIT, STATE_RESTORE
-from entities.checkpoint_store import (
-    CheckpointStore,
-    Folder,
-    Opener,
-    checkpoints_at,
-    checkpoints_url,
-    read_manifest,
-)
+from entities.checkpoint_store import Folder, Opener, checkpoints_at, read_manifest
 from entities.node_files import files_of
 from entities.orchestrator.checkpoint_schedule import RISK, TREND_STEPS, Choice, Conditions, choose
 from entities.orchestrator.hardware_risk import hardware_risk
@@ -34,6 +27,7 @@ from entities.orchestrator.instances import Instances, MemberLost
 from entities.orchestrator.job_secrets import secrets_for
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.own_checkpoints import OwnCheckpoints, Unsure
 from entities.orchestrator.setbacks import Unrecoverable
 from schemas.checkpoint import (
     CheckpointManifest,
@@ -49,8 +43,6 @@ from schemas.step import Member, StateRestore
 
 log = get_logger("orchestrator")
 
-KEPT = 2
-"""The last, and the one before in case that the last is damaged."""
 TAKE_DEADLINE_S = 60.0
 """The copy of a stage's state: gigabytes a second."""
 WRITE_DEADLINE_S = 1800.0
@@ -82,13 +74,14 @@ class Checkpoints:
         self._spec = journal.record.spec
         self._job = journal.job
         self._epoch = epoch
-        self._store = CheckpointStore(bus, checkpoints_url(self._spec.artifacts, self._job))
+        self._store = OwnCheckpoints(bus, mesh, instances, journal, epoch)
         self._numbers = 0
         self._last_step = 0
         self._tried = -1
         self._writing: asyncio.Task[None] | None = None
         self._writing_folder: Folder | None = None
         self._damaged: set[str] = set()
+        self._unsure: set[Folder] = set()
         self._uneven = False
         self._crew: Collection[Member] | None = None
         self._costs: deque[float] = deque(maxlen=5)
@@ -216,6 +209,11 @@ class Checkpoints:
         except MemberLost as error:  # nothing is wrong with the store: due again as soon as the job is back
             self._tried, self._risk_answered = -1, False
             await self._drop(order, str(error))
+        except Unsure as error:
+            self._unsure.add(order.folder)
+            if isinstance(error.cause, MemberLost):
+                self._tried, self._risk_answered = -1, False
+            await self._not_written(order.folder.version, str(error))
         except DmscError as error:
             await self._drop(order, str(error))
         except Exception as error:
@@ -238,7 +236,7 @@ class Checkpoints:
             torch_version=parts[0].torch_version,
             stages=parts,
         )
-        await self._store.publish(order.folder, manifest)
+        await self._store.publish(order.folder, manifest, order.writers)
         write_s = time.monotonic() - order.began - order.stall_s
         self._costs.append(order.stall_s + write_s)
         self._last_step = order.folder.version
@@ -248,7 +246,10 @@ class Checkpoints:
             f"stall {order.stall_s * 1e3:.0f} ms, written in {write_s:.2f} s; why: {order.reason}; "
             f"{self._outlook(order)}"
         )
-        await self._retain()
+        try:
+            await self._store.sweep(order.folder, self._damaged, self._unsure)
+        except DmscError as error:
+            log.warning("old checkpoints not removed", job=self._job, reason=str(error))
 
     def _outlook(self, order: _Order) -> str:
         choice = self._choose(order.folder.version)
@@ -256,16 +257,6 @@ class Checkpoints:
             return "the last"
         because = f" ({choice.reason})" if choice.reason != order.reason else ""
         return f"next after {choice.interval_steps} steps{because}"
-
-    async def _retain(self) -> None:
-        """The newest `KEPT` that are not known to be damaged stay; all else of this job goes."""
-        try:
-            good = [
-                one for one in await self._store.published() if self._store.url_of(one) not in self._damaged
-            ]
-            await self._store.sweep(set(good[:KEPT]), epoch=self._epoch)
-        except DmscError as error:
-            log.warning("old checkpoints not removed", job=self._job, reason=str(error))
 
     async def _drop(self, order: _Order, why: str) -> None:
         await self._not_written(order.folder.version, why)
@@ -316,12 +307,12 @@ class Checkpoints:
         return version
 
     async def _restore_own(self) -> int | None:
-        folders = await self._store.published()
+        open_url, folders = await self._store.opener(), await self._store.published()
         if not folders and (lost := self._journal.record.checkpoint_step) is not None:
             await self._tell(f"that of step {lost} is not at {self._store.url} any more")
         for folder in folders:
             url = self._store.url_of(folder)
-            if url not in self._damaged and await self._try(url, self._own):
+            if url not in self._damaged and await self._try(url, open_url):
                 return folder.version
         return None
 
@@ -331,7 +322,7 @@ class Checkpoints:
             secrets = await secrets_for(self._bus, self._spec)
 
             def open_url(url: str) -> ReadableArtifacts:
-                return files_of(url, self._bus, self._agents, secrets=secrets)
+                return files_of(url, self._bus, self._store.agents, secrets=secrets)
 
             urls = await checkpoints_at(open_url, named)
         except BadInput as error:
@@ -373,13 +364,6 @@ class Checkpoints:
             return None
         return manifest
 
-    def _own(self, url: str) -> ReadableArtifacts:
-        """Of this job: below where its checkpoints are published."""
-        return open_artifacts(url, self._bus)
-
-    def _agents(self) -> dict[str, str]:
-        return {sid: node.sealing_key for sid, node in self._mesh.nodes.items()}
-
     async def _order_restore(self, version: int, url: str | None) -> None:
         order = StateRestore(job=self._job, epoch=self._epoch, version=version, checkpoint=url)
         members = [one for one in self._instances.stage_members() if self._crew is None or one in self._crew]
@@ -409,8 +393,13 @@ class Checkpoints:
     async def close(self) -> None:
         """The job has ended, its instances too: what is unfinished or too old goes, the newest stay."""
         await self.abandon()
-        if self._numbers or self._epoch > 1:
-            await self._retain()
+        if not (self._numbers or self._epoch > 1):
+            return
+        try:
+            await self._store.sweep(None, self._damaged, ())  # nobody is left who would publish
+        except DmscError as error:
+            log.warning("old checkpoints not removed", job=self._job, reason=str(error))
+            await self._tell(f"what is unfinished or too old may be left at {self._store.url}: {error.text}")
 
 
 def _differing(manifest: CheckpointManifest, mine: dict[str, str]) -> list[str]:

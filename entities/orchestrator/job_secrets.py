@@ -1,10 +1,12 @@
-"""The secrets that a job's URLs name: opened here, and handed to its instances' agents, sealed to each."""
+"""The secrets that a job's URLs name: unsealed here, and handed to its instances' agents, sealed to each.
+
+Nothing is opened with them here.
+"""
 
 from __future__ import annotations
 
 import json
 
-from bus import secret_urls
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import SECRET
@@ -17,8 +19,7 @@ log = get_logger("orchestrator")
 
 
 async def secrets_for(bus: Bus, spec: JobSpec) -> str:
-    """A JSON object of `USER/NAME` and value; empty where the job names none. This process knows them, too:
-    it writes the list of a job's weights and finds its checkpoints.
+    """A JSON object of `USER/NAME` and value; empty where the job names none.
 
     Raises:
         BadJob: one is not there any more.
@@ -30,9 +31,7 @@ async def secrets_for(bus: Bus, spec: JobSpec) -> str:
         if entry is None or not isinstance(entry.message, StoredSecret):
             raise BadJob(f"{user} has no secret {name} any more; `dmsc secret set {name}` stores one")
         found[key] = bus.keyring.open(entry.message.sealed, about(user, name))
-    values = json.dumps(found) if found else ""
-    secret_urls.learn(values)
-    return values
+    return json.dumps(found) if found else ""
 
 
 async def seal_secrets_anew(bus: Bus) -> None:
@@ -56,7 +55,6 @@ async def seal_secrets_anew(bus: Bus) -> None:
 
 async def forget_secrets(bus: Bus, spec: JobSpec) -> None:
     """The job is over: what was taken out of its own URLs goes with it."""
-    for key, (user, name) in references_of(spec).items():
-        secret_urls.forget(key)
+    for user, name in references_of(spec).values():
         if name.startswith(GENERATED):
             await bus.bucket(SECRET).delete(user=user, name=name)

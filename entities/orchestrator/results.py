@@ -1,4 +1,7 @@
-"""What a finished job leaves: weights as safetensors shards with an index."""
+"""What a finished job leaves: weights as safetensors shards with an index.
+
+Instances write all of it; on the bus, this process the index.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from bus.artifacts import open_artifacts
+from bus.artifacts import SCHEME, open_on_bus
 from bus.connection import Bus
 from bus.subjects import EXPORT
 from entities.orchestrator.instances import Instances
+from entities.orchestrator.publishing import publish_file
 from schemas.job import JobSpec, WeightsManifest
 from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, weights_sha256
@@ -52,7 +56,12 @@ async def export_weights(
         where.update(dict.fromkeys(exported.tensors, name))
     size = sum(exported.bytes for exported in written)
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
-    await open_artifacts(url, bus).put_bytes(INDEX_NAME, json.dumps(index, indent=1).encode())
+    data = json.dumps(index, indent=1).encode()
+    if url.startswith(SCHEME):
+        await open_on_bus(url, bus).put_bytes(INDEX_NAME, data)
+    else:
+        writers = [members[0] for members in stages]
+        await publish_file(instances, writers, job=job, epoch=epoch, url=url, name=INDEX_NAME, data=data)
     return WeightsManifest(
         url=url,
         shards=(*names, INDEX_NAME),

@@ -6,12 +6,17 @@ import contextlib
 
 from fastapi import APIRouter, Request, Response
 
-from entities.checkpoint_store import PublishedCheckpoints, checkpoints_url, read_manifest
+from entities.checkpoint_store import PublishedCheckpoints, read_manifest
 from entities.gateway.context import Door
 from entities.gateway.files import DOCUMENTED, File, file_answer
 from entities.gateway.paging import cut
 from entities.gateway.requests import ByteRange, CheckpointName, JobId, PageAsked, Token, answer, paged
-from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest, PublishedCheckpoint
+from schemas.checkpoint import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    PublishedCheckpoint,
+    checkpoints_url,
+)
 from schemas.errors import DamagedCheckpoint, NotFound
 from schemas.job import JobRecord
 from schemas.pages import CheckpointPage

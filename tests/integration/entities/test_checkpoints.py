@@ -13,6 +13,7 @@ import pytest
 from bus import subjects
 from bus.artifacts import open_artifacts
 from bus.connection import Bus
+from bus.services import Subscription
 from entities.orchestrator.checkpoints import Checkpoints
 from entities.orchestrator.instances import Instances, MemberLost
 from entities.orchestrator.journal import Journal
@@ -28,8 +29,8 @@ from schemas.checkpoint import (
 )
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import DamagedCheckpoint, DmscError, Unavailable
-from schemas.files import FilesRead, ReadFiles
+from schemas.errors import Ack, Conflict, DamagedCheckpoint, DmscError, Unavailable
+from schemas.files import FilesRead, PublishFile, ReadFiles, RemoveCheckpoints
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
 from schemas.signals import QosReport
 from schemas.step import Member, StateReady, StateRestore
@@ -54,12 +55,15 @@ class StandIn:
         self.damaged: set[int] = set()
         self.unreachable = False
         self.restored: list[tuple[int, str | None]] = []
+        self.silent: DmscError | None = None
+        self.unanswered: list[PublishFile] = []
 
     async def serve(self) -> None:
         for row, handler in (
             (subjects.CHECKPOINT, self._take),
             (subjects.CHECKPOINT_WAIT, self._write),
             (subjects.STATE_RESTORE, self._restore),
+            (subjects.PUBLISH_FILE, self._publish),
         ):
             await self.bus.serve(row, handler, job=JOB, sid=self.member.sid)
 
@@ -80,6 +84,17 @@ class StandIn:
         )  # fmt: skip
         return CheckpointWritten(member=self.member, version=0, part=part, write_ms=1.0)
 
+    async def _publish(self, order: PublishFile, _: object) -> Ack:
+        if self.silent is not None:
+            self.unanswered.append(order)
+            raise self.silent
+        await self.publish(order)
+        return Ack()
+
+    @staticmethod
+    async def publish(order: PublishFile) -> None:
+        await open_artifacts(order.url, None).put_bytes(order.name, order.data)
+
     async def _restore(self, order: StateRestore, _: object) -> StateReady:
         if self.unreachable:
             raise Unavailable("the store does not answer")
@@ -93,11 +108,24 @@ JOB = "jtest"
 NODE = NodeStatus(
     sid="a-n", cluster="a", node="n", incarnation="i1", slots=(), address="127.0.0.1", warm=True
 )  # fmt: skip
-"""Where files are read for the orchestrator."""
+"""Where files are read and removed for the orchestrator."""
+
+
+async def serve_node(bus: Bus) -> list[Subscription]:
+    """As a node does, without a worker: small files, whole."""
+    return [
+        await bus.serve(subjects.READ_FILES, read_files, agent=NODE.sid),
+        await bus.serve(subjects.REMOVE_CHECKPOINTS, remove_checkpoints, agent=NODE.sid),
+    ]
+
+
+async def remove_checkpoints(order: RemoveCheckpoints, envelope: Envelope) -> Ack:
+    for name in order.folders:
+        await open_artifacts(f"{order.artifacts}/{order.job}/checkpoints/{name}", None).delete()
+    return Ack()
 
 
 async def read_files(order: ReadFiles, envelope: Envelope) -> FilesRead:
-    """As a node does, without a worker: small files, whole."""
     artifacts = open_artifacts(order.url, None)
     if order.what == "list":
         return FilesRead(names=tuple(await artifacts.list(order.name)))
@@ -123,6 +151,7 @@ class Rig:
         self.spec = spec
         self.stand_ins = stand_ins
         self.folder = folder / JOB / "checkpoints"
+        self.node: list[Subscription] = []
 
     async def start(self, epoch: int) -> None:
         """As an orchestrator does that takes the job up."""
@@ -178,6 +207,7 @@ async def make(connect: Connect, tmp_path: Path) -> Callable[..., Any]:
             await one.serve()
         orchestrator = await connect("orchestrator", EntityKind.ORCHESTRATOR)
         made = Rig(orchestrator, stand_ins, tmp_path, **more)
+        made.node = await serve_node(await connect(NODE.sid, EntityKind.CLUSTER))
         await made.start(1)
         return made
 
@@ -275,6 +305,71 @@ async def test_a_store_that_refuses_costs_that_checkpoint_alone(make: Any) -> No
     assert rig.left() == whole("00000004-1-2")
 
 
+async def test_a_manifest_that_one_instance_can_t_write_another_one_writes(make: Any) -> None:
+    rig = await make()
+    rig.stand_ins[0].silent = Unavailable("the folder does not answer")
+    await rig.take(2)
+    assert len(rig.stand_ins[0].unanswered) == 1
+    assert rig.left() == whole("00000002-1-1")
+    assert rig.journal.record.checkpoint_step == 2
+
+
+async def test_a_manifest_that_nobody_is_sure_of_finds_its_parts_when_it_comes(make: Any) -> None:
+    rig = await make()
+    await rig.take(2)
+    for one in rig.stand_ins:
+        one.silent = Unavailable("the folder does not answer")
+    await rig.take(4)
+    (late,) = rig.stand_ins[0].unanswered
+    told = (await rig.told())[-1]
+    assert "step 4: not written: the folder does not answer; its files stay, for it may still come" in told
+    assert rig.journal.record.checkpoint_step == 2
+    for one in rig.stand_ins:
+        one.silent = None
+    await rig.take(6)
+    assert rig.left() == sorted([*whole("00000002-1-1", "00000006-1-3"), *whole("00000004-1-2")[1:]]), (
+        "two are whole, and the one between may still be the second"
+    )
+    await rig.stand_ins[0].publish(late)
+    await rig.take(8)
+    assert rig.left() == whole("00000006-1-3", "00000008-1-4")
+    await rig.stand_ins[0].publish(late)  # its parts have gone: it pushes out nothing
+    assert await rig.checkpoints.restore() == 8
+    await rig.checkpoints.close()
+    assert rig.left() == whole("00000006-1-3", "00000008-1-4")
+
+
+async def test_a_manifest_whose_parts_are_not_seen_is_told_and_its_leftovers_go(make: Any) -> None:
+    rig = await make()
+    rig.stand_ins[0].silent = Conflict("artifacts has to be one and the same folder on all nodes")
+    await rig.take(2)
+    assert rig.stand_ins[0].unanswered
+    assert not rig.stand_ins[1].unanswered
+    assert rig.left() == []
+    assert "step 2: not written: artifacts has to be one and the same" in (await rig.told())[-1]
+
+
+async def test_a_folder_in_which_nothing_is_found_is_no_beginning(make: Any) -> None:
+    rig = await make()
+    await rig.take(2)
+    rig.folder.rename(rig.folder.with_name("away"))
+    with pytest.raises(Unavailable, match="that of step 2 is not at"):
+        await rig.checkpoints.restore()
+    assert rig.stand_ins[0].restored == []
+    rig.folder.with_name("away").rename(rig.folder)
+    assert await rig.checkpoints.restore() == 2
+
+
+async def test_without_a_node_the_end_of_a_job_says_what_may_be_left(make: Any) -> None:
+    rig = await make()
+    for step in (2, 4):
+        await rig.take(step)
+    for one in rig.node:
+        await one.stop(drain=False)
+    await rig.checkpoints.close()
+    assert f"what is unfinished or too old may be left at {rig.folder}" in (await rig.told())[-1]
+
+
 async def test_leftovers_of_an_orchestrator_that_died_while_writing_are_removed(make: Any) -> None:
     rig = await make()
     await rig.take(2)
@@ -338,10 +433,11 @@ async def test_a_job_without_checkpoints_begins_where_its_spec_says(
     named = str(rig.folder)
     rig.spec = rig.spec.model_copy(update={"resume_from": named, "artifacts": str(tmp_path / "other")})
     await rig.start(1)
+    for one in rig.node:
+        await one.stop(drain=False)
     with pytest.raises(Unavailable, match="no node could read it"):  # nor does the orchestrator try
         await rig.checkpoints.restore(fresh=True)
-    node = await connect(NODE.sid, EntityKind.CLUSTER)
-    await node.serve(subjects.READ_FILES, read_files, agent=NODE.sid)
+    await serve_node(await connect(NODE.sid, EntityKind.CLUSTER))
     assert await rig.checkpoints.restore(fresh=True) == 2
     assert rig.stand_ins[0].restored == [(2, f"{named}/00000002-1-1")]
     rig.spec = rig.spec.model_copy(update={"resume_from": str(tmp_path / "nothing")})

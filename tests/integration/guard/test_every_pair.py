@@ -62,7 +62,7 @@ PRIVATE = {
         *(subjects.EXPLAIN_ACCESS, subjects.USER_RECORD, subjects.REVOCATION, subjects.START_INSTANCE),
         subjects.LINK_SECRET,
         *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE, subjects.READ_FILES),
-        subjects.UNREADABLE,
+        *(subjects.REMOVE_CHECKPOINTS, subjects.UNREADABLE),
     )
 }
 OTHER = "somebody-else"
