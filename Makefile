@@ -126,6 +126,10 @@ bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside th
 bench-registry: setup ## the registry with 10,000 instances, beside raw nats-py
 	@$(VENV)/python benchmarks/registry.py $(ARGS)
 
+.PHONY: bench-answers
+bench-answers: setup ## for how long an answer of somebody else's making keeps the loop of who asked
+	@$(VENV)/python benchmarks/answer_lag.py $(ARGS)
+
 .PHONY: bench-gateway
 bench-gateway: setup ## a gateway on one core: event streams and requests at once, overload, clients that do not read
 	@$(VENV)/python benchmarks/gateway.py $(ARGS)

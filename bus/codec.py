@@ -25,8 +25,8 @@ from schemas.errors import BadMessage
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest message that is sent or read: the server's `max_payload` (tensors never travel on the bus)."""
 MOST_NOTICE_BYTES = 1 << 20
-"""Of these, of what is published or asked: it is refused before anything of it is read. Answers, and what
-streams and buckets keep, may be larger."""
+"""Of these, of what is published or asked: it is refused before anything of it is read. Of answers, the row
+says how many (`Subject.answer_bytes`); what streams and buckets keep may be larger."""
 MOST_ENTRIES = 1 << 16
 """Of one list or map in a large message."""
 MOST_KEYS = 1 << 14
@@ -251,6 +251,19 @@ def refuse_oversized(row: Subject, data: bytes) -> None:
             f"{row.name}: {len(data):,} bytes, where {MOST_NOTICE_BYTES:,} are the most; "
             "what is larger belongs into the object store",
             reason="oversized",
+        )
+
+
+def refuse_oversized_answer(row: Subject, data: bytes) -> None:
+    """What comes as an answer, before it is read; what is to go out as one, before it is sent.
+
+    Raises:
+        BadMessage: it is larger than an answer of this row may be.
+    """
+    if len(data) > row.answer_bytes:
+        raise BadMessage(
+            f"{row.name}: an answer of {len(data):,} bytes, where {row.answer_bytes:,} are the most",
+            reason="oversized answer",
         )
 
 

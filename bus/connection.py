@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from bus import codec, streams
 from bus.broker.asking import Asking, askers
 from bus.buckets import Bucket
+from bus.dead_letters import bury
 from bus.departures import connection_name
 from bus.dial import Token, inbox_prefix
 from bus.link import Link
@@ -30,7 +31,7 @@ from bus.streams import Recorded
 from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope, Sender
-from schemas.errors import BadInput, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
+from schemas.errors import BadInput, BadMessage, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
 
 TURN_S = 0.005
 """Publishing never waits by itself: lest a tight loop starve the heartbeats, others run this often."""
@@ -221,7 +222,7 @@ class Bus:
         reply = await self.link.ask(
             subject, data, timeout_s=timeout_s, repeat_s=repeat_s, answerer=row.answerer(tokens)
         )
-        return answer_of(reply.data)
+        return await self.answer_of(row, subject, reply.data)
 
     async def command(
         self,
@@ -269,7 +270,7 @@ class Bus:
                 events: set[asyncio.Future[Any]] = {asked.answer, back}
                 await asyncio.wait(events, timeout=min(pause, left), return_when=asyncio.FIRST_COMPLETED)
                 if asked.answer.done():
-                    return answer_of(asked.answer.result().data)
+                    return await self.answer_of(row, subject, asked.answer.result().data)
                 if while_heard and clock is time.monotonic:  # most are answered before that is worth it
                     left = deadline - clock()
                     clock = held.enter_context(self.pulse.held()).now
@@ -283,6 +284,24 @@ class Bus:
             if asked.unheard:
                 raise NoResponders(f"nobody listened on {subject} for {deadline_s:g} s", subject=subject)
         raise DeadlineExceeded(f"no answer on {subject} within {deadline_s:g} s", subject=subject)
+
+    async def answer_of(self, row: Subject, subject: str, data: bytes) -> Message:
+        """What was answered to a question on `subject`.
+
+        Raises:
+            DmscError: what the service raised.
+            BadMessage: it can't be read; or it is larger than answers of the row may be: then nothing of it
+                was read, and it is a dead letter.
+        """
+        try:
+            codec.refuse_oversized_answer(row, data)
+        except BadMessage as error:
+            await bury(self, row, subject, data, error)
+            raise
+        message = codec.decode_answer(data)
+        if isinstance(message, ErrorReply):
+            raise message.to_exception()
+        return message
 
     async def subscribe(
         self,
@@ -457,10 +476,3 @@ class Bus:
                 self.link.on_reconnect.remove(callback)
 
         return remove
-
-
-def answer_of(data: bytes) -> Message:
-    message = codec.decode_answer(data)
-    if isinstance(message, ErrorReply):
-        raise message.to_exception()
-    return message

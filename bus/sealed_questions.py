@@ -14,7 +14,7 @@ from bus.subject import Subject
 from schemas.base import Message
 from schemas.door import DOOR_KEY, DoorKey, DoorRequest
 from schemas.envelope import Envelope
-from schemas.errors import BadInput, BusUnreachable, ErrorReply, NoResponders
+from schemas.errors import BadInput, BusUnreachable, NoResponders
 
 if TYPE_CHECKING:
     from bus.connection import Bus
@@ -80,9 +80,7 @@ class QuestionSealer:
             try:
                 gateways = subjects.DOOR.answerer({})
                 reply = await bus.link.ask(subject, question, timeout_s=max(left_s, 0.05), answerer=gateways)
-                answer = codec.decode_answer(reply.data)
-                if isinstance(answer, ErrorReply):
-                    raise answer.to_exception()
+                answer = await bus.answer_of(subjects.DOOR, subject, reply.data)
                 return answer.key if isinstance(answer, DoorKey) else ""
             except (NoResponders, BusUnreachable):
                 if left_s < PAUSE_S:

@@ -283,7 +283,9 @@ class Subscription:
     def _encode(self, message: Sendable, cause: str | None) -> bytes:
         bus = self._bus
         try:
-            return codec.encode(message, bus.sender_map, bus.next_id(), cause)
+            data = codec.encode(message, bus.sender_map, bus.next_id(), cause)
+            codec.refuse_oversized_answer(self.row, data)
+            return data
         except BadMessage as error:
             log.error("answer cannot be sent", subject=self.subject, error=error.text)
             return codec.encode(internal(error.text), bus.sender_map, bus.next_id(), cause)

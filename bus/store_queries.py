@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus import codec
-from bus.connection import Bus, answer_of
+from bus.connection import Bus
 from bus.subjects import STORE_QUERY
 from schemas.store import StoreQuery, StoreRows
 
@@ -25,6 +25,6 @@ async def query_store(bus: Bus, query: StoreQuery, *, sid: str, owner: str, time
     body = codec.encode(query, bus.sender_map, bus.next_id())
     call = STORE_QUERY(job=query.job, sid=sid)
     reply = await bus.link.broker.ask(call, body, timeout_s=timeout_s, owner=owner)
-    answer = answer_of(reply.data)
+    answer = await bus.answer_of(STORE_QUERY, call, reply.data)
     assert isinstance(answer, StoreRows)
     return answer

@@ -14,6 +14,9 @@ from schemas.errors import BadMessage
 ROOT = "dmsc.v1"
 PARTIES = ("sid", "agent", "gateway", "cluster", "module")
 """Tokens that name somebody."""
+ANSWER_BYTES = 1 << 20
+"""Most bytes of an answer, unless its row says otherwise: reading that many keeps a loop for less than 50 ms,
+whatever they are."""
 ANY_KIND = "any"
 """The answerer's kind of a row that several kinds serve, each in its own name."""
 
@@ -41,6 +44,7 @@ class Subject:
     """One row. `pattern` has `{tokens}`; calling the row with them gives a concrete subject.
 
     Without `names`, a request names who serves it, what is published who says it, and a key nobody.
+    What has more than `answer_bytes` is not read as an answer, and not sent as one.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Subject:
     stream: str | None = None
     bucket: str | None = None
     names: Names | None = None
+    answer_bytes: int = ANSWER_BYTES
     tokens: tuple[str, ...] = field(init=False)
     answered_by: str = field(init=False)  # the kind of who answers; `any` where there are several
     answerer_token: str | None = field(init=False)  # the token that names who answers

@@ -6,7 +6,7 @@ No string literal of a subject stands anywhere else. The tap's decoding, the doc
 
 from __future__ import annotations
 
-from bus.subject import Delivery, Names, Subject
+from bus.subject import ANSWER_BYTES, Delivery, Names, Subject
 from schemas import (
     access,
     audit,
@@ -39,6 +39,11 @@ from schemas.errors import Ack
 DISCONNECTED = "dmsc.server.disconnect"
 """Where the server itself tells of closed connections, in JSON of its own: see `bus.departures`."""
 
+RECORDS_BYTES = 8 << 20
+"""Of an answer by which the control plane gives whole records: as much as a message may have."""
+STEP_BYTES = 2 << 20
+"""Of an account of a step: 4,096 microbatches fit, with long names."""
+
 
 SUBJECTS: list[Subject] = []
 """All rows, in the order of the draft's flow."""
@@ -57,6 +62,7 @@ def _row(
     stream: str | None = None,
     bucket: str | None = None,
     names: Names | None = None,
+    answer_bytes: int = ANSWER_BYTES,
 ) -> Subject:
     row = Subject(
         name,
@@ -70,6 +76,7 @@ def _row(
         stream,
         bucket,
         names,
+        answer_bytes,
     )
     SUBJECTS.append(row)
     return row
@@ -107,7 +114,8 @@ ACCESS = _row(
 )  # fmt: skip
 USER_COMMAND = _row(
     "user command", "access.users.{gateway}", access.UserCommand, MG, AAM,
-    REQUEST, "users and their tokens: add, list, token, revoke, remove", reply=access.UserAnswer,
+    REQUEST, "users and their tokens: add, list, token, revoke, remove",
+    reply=access.UserAnswer, answer_bytes=RECORDS_BYTES,
     names=Names.SENDER,
 )  # fmt: skip
 EXPLAIN_ACCESS = _row(
@@ -267,7 +275,8 @@ STEP_CLAIM = _row(
 )  # fmt: skip
 STEP_STATUS = _row(
     "step status", "step.status.{job}.{sid}", step.StepStatus, SMO, MI,
-    REQUEST, "what do you hold of this step?", reply=step.StepStatusReply,
+    REQUEST, "what do you hold of this step?",
+    reply=step.StepStatusReply, answer_bytes=STEP_BYTES,
 )  # fmt: skip
 GROUP_FORM = _row(
     "group form", "step.group.{job}.{sid}", step.GroupForm, SMO, MI,
@@ -290,7 +299,8 @@ STEP_ABORT = _row(
 )  # fmt: skip
 STEP_FENCE = _row(
     "step fence", "step.fence.{job}.{sid}", step.StepFence, SMO, MI,
-    REQUEST, "these incarnations count for nothing; what do you hold?", reply=step.StepFenced,
+    REQUEST, "these incarnations count for nothing; what do you hold?",
+    reply=step.StepFenced, answer_bytes=STEP_BYTES,
 )  # fmt: skip
 STEP_ASSIGN = _row(
     "step assign", "step.assign.{job}.{sid}", step.StepAssign, SMO, MI,
@@ -419,7 +429,8 @@ DIRECT_MODULE = _row(
 )  # fmt: skip
 MODULE_QUERY = _row(
     "module query", "policy.command.query", module_status.ModuleQuery, MG, SMO,
-    REQUEST, "which modules run, and how they fare", reply=module_status.ModuleList,
+    REQUEST, "which modules run, and how they fare",
+    reply=module_status.ModuleList, answer_bytes=RECORDS_BYTES,
 )  # fmt: skip
 MODULE_QUESTION = _row(
     "module question", "policy.question.{module}.{version}", module_status.ModuleQuestion,
@@ -457,7 +468,8 @@ UNREADABLE = _row(
 # --- jobs and the outer door ---------------------------------------------------------------------------
 DOOR = _row(
     "door", "door.{action}", door.DoorRequest, CLIENT, MG,
-    REQUEST, "a client's request at any gateway (queue group)", reply=door.JobList,
+    REQUEST, "a client's request at any gateway (queue group)",
+    reply=door.JobList, answer_bytes=RECORDS_BYTES,
 )  # fmt: skip
 KEPT_ANSWER = _row(
     "kept answer", "{key}", door.KeptAnswer, MG, MG, KV,
@@ -467,7 +479,8 @@ DATASET_OWNER = _row(
     "dataset owner", "{key}", door.DatasetOwner, MG, MG, KV, "who stored which data set", bucket="datasets",
 )  # fmt: skip
 SUBMIT = _row(
-    "submit", "job.command.submit", door.SubmitJob, MG, SMO, REQUEST, "queue a job", reply=job.JobRecord,
+    "submit", "job.command.submit", door.SubmitJob, MG, SMO, REQUEST, "queue a job",
+    reply=job.JobRecord, answer_bytes=RECORDS_BYTES,
 )  # fmt: skip
 SCALE = _row(
     "scale", "job.command.scale", door.ScaleJob, MG, SMO, REQUEST, "more or fewer replicas", reply=Ack,
@@ -477,22 +490,24 @@ CHANGE_STAGE = _row(
     REQUEST, "an instance is to change its stage", reply=Ack,
 )  # fmt: skip
 CANCEL = _row(
-    "cancel", "job.command.cancel", door.CancelJob, MG, SMO, REQUEST, "end a job", reply=job.JobRecord,
+    "cancel", "job.command.cancel", door.CancelJob, MG, SMO, REQUEST, "end a job",
+    reply=job.JobRecord, answer_bytes=RECORDS_BYTES,
 )  # fmt: skip
 PARK = _row(
     "park", "job.command.park", door.ParkJob, MG, SMO, REQUEST, "a job gives its slots back and waits",
-    reply=job.JobRecord,
+    reply=job.JobRecord, answer_bytes=RECORDS_BYTES,
 )  # fmt: skip
 RESUME = _row(
     "resume", "job.command.resume", door.ResumeJob, MG, SMO, REQUEST, "a parked job goes on",
-    reply=job.JobRecord,
+    reply=job.JobRecord, answer_bytes=RECORDS_BYTES,
 )  # fmt: skip
 QUERY = _row(
-    "query", "job.command.query", door.JobQuery, MG, SMO, REQUEST, "jobs and records", reply=door.JobList,
+    "query", "job.command.query", door.JobQuery, MG, SMO, REQUEST, "jobs and records",
+    reply=door.JobList, answer_bytes=RECORDS_BYTES,
 )  # fmt: skip
 MESH_QUERY = _row(
     "mesh query", "mesh.query", door.MeshQuery, MG, SMO, REQUEST, "the mesh at a glance",
-    reply=door.MeshStatus,
+    reply=door.MeshStatus, answer_bytes=RECORDS_BYTES,
 )  # fmt: skip
 CORDON_PLACE = _row(
     "cordon place", "mesh.command.cordon", door.CordonPlace, MG, SMO, REQUEST,

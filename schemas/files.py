@@ -13,7 +13,7 @@ from schemas.marks import Secret, Url
 PIECE_BYTES = 512 << 10
 """Of a file in one answer: any server takes messages of that size."""
 PAGE_NAMES = 1_000
-"""Names in one answer."""
+"""Names in one answer, at most; and as many bytes of them as a piece of a file has."""
 NAME_CHARACTERS = 1_024
 PUBLISHED_BYTES = 64 << 20
 """Of a list that is published: tens of thousands of files, hundreds of thousands of tensors."""

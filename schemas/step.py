@@ -374,21 +374,28 @@ class StateWait(Message, wire="state.wait"):
     version: int
 
 
-class ExportOrder(Message, wire="state.export"):
-    """SMO → one replica per stage: write your weights as a safetensors shard below this URL."""
+class ExportOrder(Message, wire="state.export", version=(1, 1)):
+    """SMO → one replica per stage: write your weights as a safetensors shard below this URL.
+
+    `after` empty: write, and tell the first of the tensors; a name: tell those that come behind it; None, as
+    orders were before there were pages: write, and tell all of them at once.
+    """
 
     job: Token
     epoch: int
     version: int
     url: Url
     shard: str
+    after: str | None = None
 
 
-class Exported(Message, wire="state.exported"):
-    """What was written. `tensors` maps each full parameter name to `dtype shape sha256(bytes)`."""
+class Exported(Message, wire="state.exported", version=(1, 1)):
+    """What was written. `tensors` maps each full parameter name to `dtype shape sha256(bytes)`; `more`: there
+    are others behind the last of these."""
 
     member: Member
     version: int
     url: Url
     bytes: int
     tensors: dict[str, str] = {}
+    more: bool = False

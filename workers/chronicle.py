@@ -155,6 +155,9 @@ class Chronicle:
         self._store.add("versions", partial(_version_row, order, answer))
 
     def _exported(self, order: ExportOrder, answer: Exported) -> None:
+        if order.after:
+            return  # the next page of the same
+        whole = bool(answer.tensors) and not answer.more
         self._store.add(
             "snapshots",
             {
@@ -164,7 +167,7 @@ class Chronicle:
                 "url": answer.url,
                 "name": order.shard,
                 "bytes": answer.bytes,
-                "sha256": weights_sha256(answer.tensors) if answer.tensors else None,
+                "sha256": weights_sha256(answer.tensors) if whole else None,
             },
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bus import secret_urls
 from bus.artifacts import open_artifacts
 from schemas.checkpoint import MANIFEST_NAME
 from schemas.errors import BadInput
-from schemas.files import NAME_CHARACTERS, PAGE_NAMES
+from schemas.files import NAME_CHARACTERS, PAGE_NAMES, PIECE_BYTES
 from workers.short_lived import answer
 from workers.url_rules import restrict_urls
 
@@ -56,7 +57,9 @@ async def _list(payload: dict[str, Any]) -> dict[str, Any]:
     if any(len(name) > NAME_CHARACTERS for name in names):
         raise BadInput(f"{payload['url']}: a name there has more than {NAME_CHARACTERS} characters")
     left = [name for name in names if name > payload["after"]]
-    return {"names": left[:PAGE_NAMES], "more": len(left) > PAGE_NAMES}
+    sizes = itertools.accumulate(len(name.encode()) for name in left[:PAGE_NAMES])
+    page = left[: sum(size <= PIECE_BYTES for size in sizes)]
+    return {"names": page, "more": len(left) > len(page)}
 
 
 async def _remove(payload: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bus.connection import Bus
 from schemas.cluster import InstanceStart
+from schemas.errors import NotFound
 from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
 from workers.checkpoint import restore_checkpoint
 from workers.checkpoint_writer import CheckpointWriter
@@ -19,7 +20,7 @@ from workers.optimizer import state_tensors
 from workers.publishing import Publisher
 from workers.stage_compute import StageCompute
 from workers.url_rules import open_url
-from workers.weights import export, load_initial
+from workers.weights import export, load_initial, page_of
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ class StageState:
         self._changed = changed
         self._moved = asyncio.Condition()
         self._sending = 0
+        self._exported: dict[tuple[str, str, int], tuple[int, dict[str, str]]] = {}
         self._loading = asyncio.Lock()  # first come, first served: a state, then its redos
         self.checkpoints = CheckpointWriter(
             bus, member, start.unit.stage, thread, stage, lambda: self.version
@@ -147,10 +149,24 @@ class StageState:
         return StateReady(member=self._member, version=self.version)
 
     async def export(self, order: ExportOrder) -> Exported:
-        """Writes the weights as one safetensors shard to the artifact store."""
-        artifacts = await open_url(order.url, self._bus)
-        size, lines = await export(self._stage.module, artifacts, order.shard)
-        return Exported(member=self._member, version=self.version, url=order.url, bytes=size, tensors=lines)
+        """Writes the weights as one safetensors shard to the artifact store; or tells the next page of
+        what was written.
+
+        Raises:
+            NotFound: it was not written.
+        """
+        written = (order.url, order.shard, self.version)
+        if not order.after:
+            artifacts = await open_url(order.url, self._bus)
+            self._exported = {written: await export(self._stage.module, artifacts, order.shard)}
+        if written not in self._exported:
+            raise NotFound(f"{order.shard} of version {self.version} was not written below {order.url}")
+        size, lines = self._exported[written]
+        page = lines if order.after is None else page_of(lines, order.after)
+        more = bool(page) and max(page) < max(lines)
+        return Exported(
+            member=self._member, version=self.version, url=order.url, bytes=size, tensors=page, more=more
+        )
 
     def _ordered(self, work: Callable[[], T]) -> Awaitable[T]:
         return self._thread.submit(Priority.ORDER, work)

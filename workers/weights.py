@@ -29,6 +29,9 @@ from workers.safetensors_files import (
 
 T = TypeVar("T")
 
+PAGE_BYTES = 512 << 10
+"""Of what is told about an exported stage's tensors in one answer."""
+
 
 class Runner(Protocol):
     """Runs work that touches live tensors off the event loop, which has heartbeats to send.
@@ -59,6 +62,19 @@ async def export(stage: StageModule, artifacts: Artifacts, shard: str) -> tuple[
     return size, await asyncio.to_thread(
         lambda: {name: describe_tensor(tensor) for name, tensor in tensors.items()}
     )
+
+
+def page_of(lines: Mapping[str, str], after: str) -> dict[str, str]:
+    """Those of `lines` whose names come behind `after`, sorted: as many as have PAGE_BYTES together, one at
+    least."""
+    page: dict[str, str] = {}
+    left = PAGE_BYTES
+    for name in sorted(name for name in lines if name > after):
+        left -= len(name.encode()) + len(lines[name].encode())
+        if left < 0 and page:
+            break
+        page[name] = lines[name]
+    return page
 
 
 async def load_initial(

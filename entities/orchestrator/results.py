@@ -14,12 +14,15 @@ from bus.connection import Bus
 from bus.subjects import EXPORT
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.publishing import publish_file
+from schemas.errors import BadMessage
 from schemas.job import JobSpec, WeightsManifest
 from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, weights_sha256
 
 EXPORT_DEADLINE_S = 300.0
 """Of a small stage; a large one has more (`Instances.patience_s`)."""
+MOST_TENSORS = 1 << 18
+"""Of one stage, which come in pages: whoever tells them is a job's own process."""
 
 
 async def export_weights(
@@ -35,6 +38,7 @@ async def export_weights(
 
     Raises:
         MemberLost: a replica died while exporting; ask again with another one.
+        BadMessage: a replica tells of more tensors than a stage may have.
     """
     url = f"{spec.artifacts.rstrip('/')}/{job}/weights"
     names = [f"model-{index + 1:05d}-of-{len(stages):05d}.safetensors" for index in range(len(stages))]
@@ -42,11 +46,23 @@ async def export_weights(
     patience_s = instances.patience_s(EXPORT_DEADLINE_S)
 
     async def one(stage: int) -> Exported:
-        order = ExportOrder(job=job, epoch=epoch, version=version, url=url, shard=names[stage])
-        answers = await instances.order(EXPORT, order, [stages[stage][0]], deadline_s=patience_s)
-        exported = answers[stages[stage][0].sid]
-        assert isinstance(exported, Exported)
-        return exported
+        writer = stages[stage][0]
+        tensors: dict[str, str] = {}
+        after = ""
+        while True:
+            order = ExportOrder(
+                job=job, epoch=epoch, version=version, url=url, shard=names[stage], after=after
+            )
+            answers = await instances.order(EXPORT, order, [writer], deadline_s=patience_s)
+            exported = answers[writer.sid]
+            assert isinstance(exported, Exported)
+            tensors |= exported.tensors
+            if len(tensors) > MOST_TENSORS:
+                raise BadMessage(f"{writer.sid} tells of more than {MOST_TENSORS:,} tensors of its stage")
+            behind = max(exported.tensors, default="")
+            if not exported.more or behind <= after:  # who tells nothing new has told all
+                return exported.model_copy(update={"tensors": tensors})
+            after = behind
 
     written = await asyncio.gather(*(one(stage) for stage in range(len(stages))))
     lines: dict[str, str] = {}

@@ -13,7 +13,8 @@ from bus import codec, subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from schemas.envelope import EntityKind, Sender
-from schemas.errors import Ack, BadMessage
+from schemas.errors import Ack, BadMessage, DmscError
+from schemas.step import Member, MicrobatchClaim, StepStatus, StepStatusReply
 from schemas.telemetry import DeadLetter
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat, state_change, until
@@ -113,6 +114,62 @@ async def test_an_oversized_message_is_a_dead_letter_too(tmp_path: Path) -> None
         assert "bytes" in answer.text
         assert service.counters.dead_letters == 1
         assert (await sender.request(subjects.STATE_CHANGE, state_change(), sid="a")).note == "alive"
+
+
+async def test_an_answer_that_is_too_large_is_not_read_counted_and_told_once(connect: Connect) -> None:
+    """Valid to the last byte: 5 MB of claims took a fifth of a second to read."""
+    asker, instance, reader = await connect("asker"), await connect("instance"), await connect("reader")
+    member = Member(sid="m", incarnation="i")
+    claim = MicrobatchClaim(
+        job="j", epoch=1, step=1, attempt=1, microbatch=1, stage=1, owner=member, upstream="m"
+    )
+    count, sent = 30_000, 0
+
+    async def answers(message) -> None:
+        nonlocal sent
+        sent += 1
+        account = StepStatusReply(member=member, version=1, attempt=1, claims=(claim,) * count)
+        await instance.link.send(message.reply, codec.encode(account, instance.sender_map, f"a{sent}"))
+
+    await instance.link.subscribe(subjects.STEP_STATUS(job="j", sid="m"), answers)
+    letters = Collector()
+    await reader.subscribe(subjects.DEAD_LETTER, letters)
+
+    async def ask():
+        return await asker.command(
+            subjects.STEP_STATUS,
+            StepStatus(job="j", epoch=1, step=1, attempt=1),
+            job="j",
+            sid="m",
+            deadline_s=PATIENCE_S,
+        )
+
+    with structlog.testing.capture_logs() as logs:
+        for number in (1, 2):
+            with pytest.raises(
+                BadMessage, match=r"step status: an answer of \d,\d+,\d+ bytes, where 2,097,152"
+            ):
+                await ask()
+            assert asker.counters.dead_letters == number
+    assert len([line for line in logs if line["event"] == "unusable message"]) == 1
+    await letters.until(2)
+    assert {letter.service for letter in letters.items} == {"asker"}
+    assert {letter.subject for letter in letters.items} == {subjects.STEP_STATUS(job="j", sid="m")}
+    assert {letter.head for letter in letters.items} == {b""}
+    count = 3
+    assert len((await ask()).claims) == 3
+
+
+async def test_a_service_sends_no_answer_that_nobody_would_read(connect: Connect) -> None:
+    asker, service = await connect("asker"), await connect("service")
+
+    async def talkative(message, envelope):
+        return Ack(note="x" * (1 << 20))
+
+    await service.serve(subjects.STATE_CHANGE, talkative)
+    with pytest.raises(DmscError, match=r"the service failed: state change: an answer of .* are the most"):
+        await asker.request(subjects.STATE_CHANGE, state_change(), timeout_s=PATIENCE_S, sid="a")
+    assert asker.counters.dead_letters == 0
 
 
 async def test_dead_letters_are_on_their_stream(connect: Connect) -> None:

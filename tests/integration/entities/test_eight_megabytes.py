@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import subprocess
@@ -12,22 +11,27 @@ from pathlib import Path
 
 import psutil
 import pytest
+from nats.aio.msg import Msg
 
-from bus import codec
+from bus import codec, inboxes
+from bus.broker.asker import Asker
+from bus.broker.asking import Asking
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.subject import Delivery
-from bus.subjects import DEAD_LETTER, DOOR, SUBJECTS
+from bus.subjects import DEAD_LETTER, DOOR, JOB_EVENT, MODULE_QUESTION, SUBJECTS
 from schemas.door import DoorRequest, MeshStatus
 from schemas.envelope import EntityKind
-from schemas.errors import BusUnreachable, DeadlineExceeded, Refused, Unavailable
+from schemas.errors import BadMessage, BusUnreachable, DeadlineExceeded, Refused, Unavailable
+from schemas.module_status import ModuleAnswer, QuestionBody
+from schemas.policy import ModuleState
 from schemas.telemetry import DeadLetter
-from tests.integration.entities.conftest import Heard, eventually
+from tests.integration.entities.conftest import Heard, eventually, write_users
 from tests.patience import PATIENCE_S
 from tests.raw_requests import reply_to
 
 ROOT = Path(__file__).resolve().parents[3]
-SERVICES = ("service-registry", "authorizer", "orchestrator", "router", "gateway")
+SERVICES = ("service-registry", "authorizer", "orchestrator", "router", "gateway", "broker")
 MIB = 1 << 20
 SIZE = codec.MAX_MESSAGE_BYTES - 4_096
 SHAPES = {
@@ -39,12 +43,47 @@ SHAPES = {
 }
 
 
+VALID = ModuleAnswer(
+    module="m", version="1", state=ModuleState.ACTIVE, job="j", reason="x" * (5 << 20)
+)  # to the last byte
+
+
+async def refused_answers(bus: Bus) -> int:
+    """A module answers questions with 8 MB of each kind, and with 5 MB that fit its schema; how often."""
+    answers = [*SHAPES.values(), codec.encode(VALID, bus.sender_map, "valid")]
+    given: list[bytes] = []
+
+    async def answer(question: Msg) -> None:
+        given.append(answers[len(given) % len(answers)])
+        await bus.link.send(question.reply, given[-1])
+
+    await bus.link.subscribe(MODULE_QUESTION(module="m", version="active"), answer)
+    for _ in answers:
+        request = DoorRequest(token="ruth", action="policy.ask", module="m", question=QuestionBody(job="j"))
+        with pytest.raises(BadMessage, match=r"module question: an answer of \d,\d+,\d+ bytes"):
+            await bus.command(DOOR, request, deadline_s=PATIENCE_S, action="policy-ask")
+    return len(given)
+
+
+async def ask_broker_for_large_things(bus: Bus) -> None:
+    """Calls of 8 MB, which it refuses; and what is stored, of which it passes on 8 MB at a time."""
+    who = Asker(EntityKind.CLIENT, "any", "a")
+    for shape in SHAPES.values():
+        with bus.link.question(who.subject, shape, answerer=inboxes.BROKER) as (inbox, asked):
+            await bus.link.send(who.subject, shape, reply=inbox)
+            async with asyncio.timeout(PATIENCE_S):
+                refusal = json.loads((await asked.answer).data)
+        assert "where 1,048,576 are the most" in refusal["error"]["description"]
+    subject = JOB_EVENT(job="j")
+    await bus.raw.jetstream().publish(subject, b"x" * SIZE, timeout=PATIENCE_S)
+    asking = Asking(bus.link, bus.sender, bus.next_id, [who])
+    calls = [asking.ask(f"$JS.API.DIRECT.GET.JOBS.{subject}", b"", timeout_s=PATIENCE_S) for _ in range(6)]
+    for found in await asyncio.gather(*calls):
+        assert len(found.data) == SIZE
+
+
 async def test_services_stay_small_and_answer(own_server: EmbeddedServer, tmp_path: Path) -> None:
-    users = {
-        "users": [{"name": "vera", "role": "viewer", "token_sha256": hashlib.sha256(b"vera").hexdigest()}]
-    }
-    tokens = tmp_path / "tokens.yaml"
-    tokens.write_text(json.dumps(users))
+    tokens = write_users(tmp_path / "tokens.yaml", ("vera", "viewer", "vera"), ("ruth", "researcher", "ruth"))
     arguments = ["run", *SERVICES, "--cluster", "a", "--bus", own_server.url, "--tokens", str(tokens)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DMSC_")}
     with (tmp_path / "services.log").open("wb") as log:
@@ -79,10 +118,20 @@ async def test_services_stay_small_and_answer(own_server: EmbeddedServer, tmp_pa
                 await bus.barrier()
             heard = await letters.until(lambda letter: letter.size > 8 * MIB - 10_000)
             assert isinstance(heard, DeadLetter)
-            await eventually(answers)
             refused = [letter for letter in letters.messages if letter.size > 8 * MIB - 10_000]
             assert len({letter.subject for letter in refused}) > 5
             assert {letter.reason.partition(":")[0] for letter in refused} == {"oversized"}
+            given = await refused_answers(bus)
+
+            def unread() -> list[str]:
+                too_large = "oversized answer: module question"
+                return [letter.service for letter in letters.messages if letter.reason.startswith(too_large)]
+
+            await eventually(lambda: len(unread()) >= given)
+            assert unread() == ["gateway-a"] * given
+            assert given == len(SHAPES) + 1
+            await ask_broker_for_large_things(bus)
+            await eventually(answers)
             if sys.platform == "linux":
                 status = Path(f"/proc/{services.pid}/status").read_text()  # noqa: ASYNC240
                 (peak,) = [int(line.split()[1]) << 10 for line in status.splitlines() if "VmHWM" in line]

@@ -17,10 +17,12 @@ from bus import codec
 from bus.broker.asker import Asker
 from bus.broker.relay import Relay
 from bus.objects import CHUNK_BYTES
-from bus.subject import Subject
-from bus.subjects import SUBJECTS
+from bus.subject import ANSWER_BYTES, Delivery, Subject
+from bus.subjects import STEP_FENCE, STEP_STATUS, SUBJECTS
 from schemas.base import MESSAGE_TYPES
+from schemas.envelope import EntityKind
 from schemas.errors import BadMessage
+from schemas.step import HeldHop, Member, MicrobatchClaim, MicrobatchState, StepFenced, StepStatusReply
 
 ENVELOPE = {
     "type": "", "version": [1, 0], "sender": {"name": "a", "kind": "client", "incarnation": "i"}, "id": "x",
@@ -80,6 +82,53 @@ def test_eight_megabytes_on_a_row_are_refused_before_they_are_read(
     assert caught.value.fields["reason"] == "oversized"
     assert row.name in caught.value.text
     codec.refuse_oversized(row, b"\x90" * codec.MOST_NOTICE_BYTES)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in SUBJECTS if row.delivery is Delivery.REQUEST], ids=lambda row: row.name
+)
+def test_an_answer_that_is_larger_than_its_row_says_is_refused_before_it_is_read(
+    row: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(msgpack, "unpackb", None)
+    with pytest.raises(BadMessage, match=f"where {row.answer_bytes:,} are the most") as caught:
+        codec.refuse_oversized_answer(row, b"\x90" * (row.answer_bytes + 1))
+    assert caught.value.fields["reason"] == "oversized answer"
+    assert row.name in caught.value.text
+    codec.refuse_oversized_answer(row, b"\x90" * row.answer_bytes)
+
+
+def test_nobody_below_the_control_plane_gives_large_answers() -> None:
+    """What a job, a node or a module answers keeps who asked for less than a tenth of a second."""
+    below = {EntityKind.INSTANCE, EntityKind.CLUSTER, EntityKind.FUNCTIONAL_MODULE}
+    larger = {row.name: row.answer_bytes for row in SUBJECTS if row.answer_bytes != ANSWER_BYTES}
+    theirs = {row.name for row in SUBJECTS if row.receivers & below}
+    assert {name: size for name, size in larger.items() if name in theirs} == dict.fromkeys(
+        ("step status", "step fence"), 2 << 20
+    )
+    assert set(larger.values()) == {2 << 20, codec.MAX_MESSAGE_BYTES}
+
+
+def test_the_account_of_the_largest_step_is_an_answer() -> None:
+    name = "n" * 70  # a job's of 60 characters, and what an instance adds
+    member = Member(sid=name, incarnation="abcdef012345")
+    claims = tuple(
+        MicrobatchClaim(
+            job="j" * 60, epoch=99, step=1 << 40, attempt=9, microbatch=index, stage=99, owner=member,
+            upstream=name, loss=1.25, forward_ms=1.25, backward_ms=1.25,
+        )
+        for index in range(4096)
+    )  # fmt: skip
+    state = next(iter(MicrobatchState))
+    hops = tuple(
+        HeldHop(microbatch=index, state=state, upstream=member, downstream=member) for index in range(1024)
+    )
+    sender = codec.sender_map(_sender())  # type: ignore[arg-type]
+    for row, answer in (
+        (STEP_STATUS, StepStatusReply(member=member, version=1, attempt=1, claims=claims)),
+        (STEP_FENCE, StepFenced(member=member, version=1, round=1, held=hops, claims=claims)),
+    ):
+        codec.refuse_oversized_answer(row, codec.encode(answer, sender, "x"))
 
 
 class Answers:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from bus.artifacts import open_artifacts
-from schemas.errors import BadModel
+from schemas.errors import BadModel, NotFound
 from schemas.job import ModelSpec, OptimizerSpec
+from schemas.step import ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
+from workers import weights
 from workers.model import StageModule, build, slice_stage
 from workers.optimizer import StageOptimizer
+from workers.stage_state import StageState
 from workers.weights import export, load_initial
 
 SPEC = ModelSpec(
@@ -101,3 +106,34 @@ async def test_initial_weights_that_do_not_fit_are_named_and_change_nothing(tmp_
     await refused(whole, "is not an index")
     (tmp_path / INDEX_NAME).write_text(json.dumps(weights_index(dict.fromkeys(whole, "gone.safetensors"), 1)))
     await refused(whole, "the index names gone.safetensors, which is not there")
+
+
+async def test_what_was_exported_is_told_in_pages_and_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stage,) = stages([0, 4])
+    held = SimpleNamespace(module=stage[0], optimizer=stage[1])
+    member = Member(sid="s", incarnation="i")
+    start = SimpleNamespace(unit=SimpleNamespace(stage=0))
+    state = StageState(
+        cast(Any, None), cast(Any, start), member, cast(Any, None), cast(Any, held), lambda: None
+    )
+    order = ExportOrder(job="j", epoch=1, version=0, url=str(tmp_path), shard="model.safetensors")
+    with pytest.raises(NotFound, match="was not written"):
+        await state.export(order.model_copy(update={"after": "head"}))
+    whole = await state.export(order)
+    assert not whole.more
+    (tmp_path / "model.safetensors").unlink()
+    monkeypatch.setattr(weights, "PAGE_BYTES", 400)
+    pages = [await state.export(order.model_copy(update={"after": ""}))]
+    assert (tmp_path / "model.safetensors").exists()
+    (tmp_path / "model.safetensors").unlink()
+    while pages[-1].more:
+        behind = max(pages[-1].tensors)
+        pages.append(await state.export(order.model_copy(update={"after": behind})))
+    assert not (tmp_path / "model.safetensors").exists(), "a page more is no reason to write again"
+    assert len(pages) > 2
+    told = [line for page in pages for line in page.tensors.items()]
+    assert len(told) == len(whole.tensors)
+    assert dict(told) == whole.tensors
+    assert {page.bytes for page in pages} == {whole.bytes}

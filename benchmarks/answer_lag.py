@@ -1,0 +1,197 @@
+"""For how long an answer of somebody else's making keeps the loop of who asked.
+
+    python benchmarks/answer_lag.py [--times 20] [--json]
+
+A service asks an instance, another process, over a real server. What it is answered fits the schema to the
+last byte, and takes as long to read as such data can: as much of it as the row lets through
+(`Subject.answer_bytes`), and 5 MB, which are refused unread. Meanwhile a task of the asking loop looks at the
+clock as often as it gets to. Told for each: bytes, whether it was read, for how long the loop was deaf, the
+median and the most of all times, and how much of that it computed (the rest is who else the machine has).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from bus import codec
+from bus.connection import Bus
+from bus.embedded import EmbeddedServer
+from bus.subject import Subject
+from bus.subjects import EXPORT, STEP_FENCE, STEP_STATUS, STORE_QUERY
+from schemas.base import Message
+from schemas.envelope import EntityKind, Sender
+from schemas.errors import BadMessage
+from schemas.step import (
+    Exported,
+    ExportOrder,
+    HeldHop,
+    Member,
+    MicrobatchClaim,
+    MicrobatchState,
+    StepFence,
+    StepFenced,
+    StepStatus,
+    StepStatusReply,
+)
+from schemas.store import StoreQuery, StoreRows
+
+ME = Member(sid="m", incarnation="i")
+CLAIM = MicrobatchClaim(job="j", epoch=1, step=1, attempt=1, microbatch=1, stage=1, owner=ME, upstream="m")
+HOP = HeldHop(microbatch=1, state=next(iter(MicrobatchState)), upstream=ME)
+REFUSED_BYTES = 5 << 20
+ANSWER_S = 60.0
+
+Make = Callable[[int], Message]
+
+
+def _status(count: int) -> Message:
+    return StepStatusReply(member=ME, version=1, attempt=1, claims=(CLAIM,) * count)
+
+
+def _fenced(count: int) -> Message:
+    return StepFenced(member=ME, version=1, round=1, held=(HOP,) * (count // 9), claims=(CLAIM,) * count)
+
+
+def _rows(count: int) -> Message:
+    rows = (("abcdef",) * 16,) * count
+    return StoreRows(member=ME, table="events", columns=("a",), rows=rows, schema_version=1)
+
+
+def _exported(count: int) -> Message:
+    tensors = {f"{one:06x}": "abcdef" for one in range(count)}
+    return Exported(member=ME, version=1, url="bus://j", bytes=1, tensors=tensors)
+
+
+AT: Any = {"job": "j", "epoch": 1, "step": 1, "attempt": 1}
+EXPORTS = ExportOrder(job="j", epoch=1, version=1, url="bus://j", shard="s")
+ASKED: dict[str, tuple[Subject, Message, Make]] = {
+    "claims of a step": (STEP_STATUS, StepStatus(**AT), _status),
+    "claims and hops": (STEP_FENCE, StepFence(**AT, round=1, fenced=()), _fenced),
+    "rows of a store": (STORE_QUERY, StoreQuery(job="j", table="events"), _rows),
+    "exported tensors": (EXPORT, EXPORTS, _exported),
+}
+
+
+def largest(make: Make, most_bytes: int) -> bytes:
+    """The largest answer of this kind that has no more bytes, and no list that is longer than is read."""
+    sender = codec.sender_map(Sender(name="m", kind=EntityKind.INSTANCE, incarnation="i"))
+    low, high = 1, codec.MOST_ENTRIES - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = len(codec.encode(make(middle), sender, "x")) <= most_bytes
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return codec.encode(make(low), sender, "x")
+
+
+def instance(url: str, answers: Mapping[str, bytes], ready: Any) -> None:
+    """The other process: answers each subject with what stands there, until it is ended."""
+
+    async def run() -> None:
+        async with Bus.connect(url, name="m", kind=EntityKind.INSTANCE) as bus:
+
+            async def answer(question: Msg) -> None:
+                await bus.link.send(question.reply, answers[question.subject])
+
+            for subject in answers:
+                await bus.link.subscribe(subject, answer)
+            ready.set()
+            await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+class Watch:
+    """The longest that its loop did not come round to it, and the most that it computed meanwhile."""
+
+    def __init__(self) -> None:
+        self.longest_s = self.computed_s = 0.0
+
+    async def look(self) -> None:
+        before, computed = time.perf_counter(), time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now, spent = time.perf_counter(), time.thread_time()
+            self.longest_s = max(self.longest_s, now - before)
+            self.computed_s = max(self.computed_s, spent - computed)
+            before, computed = now, spent
+
+
+async def asked(bus: Bus, row: Subject, question: Message) -> tuple[bool, Watch]:
+    """Whether the answer was read, and what the loop did meanwhile."""
+    watch = Watch()
+    looking = asyncio.create_task(watch.look())
+    read = True
+    try:
+        await bus.request(row, question, timeout_s=ANSWER_S, job="j", sid="m")
+    except BadMessage:
+        read = False
+    await asyncio.sleep(0)  # it looks once more, or the reading itself would not count
+    await asyncio.sleep(0)
+    looking.cancel()
+    return read, watch
+
+
+async def measured(url: str, times: int) -> list[dict[str, Any]]:
+    found = []
+    async with Bus.connect(url, name="orchestrator", kind=EntityKind.ORCHESTRATOR) as bus:
+        for name, (row, question, make) in ASKED.items():
+            for most_bytes in (row.answer_bytes, REFUSED_BYTES):
+                data = largest(make, most_bytes)
+                context = multiprocessing.get_context("spawn")
+                ready = context.Event()
+                subject = row(job="j", sid="m")
+                other = context.Process(target=instance, args=(url, {subject: data}, ready), daemon=True)
+                other.start()
+                try:
+                    await asyncio.to_thread(ready.wait, ANSWER_S)
+                    tries = [await asked(bus, row, question) for _ in range(times)]
+                finally:
+                    other.terminate()
+                    await asyncio.to_thread(other.join)
+                deaf_ms = [watch.longest_s * 1e3 for _, watch in tries]
+                computed_ms = [watch.computed_s * 1e3 for _, watch in tries]
+                found.append(
+                    {
+                        "answer": name,
+                        "bytes": len(data),
+                        "read": all(read for read, _ in tries),
+                        "computed_ms": statistics.median(computed_ms),
+                        "deaf_ms": statistics.median(deaf_ms),
+                        "deaf_most_ms": max(deaf_ms),
+                    }
+                )
+    return found
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dmsc-answer-lag-") as folder:
+        async with EmbeddedServer(Path(folder), sync_always=False) as server:
+            found = await measured(server.url, options.times)
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    print(f"{'answer':20} {'bytes':>10}  {'':8} {'computed':>10} {'deaf':>10} {'at most':>10}")
+    for one in found:
+        what = "read" if one["read"] else "refused"
+        times = "".join(f"{one[key]:8.1f} ms" for key in ("computed_ms", "deaf_ms", "deaf_most_ms"))
+        print(f"{one['answer']:20} {one['bytes']:10,}  {what:8} {times}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(main()))
