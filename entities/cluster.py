@@ -100,7 +100,10 @@ class ClusterConfig:
     stop_grace_s: float = 3.0
     """From SIGTERM to SIGKILL when an instance is stopped: time to drain against time to wait."""
     analysis_timeout_s: float = 120.0
-    """So long the worker of an analysis or a sample may do nothing."""
+    """So long the worker of an analysis or a sample may do nothing, neither compute nor read nor write."""
+    analysis_alone_s: float = 600.0
+    """After this a worker no longer has the node to itself: shorter lets others' jobs begin sooner beside one
+    whose model computes for ever, longer spoils fewer measurements of very large models."""
     status_every_s: float = 5.0
     """How often the orchestrator hears of this node if nothing changes."""
     sample_every_s: float = 2.0
@@ -193,6 +196,7 @@ class ClusterAgent:
             start=self._task,
             tell=self._tell,
             timeout_s=config.analysis_timeout_s,
+            alone_s=config.analysis_alone_s,
             closed=closed,
             rules=rules,
         )

@@ -224,6 +224,25 @@ class Sight:
         return self.note or self.state
 
 
+WORKS = 0.02
+"""Share of a core that a worker uses at least while it computes; one that hangs uses none."""
+MOVES_BYTES_PER_S = 64 << 10
+"""What one at least reads and writes that waits for a disk or a store, and so uses hardly any core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a process has done since it began."""
+
+    cpu_s: float = 0.0
+    moved_bytes: int = 0
+
+    def gets_on(self, before: Work, period_s: float) -> bool:
+        """Whether it did anything worth the name since `before`, a period ago."""
+        computed = self.cpu_s - before.cpu_s >= WORKS * period_s
+        return computed or self.moved_bytes - before.moved_bytes >= MOVES_BYTES_PER_S * period_s
+
+
 def see(status: str, pid: int, cpu_s: float) -> Sight:
     """What psutil's word for a process state means: a stopped one is not busy, a zombie is gone."""
     note = f"process {pid} is {status}, {cpu_s:.1f} s of CPU time used"

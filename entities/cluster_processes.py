@@ -23,7 +23,7 @@ import psutil
 from bus.logs import get_logger
 from bus.plain_files import APPEND, plain
 from entities import fork_server_process
-from entities.cluster_core import Device, Exit, Sight, see
+from entities.cluster_core import Device, Exit, Sight, Work, see
 from entities.fork_server_process import ForkServerProcess
 from entities.scratch import Scratch
 from schemas.errors import Unavailable
@@ -442,13 +442,16 @@ def last_lines(path: Path, count: int, start: int = 0) -> tuple[str, ...]:
     return tuple(text for line in lines if (text := line.strip()))[-count:]
 
 
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU time that a process has used; 0 if there is none."""
-    try:
+def work_of(pid: int) -> Work:
+    """What a process has done so far; nothing if there is none, or the system does not tell."""
+    cpu_s, moved_bytes = 0.0, 0
+    with contextlib.suppress(psutil.Error):
         times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
+        cpu_s = float(times.user + times.system)
+    with contextlib.suppress(psutil.Error, AttributeError):  # another user's, or a system without
+        moved = psutil.Process(pid).io_counters()
+        moved_bytes = int(moved.read_chars + moved.write_chars)
+    return Work(cpu_s, moved_bytes)
 
 
 def look(pid: int) -> Sight:

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from bus.credentials import Credential, root_of
 from bus.identity import is_credential
 from bus.logs import get_logger
 from bus.subject import Subject
-from entities.cluster_core import Exit
+from entities.cluster_core import Exit, Work
 from entities.cluster_instances import StartTask, Tell
-from entities.cluster_processes import ForkServerClient, Spawned, cpu_s
+from entities.cluster_processes import ForkServerClient, Spawned, work_of
 from entities.node_reach import reach_of
 from schemas.base import Message
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
@@ -41,8 +41,6 @@ log = get_logger("cluster")
 _RESULT_BYTES = 64 << 20
 _ATTEMPTS = 3  # what a worker met by circumstance is no verdict on the job
 _WAIT_READY_S = 30.0
-_WORKS = 0.02  # share of a core that a worker uses at least while it works; one that hangs uses none
-_PERIODS = 30  # of `timeout_s`, in all: also an endless loop uses its core
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,9 @@ class Failure:
 class ShortLivedWorkers:
     """Runs them one at a time (a second would spoil the first one's measurements) and keeps topologies.
 
+    One that gets on has all the time that it takes. An endless loop gets on, too: its user's cancelling the
+    job ends it, and nobody waits for it for longer than `alone_s`.
+
     Args:
         processes: where they run.
         package: where the modules `analysis` and `sample` are.
@@ -64,7 +65,8 @@ class ShortLivedWorkers:
         credential: what shows the bus that one is SID of job; arguments: these two.
         start: owner of the tasks that wait for them.
         tell: how results reach the orchestrator.
-        timeout_s: how long one may make no progress: a large model takes its time, and uses its core.
+        timeout_s: how long one may make no progress: neither compute nor read or write anything.
+        alone_s: after which the next one begins beside it.
         closed: files and folders that no job is given.
         rules: what else of a job's URLs it is not given; None: nothing.
     """
@@ -80,6 +82,7 @@ class ShortLivedWorkers:
         start: StartTask,
         tell: Tell,
         timeout_s: float,
+        alone_s: float,
         closed: Sequence[str] = (),
         rules: UrlRules | None = None,
     ) -> None:
@@ -94,6 +97,7 @@ class ShortLivedWorkers:
         self._node = str(place["node"])
         self._logs = logs
         self._timeout_s = timeout_s
+        self._alone_s = alone_s
         self._lane = asyncio.Lock()
         self._running: dict[tuple[str, str], tuple[Message, asyncio.Task[Any]]] = {}
         self._specs: dict[str, JobSpec] = {}
@@ -185,7 +189,7 @@ class ShortLivedWorkers:
             **more,
         }
         outcome: dict[str, Any] | Failure = Failure("unavailable", f"{self._node}: {kind} was not started")
-        async with self._lane:
+        async with self._alone(kind, job):
             for _ in range(_ATTEMPTS):
                 token = self._credential(sid, job)
                 try:
@@ -203,6 +207,32 @@ class ShortLivedWorkers:
         if token is not None and present is not None and is_credential(token):
             return root_of(Credential.parse(present).chain[0]) != root_of(Credential.parse(token).chain[0])
         return failure.code == Unavailable.code
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, kind: str, job: str) -> AsyncIterator[None]:
+        """One after the other, in their order; whoever takes very long lets the next one go ahead."""
+        await self._lane.acquire()
+        held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._lane.release()
+
+        def too_long() -> None:
+            log.warning(
+                f"{kind} takes long: others no longer wait for it",
+                node=self._node, job=job, seconds=self._alone_s,
+            )  # fmt: skip
+            release()
+
+        timer = asyncio.get_running_loop().call_later(self._alone_s, too_long)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            release()
 
     async def _run_once(
         self, kind: str, job: str, payload: dict[str, Any], spec: JobSpec
@@ -239,16 +269,16 @@ class ShortLivedWorkers:
     async def _bounded(self, child: Spawned) -> Exit | None:
         """The worker's end, or None if it had to be killed: it did nothing for too long. Cancelled: kill it
         too."""
-        used_s = 0.0
+        done = Work()
         try:
-            for _ in range(_PERIODS):
+            while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._timeout_s):
                         return await asyncio.shield(child.exit)
                 if not child.pid.done():
                     continue  # the fork server has its own deadline for that
-                before_s, used_s = used_s, cpu_s(child.pid.result())
-                if used_s - before_s < _WORKS * self._timeout_s:
+                before, done = done, work_of(child.pid.result())
+                if not done.gets_on(before, self._timeout_s):
                     break
             await self._kill(child)
             return None

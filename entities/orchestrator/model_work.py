@@ -19,8 +19,9 @@ from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
 
-ANALYSIS_DEADLINE_S = 4000.0
-"""An agent ends a worker that makes no progress long before, and an agent that dies is noticed."""
+ASK_AGAIN_S = 30.0
+"""An agent that was restarted meanwhile knows of no analysis. One that is at it takes the order for a
+repetition; it ends a worker that does not get on, and gives one that does all the time that it takes."""
 ANALYSTS = 3
 """Node agents asked to analyse, one after the other, before the job fails."""
 SAMPLE_DEADLINE_S = 90.0
@@ -70,9 +71,8 @@ class ModelWork:
             if agent is None:
                 break
             asked.append(agent)
-            with contextlib.suppress(Unavailable, TimeoutError):
-                async with asyncio.timeout(ANALYSIS_DEADLINE_S):
-                    return await self._mesh.while_there(agent, self._analysed_by(agent, order))
+            with contextlib.suppress(Unavailable):
+                return await self._mesh.while_there(agent, self._analysed_by(agent, order))
             log.warning("no topology, asking another node", job=self._job, agent=agent)
             if agent not in self._mesh.nodes:
                 asked.remove(agent)  # it died: no word on the model
@@ -97,9 +97,11 @@ class ModelWork:
             return ""
 
     async def _analysed_by(self, agent: str, order: Analyse) -> ModelTopology:
-        key = self._mesh.nodes[agent].sealing_key
-        await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent, seal_to=key)
-        return await asyncio.shield(self._topology)
+        while not self._topology.done():
+            key = self._mesh.nodes[agent].sealing_key
+            await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent, seal_to=key)
+            await asyncio.wait([self._topology], timeout=ASK_AGAIN_S)
+        return self._topology.result()
 
     def _agents(self) -> list[str]:
         wanted = self._spec.parallel.clusters

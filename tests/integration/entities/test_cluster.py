@@ -52,6 +52,7 @@ from tests.integration.entities.cluster_mesh import (
     start,
     until,
 )
+from tests.integration.entities.conftest import eventually
 from tests.patience import PATIENCE_S
 
 pytestmark = [
@@ -298,12 +299,35 @@ async def test_an_analysis_that_hangs_is_ended_at_its_deadline(mesh: Mesh, tmp_p
         assert not alive(int(runs.read_text()))
 
 
-async def test_an_analysis_that_works_has_the_time_that_it_needs(mesh: Mesh, tmp_path: Path) -> None:
-    async with mesh.agent("busy", analysis_timeout_s=0.5):
-        order = Analyse(job="large", spec=spec("large", source=str(tmp_path / "runs")))
-        await mesh.smo.ask("busy-n", subjects.ANALYSE, order)
-        found = await mesh.smo.heard.first(ModelTopology, lambda topology: topology.job == "large")
+@pytest.mark.parametrize("works", ["large", "reads"])
+async def test_an_analysis_that_works_has_the_time_that_it_needs(
+    mesh: Mesh, tmp_path: Path, works: str
+) -> None:
+    async with mesh.agent(works, analysis_timeout_s=0.5):
+        order = Analyse(job=works, spec=spec(works, source=str(tmp_path / "runs")))
+        await mesh.smo.ask(f"{works}-n", subjects.ANALYSE, order)
+        found = await mesh.smo.heard.first(ModelTopology, lambda topology: topology.job == works)
         assert len(found.layers) == 2
+
+
+async def test_an_analysis_that_computes_for_ever_holds_up_nobody_and_ends_with_its_job(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    endless, other = tmp_path / "endless", tmp_path / "other"
+    async with mesh.agent("two", analysis_alone_s=0.5):
+        order = Analyse(job="endless", spec=spec("endless", source=str(endless)))
+        await mesh.smo.ask("two-n", subjects.ANALYSE, order)
+        await eventually(endless.exists)
+        await mesh.smo.ask(
+            "two-n", subjects.ANALYSE, Analyse(job="fine", spec=spec("fine", source=str(other)))
+        )
+        await mesh.smo.heard.first(ModelTopology, lambda topology: topology.job == "fine")
+        pid = int(await eventually(endless.read_text))
+        assert alive(pid)
+        await mesh.smo.ask("two-n", subjects.ANALYSE, order)
+        assert len(endless.read_text().split()) == 1, "a repeated order begins nothing anew"
+        await mesh.smo.ask("two-n", subjects.FORGET_TOPOLOGY, ForgetTopology(job="endless"))
+        assert not alive(pid)
 
 
 async def test_the_real_analysis_worker_answers_through_the_agent(mesh: Mesh, tmp_path: Path) -> None:

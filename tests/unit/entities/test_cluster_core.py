@@ -6,11 +6,14 @@ import pytest
 
 from entities.cluster_core import (
     ENDED_KEPT,
+    MOVES_BYTES_PER_S,
+    WORKS,
     Device,
     Exit,
     Held,
     Ledger,
     Sight,
+    Work,
     broken_dependencies,
     explain_exit,
     judge,
@@ -249,3 +252,12 @@ class TestJudgement:
         assert broken_dependencies(data, TOPOLOGY) == ("j-data-r0 -> stage 0: 32 bytes a microbatch",)
         _, last = admitted(order("j-s2-r0", stage=2))
         assert len(broken_dependencies(last, None)) == 1
+
+
+def test_who_computes_or_moves_bytes_gets_on() -> None:
+    before = Work(cpu_s=3.0, moved_bytes=10 << 20)
+    assert not before.gets_on(before, 120.0)
+    assert Work(3.0 + 120 * WORKS, 10 << 20).gets_on(before, 120.0)
+    assert Work(3.0, (10 << 20) + 120 * MOVES_BYTES_PER_S).gets_on(before, 120.0)
+    assert not Work(3.1, (10 << 20) + 1000).gets_on(before, 120.0), "a line in a log now and then is no work"
+    assert not Work().gets_on(before, 120.0), "it is gone"

@@ -25,6 +25,15 @@ def main(payload: dict[str, Any], result: Path | None) -> int:
     if mishap == "large":  # it takes four times as long as one may do nothing, and works all the time
         while time.process_time() < WORKS_S:
             pass
+    if mishap == "endless":
+        while True:
+            pass
+    if mishap == "reads":  # from something slow: it hardly computes
+        with open("/dev/zero", "rb", buffering=0) as slow:
+            began = time.monotonic()
+            while time.monotonic() - began < WORKS_S:
+                slow.read(64 << 10)
+                time.sleep(0.05)
     if mishap == "bad-model":
         failed = {"code": "bad_model", "text": "factory tiny:model failed: no such width"}
         result.write_text(json.dumps({"failed": failed}))
