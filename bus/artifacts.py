@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from bus.local_files import Folder
+from bus.progress import in_thread, moved
 from bus.secret_urls import hidden, resolved
 from schemas.errors import BadInput, NotFound
 from schemas.urls import UrlRules, fixed_part, local_path, within
@@ -313,7 +314,10 @@ class FileArtifacts(Artifacts):
 
     async def put_file(self, name: str, path: Path) -> None:
         target = self._path(name)
-        await self._call(name, lambda: self._write(target, lambda: self._fs.put_file(str(path), target)))
+        await self._call(
+            name,
+            lambda: self._write(target, lambda: self._fs.put_file(str(path), target, callback=_counting())),
+        )
 
     async def put_bytes(self, name: str, data: bytes) -> None:
         target = self._path(name)
@@ -328,7 +332,9 @@ class FileArtifacts(Artifacts):
 
     async def get_file(self, name: str, path: Path) -> None:
         with _replacing(path) as temporary:
-            await self._call(name, lambda: self._fs.get_file(self._path(name), str(temporary)))
+            await self._call(
+                name, lambda: self._fs.get_file(self._path(name), str(temporary), callback=_counting())
+            )
 
     async def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         end = await self.size(name)
@@ -372,9 +378,23 @@ class FileArtifacts(Artifacts):
         return await _in_thread(self.url, name, call)
 
 
+def _counting() -> Any:
+    """fsspec's own word on how far it is: most of its drivers wait in threads of their own."""
+    from fsspec.callbacks import Callback
+
+    reached = 0
+
+    def count(size: int | None, value: int, **_: Any) -> None:
+        nonlocal reached
+        moved(max(0, value - reached))
+        reached = max(reached, value)
+
+    return Callback(hooks={"moved": count})
+
+
 async def _in_thread(url: str, name: str, call: Callable[[], T]) -> T:
     try:
-        return await asyncio.to_thread(call)
+        return await in_thread(call)
     except FileNotFoundError:
         raise NotFound(f"{url}: there is no {name or 'such folder'}") from None
     except OSError as error:

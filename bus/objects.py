@@ -22,6 +22,7 @@ from typing import Any
 
 from bus import jetstream
 from bus.link import Link
+from bus.progress import moved
 from bus.reader import Reader
 from schemas.errors import BadMessage, Conflict, DmscError, NotFound, Unavailable
 
@@ -79,12 +80,14 @@ class ObjectStore:
                     size += len(chunk)
                     if len(waiting) == IN_FLIGHT:
                         sequences.append(await waiting.pop(0))
+                        moved(CHUNK_BYTES)
                     once = {"Nats-Msg-Id": f"{nuid.rpartition('.')[2]}-{number}"}
                     sending = jetstream.publish(self._link, subject, chunk, once, timeout_s=30.0)
                     number += 1
                     waiting.append(asyncio.create_task(sending))
             while waiting:
                 sequences.append(await waiting.pop(0))
+                moved(CHUNK_BYTES)
             # Several brokers store them in any order: we read by the runs, others as they lie there.
             if sequences != sorted(sequences) and self._link.broker is None:
                 raise Unavailable(f"artifact {name!r}: its chunks were stored out of order", name=name)
@@ -133,6 +136,7 @@ class ObjectStore:
         position = first * info.chunk_bytes
         async with contextlib.aclosing(self._chunks(info, first)) as chunks:
             async for chunk in chunks:
+                moved(len(chunk))
                 if digest is not None:
                     digest.update(chunk)
                 piece = chunk[max(0, start - position) : end - position]

@@ -6,21 +6,22 @@ import asyncio
 
 from nats.aio.msg import Msg
 
-from bus import inboxes
+from bus import inboxes, progress
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Refused
 
 
 class Question:
     """One question; `with` keeps it open. `patient` ones outlive a lost connection and a 503 (which is only
-    noted: `unheard`)."""
+    noted: `unheard`). `so_far`: the most that its answerer has told of its progress."""
 
-    __slots__ = ("_open", "answer", "inbox", "patient", "subject", "unheard")
+    __slots__ = ("_open", "answer", "inbox", "patient", "so_far", "subject", "unheard")
 
     def __init__(self, open_questions: dict[str, Question], inbox: str, subject: str, patient: bool) -> None:
         self.subject = subject
         self.inbox = inbox
         self.patient = patient
         self.unheard = False
+        self.so_far = 0
         self.answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._open = open_questions
 
@@ -55,7 +56,7 @@ class Questions:
         return Question(self._open, inbox, subject, patient)
 
     async def answered(self, message: Msg) -> None:
-        """Something has come to the inbox: an answer, or the server's word that nobody listens."""
+        """Something has come to the inbox: an answer, word of progress, or that nobody listens."""
         asked = self._open.get(message.subject)
         if asked is None or asked.answer.done():
             return
@@ -65,7 +66,11 @@ class Questions:
             else:
                 asked.fail(NoResponders(f"nobody listens on {asked.subject}", subject=asked.subject))
             return
-        asked.answer.set_result(message)
+        so_far = progress.told_in(message.headers, message.data)
+        if so_far is None:
+            asked.answer.set_result(message)
+        elif asked.patient:
+            asked.so_far = max(asked.so_far, so_far)
 
     def denied(self, subject: str, who: str) -> None:
         """The server, which says `subject` in lower case, does not let `who` publish there."""

@@ -19,6 +19,7 @@ from bus.feed import Feed
 from bus.link import asked_to_end
 from bus.logs import get_logger
 from bus.packed import Sendable
+from bus.progress import SO_FAR, WANTED, Progress, present
 from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
@@ -51,13 +52,19 @@ class _Remembered:
 
 
 @dataclass(slots=True)
+class _Running:
+    waiting: set[str]
+    progress: Progress = field(default_factory=Progress)
+
+
+@dataclass(slots=True)
 class Memory:
     """What was asked of one row and what was answered: so that a repeat runs nothing twice.
 
     Running calls are never forgotten; answers are, after REMEMBERED_S or when there are too many.
     """
 
-    running: dict[Call, set[str]] = field(default_factory=dict)
+    running: dict[Call, _Running] = field(default_factory=dict)
     answered: OrderedDict[Call, _Remembered] = field(default_factory=OrderedDict)
     size: int = 0
 
@@ -66,22 +73,26 @@ class Memory:
         known = self.answered.get(call)
         if known is not None and now - known.at <= REMEMBERED_S:
             return known.reply
-        waiting = self.running.get(call)
-        if waiting is not None:
-            waiting.add(inbox)
+        running = self.running.get(call)
+        if running is not None:
+            running.waiting.add(inbox)
             return False
-        self.running[call] = {inbox}
+        self.running[call] = _Running({inbox})
         return True
+
+    def progress(self, call: Call) -> Progress:
+        """Of a call that runs."""
+        return self.running[call].progress
 
     def settle(self, call: Call, reply: bytes | None, now: float) -> set[str]:
         """The call is over; None means it was cut short and may run again. Returns who waits for it."""
-        waiting = self.running.pop(call, set())
+        running = self.running.pop(call, None)
         if reply is not None:
             expired = self.answered.pop(call, None)
             self.size += len(reply) - (len(expired.reply) if expired else 0)
             self.answered[call] = _Remembered(now, reply)
             self._forget(now)
-        return waiting
+        return running.waiting if running else set()
 
     def _forget(self, now: float) -> None:
         while self.answered:
@@ -239,6 +250,8 @@ class Subscription:
             await self._answer(server, message, envelope, call)
         elif admitted is not False:
             await self._reply({raw.reply}, admitted)
+        elif raw.headers and WANTED in raw.headers:
+            await self._tell_progress(raw.reply, self._memory.progress(call))
 
     async def _asked(self, raw: Msg) -> tuple[Message, Envelope, Call] | bytes | None:
         """What is asked; the answer, where that can't be read; None where nobody may be answered.
@@ -265,6 +278,7 @@ class Subscription:
     async def _answer(self, server: Server, message: Message, envelope: Envelope, call: Call) -> None:
         reply: bytes | None = None
         handling.set(envelope)
+        present.set(self._memory.progress(call))
         try:
             reply = self._encode(await server(message, envelope), envelope.id)
         except asyncio.CancelledError:
@@ -296,6 +310,12 @@ class Subscription:
                 await self._bus.link.send(inbox, reply)
             except DmscError as error:  # the bus is away: the asker repeats, and finds the answer remembered
                 log.debug("answer not sent", subject=self.subject, error=error.text)
+
+    async def _tell_progress(self, inbox: str, progress: Progress) -> None:
+        try:
+            await self._bus.link.send(inbox, b"", headers={SO_FAR: str(progress.so_far)})
+        except DmscError as error:  # the bus is away: the asker asks again
+            log.debug("progress not told", subject=self.subject, error=error.text)
 
     def _failed(self, error: Exception | None) -> None:
         """A handler raised; None: CancelledError, though nobody asked it to end."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bus.artifacts import Artifacts
+from bus.progress import in_thread
 from schemas.checkpoint import (
     MANIFEST_NAME,
     CheckpointFile,
@@ -75,7 +76,7 @@ async def write_stage(
     folder = stage_folder(stage)
     with tempfile.TemporaryDirectory(prefix="dmsc-checkpoint-") as name:
         local = Path(name) / folder
-        writing = asyncio.ensure_future(asyncio.to_thread(write_folder, local, tensors))
+        writing = asyncio.ensure_future(in_thread(lambda: write_folder(local, tensors)))
         try:
             files = await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -164,7 +165,7 @@ async def _read_stage(artifacts: Artifacts, part: StageCheckpoint, wanted: list[
         for file in part.files:
             await _fetch(artifacts, f"{part.folder}/{file.name}", file, Path(name) / file.name)
         source = f"{artifacts.url}/{part.folder}"
-        return await asyncio.to_thread(read_folder, Path(name), wanted, source)
+        return await in_thread(lambda: read_folder(Path(name), wanted, source))
 
 
 async def _fetch(artifacts: Artifacts, name: str, file: CheckpointFile, path: Path) -> None:
@@ -175,7 +176,7 @@ async def _fetch(artifacts: Artifacts, name: str, file: CheckpointFile, path: Pa
         raise DamagedCheckpoint(f"{where} is missing") from None
     except (Conflict, BadMessage) as error:  # the bus's store: pieces of it are gone, or not as stored
         raise DamagedCheckpoint(f"{where} is damaged: {error.text}") from None
-    problem = await asyncio.to_thread(_problem, path, file)
+    problem = await in_thread(lambda: _problem(path, file))
     if problem:
         raise DamagedCheckpoint(f"{where} is damaged: {problem}")
 

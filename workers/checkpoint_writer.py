@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from bus import progress
 from bus.connection import Bus
+from bus.progress import Progress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.errors import Conflict, NotFound
 from schemas.step import Member
@@ -26,6 +28,7 @@ class _Current:
 
     taken: CheckpointTaken
     writing: asyncio.Task[CheckpointWritten]
+    written: Progress
 
 
 class CheckpointWriter:
@@ -75,16 +78,20 @@ class CheckpointWriter:
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
             stall_ms=stall_s * 1e3,
         )
-        writing = asyncio.create_task(self._write(order, tensors))
+        written = Progress()  # of whoever waits: this order is answered before
+        writing = asyncio.create_task(self._write(order, tensors, written))
         writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to whoever waits
-        self._current[order.url] = _Current(taken, writing)
+        self._current[order.url] = _Current(taken, writing, written)
         return taken
 
     def _copy(self) -> tuple[dict[str, Tensor], float]:
         began = time.perf_counter()
         return copy_tensors(self._stage.module, self._stage.optimizer), time.perf_counter() - began
 
-    async def _write(self, order: CheckpointOrder, tensors: dict[str, Tensor]) -> CheckpointWritten:
+    async def _write(
+        self, order: CheckpointOrder, tensors: dict[str, Tensor], written: Progress
+    ) -> CheckpointWritten:
+        progress.present.set(written)
         began = time.perf_counter()
         module = self._stage.module
         part = await write_stage(
@@ -107,6 +114,7 @@ class CheckpointWriter:
         current = self._current.get(query.url)
         if current is None:
             raise NotFound(f"no checkpoint was taken for {query.url}")
+        progress.follow(current.written)
         try:
             return await asyncio.shield(current.writing)
         except asyncio.CancelledError:

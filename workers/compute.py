@@ -15,6 +15,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, TypeVar
 
+from bus.progress import ThreadProgress
+
 T = TypeVar("T")
 
 
@@ -35,6 +37,8 @@ class ComputeThread:
         self._order = itertools.count()
         self._stopping = False
         self._busy_s = 0.0
+        self.computed = ThreadProgress()
+        """What the thread has computed so far: an order's progress, where nothing else computes meanwhile."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     async def __aenter__(self) -> ComputeThread:
@@ -75,6 +79,13 @@ class ComputeThread:
         return self._busy_s
 
     def _work(self) -> None:
+        self.computed.begin()
+        try:
+            self._compute()
+        finally:
+            self.computed.end()
+
+    def _compute(self) -> None:
         while True:
             with self._ready:
                 while not self._heap and not self._stopping:

@@ -18,7 +18,7 @@ from workers.gloo import GroupBuild, LinkRefused, release
 from workers.link_names import Pair
 from workers.link_quality import LinkBothWays
 from workers.link_shaping import Shaping
-from workers.tensor_link import SLOWEST_BYTES_PER_S, LinkClosed, LinkCounts, TensorLink
+from workers.tensor_link import LinkClosed, LinkCounts, TensorLink
 
 log = get_logger("workers.links")
 
@@ -39,7 +39,8 @@ class LinkConfig:
     build_timeout_s: float = 5.0
     """Longer tolerates slow networks, shorter notices a dead peer sooner. Builds take 1–20 ms."""
     transfer_timeout_s: float = 30.0
-    """For an accepted transfer, plus its size at 4 MB/s. A stopped peer's agent tells long before."""
+    """For an accepted transfer, plus its size at 4 MB/s, or at a quarter of what was measured, if less. A
+    stopped peer's agent tells long before."""
     most: int = 64
     """Links kept; each costs two threads and one socket."""
     target: str = "cpu"
@@ -87,7 +88,7 @@ class Slot:
         if self.link is None:
             return answered_at + timeout_s
         since = max(answered_at, self.link.progress_at)
-        return since + timeout_s + self.link.outgoing_bytes / SLOWEST_BYTES_PER_S
+        return since + timeout_s + self.link.outgoing_s
 
     @property
     def idle(self) -> bool:

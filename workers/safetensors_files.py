@@ -1,11 +1,10 @@
 """Safetensors files in an artifact store: written whole, read in part, checked before anything changes.
 
-Writing, hashing and reading go through `asyncio.to_thread`: gigabytes take longer than the registry's lease.
+Writing, hashing and reading go through `progress.in_thread`: gigabytes take longer than the registry's lease.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import tempfile
@@ -19,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bus.artifacts import Artifacts
+from bus.progress import in_thread
 from schemas.errors import BadInput, BadModel, NotFound
 from schemas.weights_digest import tensor_line
 
@@ -39,7 +39,7 @@ async def put_tensors(
     """Writes one safetensors file, which appears when it is complete."""
     with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
         path = Path(folder) / "shard"
-        await asyncio.to_thread(_write, path, tensors, metadata)
+        await in_thread(lambda: _write(path, tensors, metadata))
         await artifacts.put_file(name, path)
 
 
@@ -77,7 +77,7 @@ async def get_tensors(artifacts: Artifacts, name: str, wanted: Iterable[str]) ->
     with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
         path = Path(folder) / "shard"
         await artifacts.get_file(name, path)
-        return await asyncio.to_thread(_load, path, f"{artifacts.url}/{name}", wanted)
+        return await in_thread(lambda: _load(path, f"{artifacts.url}/{name}", wanted))
 
 
 def _load(path: Path, source: str, wanted: Iterable[str]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from bus import progress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Ack, Conflict, Fenced
@@ -319,6 +320,7 @@ class StageRuntime(StageFlow):
     async def wait_state(self, order: StateWait) -> StateReady:
         """Answers once this instance holds the state of `order.version`."""
         self._check_epoch(order.epoch)
+        progress.follow(self.compute.computed)  # which has nothing to do but to take the state over
         return await self.state.wait_for(order.version)
 
     async def keep_copy(self, order: CopyTo) -> Ack:

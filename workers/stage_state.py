@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from bus import progress
 from bus.connection import Bus
 from schemas.cluster import InstanceStart
 from schemas.errors import NotFound
@@ -135,6 +136,7 @@ class StageState:
             DamagedCheckpoint, Conflict: it can't be used; nothing was changed.
         """
         stage = self._stage
+        progress.follow(self._thread.computed)
         await self.checkpoints.close()
         async with self._loading:
             if order.checkpoint is None:

@@ -62,8 +62,18 @@ PING_PATIENCE_S = 10.0
 WORD_BYTES = 8
 FOREVER = timedelta(days=365)
 SLOWEST_BYTES_PER_S = 4e6
-"""A transfer may take its timeout plus its size at this rate, before its link counts as broken."""
+"""A transfer may take its timeout plus its size at this rate, before its link counts as broken; at a quarter
+of what was measured, where that is less."""
+LEAST_BYTES_PER_S = 64e3
+"""Whatever was measured."""
 KEPT_RECEIPTS = 1024
+
+
+def slowest_bytes_per_s(measured_bytes_per_s: float | None) -> float:
+    """At which rate a link that moves may move."""
+    if measured_bytes_per_s is None:
+        return SLOWEST_BYTES_PER_S
+    return min(SLOWEST_BYTES_PER_S, max(measured_bytes_per_s / 4, LEAST_BYTES_PER_S))
 
 
 @dataclass(slots=True, eq=False)
@@ -186,9 +196,10 @@ class TensorLink:
         return bool(self._outgoing or self._incoming)
 
     @property
-    def outgoing_bytes(self) -> int:
-        """What has been posted and is not known to have arrived."""
-        return sum(outgoing.size for outgoing in self._outgoing.values())
+    def outgoing_s(self) -> float:
+        """What has been posted, and is not known to have arrived, may take so long."""
+        size = sum(outgoing.size for outgoing in self._outgoing.values())
+        return size / slowest_bytes_per_s(self._quality.out.bandwidth_bytes_per_s)
 
     def send(self, first: int, tensors: Sequence[Tensor]) -> asyncio.Future[Verdict]:
         """Posts a transfer; done, with what the peer made of it, when the peer has all of it.
@@ -246,7 +257,10 @@ class TensorLink:
         except DmscError as error:
             done.set_exception(error)
             return done
-        timeout = timedelta(seconds=self._timeout_s + size_bytes(metas) / SLOWEST_BYTES_PER_S)
+        size = size_bytes(metas)
+        timeout = timedelta(
+            seconds=self._timeout_s + size / slowest_bytes_per_s(self._quality.back.bandwidth_bytes_per_s)
+        )
         self._received += 1
         timed = self._received > 1 and not self._incoming  # the first waits for the other end to be built
         incoming = _Incoming(done, first, verdict, target, tensors, timeout, time.perf_counter(), timed)
@@ -345,6 +359,7 @@ class TensorLink:
         while (incoming := self._arriving.get()) is not None:
             try:
                 *works, trailer = incoming.works  # each is waited for once: a second wait never ends
+                # First: of the link's end gloo tells those behind the one under way, not that one itself.
                 trailer.wait(incoming.timeout)
                 for work in works:
                     work.wait(incoming.timeout)

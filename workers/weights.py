@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from bus.artifacts import Artifacts
+from bus.progress import in_thread
 from schemas.errors import BadModel
 from schemas.weights_digest import INDEX_NAME
 from workers.model import StageModule
@@ -56,12 +57,10 @@ async def export(stage: StageModule, artifacts: Artifacts, shard: str) -> tuple[
     Returns:
         Bytes of the tensors, and full parameter name → `dtype shape sha256(bytes)`.
     """
-    tensors = await asyncio.to_thread(weight_tensors, stage)
+    tensors = await in_thread(lambda: weight_tensors(stage))
     await put_tensors(artifacts, shard, tensors, {"format": "pt"})
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return size, await asyncio.to_thread(
-        lambda: {name: describe_tensor(tensor) for name, tensor in tensors.items()}
-    )
+    return size, await in_thread(lambda: {name: describe_tensor(tensor) for name, tensor in tensors.items()})
 
 
 def page_of(lines: Mapping[str, str], after: str) -> dict[str, str]:

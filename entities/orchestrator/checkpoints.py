@@ -45,8 +45,6 @@ log = get_logger("orchestrator")
 
 TAKE_DEADLINE_S = 60.0
 """The copy of a stage's state: gigabytes a second."""
-WRITE_DEADLINE_S = 1800.0
-RESTORE_DEADLINE_S = 600.0
 END_S = 120.0
 """How long the end of a job waits for a checkpoint that is being written."""
 
@@ -223,7 +221,7 @@ class Checkpoints:
     async def _publish(self, order: _Order) -> None:
         wait = CheckpointWait(job=self._job, epoch=self._epoch, url=order.url)
         answers = await self._instances.order(
-            CHECKPOINT_WAIT, wait, order.writers, deadline_s=self._instances.patience_s(WRITE_DEADLINE_S)
+            CHECKPOINT_WAIT, wait, order.writers, deadline_s=self._instances.idle_s(order.url), moving=True
         )
         written = [answer for answer in answers.values() if isinstance(answer, CheckpointWritten)]
         parts = tuple(sorted((one.part for one in written), key=lambda part: part.stage))
@@ -367,9 +365,8 @@ class Checkpoints:
     async def _order_restore(self, version: int, url: str | None) -> None:
         order = StateRestore(job=self._job, epoch=self._epoch, version=version, checkpoint=url)
         members = [one for one in self._instances.stage_members() if self._crew is None or one in self._crew]
-        await self._instances.order(
-            STATE_RESTORE, order, members, deadline_s=self._instances.patience_s(RESTORE_DEADLINE_S)
-        )
+        idle_s = self._instances.idle_s(url or self._spec.initial_weights or "")
+        await self._instances.order(STATE_RESTORE, order, members, deadline_s=idle_s, moving=True)
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _settled(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bus.connection import Bus
+from bus.progress import Progress
 from bus.subject import Subject
 from bus.subjects import START_INSTANCE, STOP_INSTANCE
 from entities.orchestrator.job_secrets import secrets_for
@@ -20,6 +21,7 @@ from schemas.job import InstanceView, JobSpec
 from schemas.registry import READY, SILENT, InstanceState
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from schemas.urls import BUS, local_path
 
 START_DEADLINE_S = 20.0
 """An agent answers within milliseconds; this covers one that restarts."""
@@ -27,6 +29,8 @@ START_DEADLINE_S = 20.0
 ACTIVE_DEADLINE_S = 120.0
 """Building a stage takes time, and a large one more (`Instances.patience_s`); a dead instance is noticed long
 before."""
+NO_PROGRESS_S = 120.0
+"""Without any of it, what moves a stage's state in pieces counts as stuck; with it, it may take for ever."""
 SLOWEST_BYTES_PER_S = 4e6
 """What moves a stage's state more slowly than this counts as stuck (the instances reckon with the same)."""
 
@@ -126,6 +130,15 @@ class Instances:
         """Deadline of an order that moves a stage's whole state `times` times: `least_s` for a small one."""
         state_bytes = max((unit.requirements.memory_bytes for unit in self.units), default=0)
         return least_s + times * state_bytes / SLOWEST_BYTES_PER_S
+
+    def idle_s(self, url: str) -> float:
+        """How long an order that moves a stage's state from or to `url` may go without progress.
+
+        Files of this machine and of the bus are moved in pieces that are counted; of other stores' drivers
+        only some say how far they are, so that a whole file may be one piece.
+        """
+        in_pieces = url.startswith(BUS) or local_path(url) is not None
+        return NO_PROGRESS_S if in_pieces else self.patience_s(NO_PROGRESS_S)
 
     def stage_members(self) -> list[Member]:
         """Those of stages that are not lost."""
@@ -230,9 +243,18 @@ class Instances:
             raise Unavailable(f"{', '.join(late)} not ready after {patience_s:.0f} s")
 
     async def order(
-        self, row: Subject, message: Message, members: Iterable[Member], *, deadline_s: float
+        self,
+        row: Subject,
+        message: Message,
+        members: Iterable[Member],
+        *,
+        deadline_s: float,
+        moving: Progress | bool = False,
     ) -> dict[str, Any]:
         """Gives the same order to several members and returns their answers by SID.
+
+        With `moving` each has `deadline_s` from its last progress on (`bus.progress`); with a `Progress`,
+        from the last of any order that has the same.
 
         Raises:
             MemberLost: some did not answer; nobody else's answer is lost to idempotence.
@@ -242,7 +264,13 @@ class Instances:
         async def one(member: Member) -> Message:
             asked = asyncio.create_task(
                 self._bus.command(
-                    row, message, deadline_s=deadline_s, while_heard=True, job=self._job, sid=member.sid
+                    row,
+                    message,
+                    deadline_s=deadline_s,
+                    while_heard=True,
+                    moving=Progress() if moving is True else moving or None,
+                    job=self._job,
+                    sid=member.sid,
                 )
             )
             gone = asyncio.create_task(self._until_lost(member))

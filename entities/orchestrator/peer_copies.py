@@ -183,8 +183,8 @@ class PeerCopies:
         wait = StateWait(job=self._job, epoch=self._epoch, version=version)
         patience_s = self._instances.patience_s(SEND_DEADLINE_S)
         try:
-            await self._instances.order(COPY_SEND, send, [holder], deadline_s=patience_s)
-            await self._instances.order(STATE_WAIT, wait, [newcomer], deadline_s=patience_s)
+            await self._instances.order(COPY_SEND, send, [holder], deadline_s=patience_s, moving=True)
+            await self._instances.order(STATE_WAIT, wait, [newcomer], deadline_s=patience_s, moving=True)
         except Fenced:
             raise
         except DmscError as error:

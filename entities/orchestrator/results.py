@@ -19,8 +19,6 @@ from schemas.job import JobSpec, WeightsManifest
 from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, weights_sha256
 
-EXPORT_DEADLINE_S = 300.0
-"""Of a small stage; a large one has more (`Instances.patience_s`)."""
 MOST_TENSORS = 1 << 18
 """Of one stage, which come in pages: whoever tells them is a job's own process."""
 
@@ -43,7 +41,7 @@ async def export_weights(
     url = f"{spec.artifacts.rstrip('/')}/{job}/weights"
     names = [f"model-{index + 1:05d}-of-{len(stages):05d}.safetensors" for index in range(len(stages))]
 
-    patience_s = instances.patience_s(EXPORT_DEADLINE_S)
+    idle_s = instances.idle_s(url)
 
     async def one(stage: int) -> Exported:
         writer = stages[stage][0]
@@ -53,7 +51,7 @@ async def export_weights(
             order = ExportOrder(
                 job=job, epoch=epoch, version=version, url=url, shard=names[stage], after=after
             )
-            answers = await instances.order(EXPORT, order, [writer], deadline_s=patience_s)
+            answers = await instances.order(EXPORT, order, [writer], deadline_s=idle_s, moving=True)
             exported = answers[writer.sid]
             assert isinstance(exported, Exported)
             tensors |= exported.tensors

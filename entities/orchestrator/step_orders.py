@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.progress import Progress
 from bus.subjects import (
     GROUP_FORM,
     STATE_SEND,
@@ -56,7 +58,7 @@ PREPARE_DEADLINE_S = 30.0
 COMMIT_DEADLINE_S = 30.0
 GROUP_DEADLINE_S = 20.0
 STATE_DEADLINE_S = 120.0
-"""Of a small state; a large one has more (`Instances.patience_s`)."""
+"""Without progress, of a small state. A large one has more: it may be one tensor (`Instances.patience_s`)."""
 AGAIN_S = 0.2
 """Pause before an order that failed without a culprit is given again."""
 
@@ -264,12 +266,12 @@ class StepOrders:
         send = StateSend(job=self._job, epoch=self._epoch, to=effect.to, version=effect.version)
         wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version)
         patience_s = self._instances.patience_s(STATE_DEADLINE_S)
+        moving = Progress()  # of the newcomer's work counts for who sends, too
+        order = partial(self._instances.order, deadline_s=patience_s, moving=moving)
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(
-                    self._instances.order(STATE_SEND, send, [effect.source], deadline_s=patience_s)
-                )
-                both.create_task(self._instances.order(STATE_WAIT, wait, [effect.to], deadline_s=patience_s))
+                both.create_task(order(STATE_SEND, send, [effect.source]))
+                both.create_task(order(STATE_WAIT, wait, [effect.to]))
         except* DmscError as errors:
             stage = self._machine.stage_of(effect.to)
             self._post(ev.JoinFailed(effect.to))

@@ -6,14 +6,16 @@ import asyncio
 
 import pytest
 
-from bus import subjects
+from bus import codec, progress, subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
+from bus.progress import Progress
 from schemas.envelope import EntityKind
-from schemas.errors import Ack, Conflict, NoResponders
+from schemas.errors import Ack, Conflict, DeadlineExceeded, NoResponders
 from tests.conftest import Connect
 from tests.integration.bus.records import state_change, until
 from tests.patience import PATIENCE_S
+from tests.raw_requests import reply_to
 
 
 async def test_repeats_of_a_running_command_share_its_one_run(connect: Connect) -> None:
@@ -146,3 +148,98 @@ async def test_a_command_survives_a_server_restart(own_server: EmbeddedServer) -
         assert reply.note == "survived"
         assert runs == 1
         await until(lambda: asker.counters.reconnects == service.counters.reconnects == 1)
+
+
+LIMIT_S = 1.5
+"""Of what is to be outlived, or to pass: in heard time, so that a machine that stalls is no deadline."""
+
+
+async def test_a_command_outlives_its_deadline_while_its_service_gets_on(connect: Connect) -> None:
+    asker, service = await connect("asker"), await connect("service")
+    loop = asyncio.get_running_loop()
+    began, took_s = loop.time(), 0.0
+
+    async def slow(message, envelope):
+        nonlocal took_s
+        while asker.counters.repeats < 8 or loop.time() - began < 2 * LIMIT_S:
+            progress.moved()
+            await asyncio.sleep(0.005)
+        took_s = loop.time() - began
+        return Ack(note="done")
+
+    await service.serve(subjects.STATE_CHANGE, slow)
+    reply = await asker.command(
+        subjects.STATE_CHANGE,
+        state_change(),
+        sid="a",
+        deadline_s=LIMIT_S,
+        while_heard=True,
+        moving=Progress(),
+    )
+    assert reply.note == "done"
+    assert took_s > LIMIT_S
+
+
+@pytest.mark.parametrize("moves", [3, 0])
+async def test_a_command_ends_when_its_service_gets_no_further(connect: Connect, moves: int) -> None:
+    asker, service = await connect("asker"), await connect("service")
+
+    async def stuck(message, envelope):
+        for _ in range(moves):
+            progress.moved()
+        await asyncio.Event().wait()
+
+    await service.serve(subjects.STATE_CHANGE, stuck)
+    said = "no progress on .* for 1.5 s" if moves else "no answer on .* within 1.5 s"
+    with pytest.raises(DeadlineExceeded, match=said):
+        await asker.command(
+            subjects.STATE_CHANGE, state_change(), sid="a", deadline_s=LIMIT_S, while_heard=True,
+            moving=Progress(),
+        )  # fmt: skip
+    assert asker.counters.repeats >= 3
+
+
+async def test_who_did_not_ask_for_progress_is_not_told(connect: Connect) -> None:
+    """Older askers would take the word for the answer."""
+    asker, service = await connect("asker"), await connect("service")
+    go_on = asyncio.Event()
+
+    async def slow(message, envelope):
+        progress.moved(5)
+        await go_on.wait()
+        return Ack(note="done")
+
+    await service.serve(subjects.STATE_CHANGE, slow)
+    subject = subjects.STATE_CHANGE(sid="a")
+    payload = codec.encode(state_change(), asker.sender_map, "the-id")
+    reply = reply_to(subject, payload)
+    inbox = await asker.raw.subscribe(reply)
+    for _ in range(3):
+        await asker.raw.publish(subject, payload, reply=reply)
+    await asker.raw.publish(subject, payload, reply=reply, headers={progress.WANTED: "1"})
+    told = await inbox.next_msg(timeout=PATIENCE_S)
+    assert (told.data, told.headers) == (b"", {progress.SO_FAR: "5"})
+    go_on.set()
+    answer = await inbox.next_msg(timeout=PATIENCE_S)
+    assert codec.decode_answer(answer.data) == Ack(note="done")
+    await service.barrier()
+    await asker.raw.flush()
+    assert inbox.pending_msgs == 0
+
+
+async def test_what_is_no_count_is_neither_an_answer_nor_progress(connect: Connect) -> None:
+    asker, service = await connect("asker"), await connect("service")
+    told = 0
+
+    async def confused(message) -> None:
+        nonlocal told
+        told += 1
+        await service.link.send(message.reply, b"", headers={progress.SO_FAR: f"{told} pieces"})
+
+    await service.link.subscribe(subjects.STATE_CHANGE(sid="a"), confused)
+    with pytest.raises(DeadlineExceeded, match="no answer on"):
+        await asker.command(
+            subjects.STATE_CHANGE, state_change(), sid="a", deadline_s=LIMIT_S, while_heard=True,
+            moving=Progress(),
+        )  # fmt: skip
+    assert told >= 3

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from bus import codec, inboxes, subjects
+from bus import codec, inboxes, progress, subjects
 from bus.connection import Bus
 from bus.credentials import delegate, issue
 from bus.identity import Identity
 from bus.inboxes import inbox_of, inbox_of_token
+from bus.progress import Progress
 from bus.subject import Delivery
 from bus.subjects import SUBJECTS
 from schemas.envelope import EntityKind as K
@@ -20,6 +21,8 @@ from schemas.envelope import Envelope, Sender
 from schemas.errors import Ack
 from schemas.registry import InstanceState, Resolve, Resolved, StateChange
 from schemas.signals import Role
+from schemas.step import Exported, ExportOrder, Member
+from tests.integration.entities.conftest import eventually
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.wire import wire
 from tests.patience import PATIENCE_S
@@ -197,6 +200,47 @@ async def test_another_question_under_a_known_id_gets_an_answer_of_its_own(mesh:
         assert await ask(one, "b") == 2
         assert await ask(other, "a") == 3
         assert ran == ["a", "b", "a"]
+
+
+async def test_word_of_progress_comes_from_who_may_answer_and_from_nobody_else(mesh: Guarded) -> None:
+    """It takes the answer's way, with the answer's right: who reads along has none."""
+    other = Identity(name="j-s1-r0", kind=K.INSTANCE, cluster="a", node="n", job="j")
+    order = ExportOrder(job="j", epoch=1, version=1, url="bus://a", shard="s")
+    asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    forged = asyncio.Event()
+
+    async def export(message: ExportOrder, envelope: Envelope) -> Exported:
+        progress.moved(3)
+        await forged.wait()
+        return Exported(member=Member(sid=INSTANCE.name, incarnation="i"), version=1, url="bus://a", bytes=9)
+
+    async def overheard(message: Any) -> None:
+        if not asked.done():
+            asked.set_result(message.reply)
+
+    async with (
+        Bus.connect(mesh.url, name=SMO.name, kind=SMO.kind, token=token_of(mesh, SMO)) as smo,
+        Bus.connect(
+            mesh.url, name=INSTANCE.name, kind=K.INSTANCE, token=token_of(mesh, INSTANCE)
+        ) as instance,
+        Bus.connect(mesh.url, name="tap", kind=K.TAP, token=mesh.root) as tap,
+        wire(mesh.url, token_of(mesh, other), other.name, K.INSTANCE, headers=True) as stranger,
+    ):
+        await tap.link.subscribe(subjects.EXPORT(job="j", sid=INSTANCE.name), overheard)
+        await instance.serve(subjects.EXPORT, export, job="j", sid=INSTANCE.name)
+        exporting = asyncio.create_task(
+            smo.command(
+                subjects.EXPORT, order, deadline_s=PATIENCE_S, moving=Progress(), job="j", sid=INSTANCE.name
+            )
+        )
+        inbox = await asyncio.wait_for(asked, PATIENCE_S)
+        head = f"NATS/1.0\r\n{progress.SO_FAR}: 99\r\n\r\n".encode()
+        stranger.writer.write(f"HPUB {inbox} {len(head)} {len(head)}\r\n".encode() + head + b"\r\n")
+        lines = await stranger.until_pong()
+        assert any(b"Permissions Violation for Publish" in line and inbox.encode() in line for line in lines)
+        await eventually(lambda: [each.so_far for each in smo.link._questions._open.values()] == [3])
+        forged.set()
+        assert (await exporting).bytes == 9
 
 
 def test_each_request_names_who_answers_it_and_nothing_else_does() -> None:

@@ -19,7 +19,7 @@ from schemas.step import Member
 from tests.integration.workers.conftest import Child, Spawn
 from tests.integration.workers.exchanging import Instance, Make, numbered
 from tests.patience import PATIENCE_S
-from workers import link_table
+from workers import tensor_link
 
 Linked = Callable[..., Awaitable[tuple[Child, Member]]]
 
@@ -124,7 +124,7 @@ async def test_accepted_and_never_taken_is_an_error(
     make: Make, linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that stops in the middle of an accepted transfer, and nobody who says so."""
-    monkeypatch.setattr(link_table, "SLOWEST_BYTES_PER_S", 1e9)
+    monkeypatch.setattr(tensor_link, "SLOWEST_BYTES_PER_S", 1e9)
     one = await make("one", transfer_timeout_s=2.0, build_timeout_s=1.0)
     child, peer = await linked(one, "SIGSTOP")
     try:

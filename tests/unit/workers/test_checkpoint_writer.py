@@ -13,7 +13,9 @@ import pytest
 import pytest_asyncio
 import torch
 
+from bus import progress
 from bus.artifacts import open_artifacts
+from bus.progress import Progress
 from schemas.checkpoint import CheckpointOrder, CheckpointWait
 from schemas.errors import Conflict, NotFound
 from schemas.job import ModelSpec, OptimizerSpec
@@ -122,3 +124,25 @@ async def test_a_newer_order_ends_the_one_before(bench: Bench) -> None:
         await waiting
     assert (await bench.writer.wait(bench.query("b"))).part.files
     assert not (bench.folder / "a").exists()
+
+
+async def test_who_waits_for_a_checkpoint_hears_of_the_progress_of_its_writing(bench: Bench) -> None:
+    """The order that began it was answered long before."""
+    ordered, waited = Progress(), Progress()
+
+    async def order() -> None:
+        progress.present.set(ordered)
+        await bench.writer.take(bench.order("a"))
+
+    async def wait() -> None:
+        progress.present.set(waited)
+        await bench.writer.wait(bench.query("a"))
+
+    await asyncio.create_task(order())
+    waiting = asyncio.create_task(wait())
+    await asyncio.to_thread(bench.writing.wait, 10)
+    begun = waited.so_far
+    bench.disk.set()
+    await waiting
+    assert waited.so_far > begun
+    assert ordered.so_far == 0

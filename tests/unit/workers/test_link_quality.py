@@ -10,6 +10,7 @@ import pytest
 
 from schemas.telemetry import LinkFigures
 from workers.link_quality import SIZES, WINDOW, LinkBothWays, LinkQuality, Telling
+from workers.tensor_link import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S, slowest_bytes_per_s
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -232,3 +233,10 @@ def test_only_news_is_told_and_all_of_it_now_and_then() -> None:
     assert telling.news(turned, 8.1) == turned
     assert telling.news(turned.model_copy(update={"loss": 0.2}), 8.2) is not None
     assert telling.news(turned.model_copy(update={"loss": 0.2, "latency_ms": None}), 8.3) is not None
+
+
+def test_a_slow_link_has_the_time_that_its_measured_rate_asks_for() -> None:
+    assert slowest_bytes_per_s(None) == SLOWEST_BYTES_PER_S
+    assert slowest_bytes_per_s(1e9) == SLOWEST_BYTES_PER_S
+    assert slowest_bytes_per_s(4e6) == 1e6
+    assert slowest_bytes_per_s(1.0) == LEAST_BYTES_PER_S

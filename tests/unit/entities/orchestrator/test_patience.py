@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.instances import SLOWEST_BYTES_PER_S, Instances
+from entities.orchestrator.instances import NO_PROGRESS_S, SLOWEST_BYTES_PER_S, Instances
 from entities.orchestrator.mesh_view import MeshView
 
 
@@ -26,3 +26,13 @@ def test_a_small_stage_has_the_least_patience() -> None:
 
 def test_a_stage_of_forty_gigabytes_is_given_the_time_that_it_takes() -> None:
     assert of(1000, 40 * 10**9).patience_s(120.0) == 120.0 + 40e9 / SLOWEST_BYTES_PER_S > 2 * 3600
+
+
+@pytest.mark.parametrize("url", ["bus://artifacts/j", "/data/j", "file:///data/j", ""])
+def test_what_is_moved_in_pieces_that_are_counted_may_rest_as_long_whatever_its_size(url: str) -> None:
+    assert of(40 * 10**9).idle_s(url) == NO_PROGRESS_S
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/j", "https://example.org/j", "secret://mine"])
+def test_elsewhere_a_whole_file_may_be_one_piece(url: str) -> None:
+    assert of(40 * 10**9).idle_s(url) == NO_PROGRESS_S + 40e9 / SLOWEST_BYTES_PER_S
