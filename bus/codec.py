@@ -180,7 +180,10 @@ def _unpack(data: bytes, expected: type[Message] | None = None) -> dict[str, Any
     if len(data) > MAX_MESSAGE_BYTES:
         raise too_large("message", len(data))
     try:
-        raw = _read(data, expected)
+        if len(data) < LARGE_BYTES:
+            raw = msgpack.unpackb(data, strict_map_key=False)
+        else:
+            raw = _read_large(data, expected)
     except BadMessage:
         raise
     except Exception as error:  # msgpack raises many kinds, all of them mean the same here
@@ -190,9 +193,7 @@ def _unpack(data: bytes, expected: type[Message] | None = None) -> dict[str, Any
     return raw
 
 
-def _read(data: bytes, expected: type[Message] | None) -> object:
-    if len(data) < LARGE_BYTES:
-        return msgpack.unpackb(data, strict_map_key=False)
+def _read_large(data: bytes, expected: type[Message] | None) -> object:
     per_item = BYTES_PER_ITEM if len(data) <= MOST_NOTICE_BYTES else 2 * BYTES_PER_ITEM
     items = _Items(len(data) // per_item)
     return msgpack.unpackb(

@@ -140,6 +140,9 @@ class Subscription:
         self._pending_limit = pending_limit
         self._ignored = ignored
         self._memory = Memory()
+        named = spoken_names.check_of(row)
+        # Without a guard, nobody's subject says who they are.
+        self._check_names = named if named is not None and bus.link.guarded else None
         self._feed: Feed | None = None
         self._workers: set[asyncio.Task[None]] = set()
         self._idle = 0
@@ -226,10 +229,11 @@ class Subscription:
             return
         try:
             refuse_stored(raw)
-            codec.refuse_oversized(self.row, raw.data)
+            if len(raw.data) > codec.MOST_NOTICE_BYTES:
+                codec.refuse_oversized(self.row, raw.data)
             message, envelope = codec.decode(raw.data, self.row.schema)
-            if self._bus.link.guarded:  # without a guard, nobody's subject says who they are
-                spoken_names.check(self.row, raw.subject, message, envelope)
+            if self._check_names is not None:
+                self._check_names(raw.subject, message, envelope)
         except BadMessage as error:
             handling.set(None)
             await bury(self._bus, self.row, raw.subject, raw.data, error)
@@ -267,8 +271,8 @@ class Subscription:
             if not asker.is_sender(envelope.sender, guarded=self._bus.link.guarded):
                 stranger, asker = asker, None
                 raise inboxes.another_sender(self.row, stranger, envelope.sender)
-            if self._bus.link.guarded:  # without a guard, nobody's subject says who they are
-                spoken_names.check(self.row, raw.subject, message, envelope)
+            if self._check_names is not None:
+                self._check_names(raw.subject, message, envelope)
         except BadMessage as error:
             handling.set(None)
             await bury(self._bus, self.row, raw.subject, raw.data, error)

@@ -7,7 +7,9 @@ handler gets the message.
 
 from __future__ import annotations
 
-from operator import attrgetter
+from collections.abc import Callable
+from functools import lru_cache
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from bus import subjects as rows
@@ -45,29 +47,51 @@ _SAID: dict[Subject, dict[str, tuple[str, ...]]] = {
 """Of each row that parties below the control plane speak on: tokens, and the fields that say the same."""
 
 
-def check(row: Subject, subject: str, message: Message, envelope: Envelope) -> None:
-    """
-    Raises:
-        BadMessage: it speaks of somebody whom its subject does not name.
-    """
-    plan = _PLANS.get(row.name)
-    if plan is None:
-        return
-    tokens = subject.split(".")
-    for place, name, read in plan:
-        said = envelope.sender.name if read is None else read(message)
-        if said != tokens[place]:
-            raise BadMessage(f"{subject}: {name} in it is {said}", reason="another name")
+KNOWN_SUBJECTS = 4_096
+"""Of a row, whose tokens are not looked for again: few parties speak again and again."""
+
+Check = Callable[[str, Message, Envelope], None]
 
 
-def _plan(row: Subject, said: dict[str, tuple[str, ...]]) -> tuple[tuple[int, str, Any], ...]:
-    """Places of tokens in the subject, and how to read what must be the same; None: the envelope's sender."""
+def check_of(row: Subject) -> Check | None:
+    """What is done with each message of this row: the subject, the message, its envelope; None: nothing.
+
+    It raises `BadMessage` where the message speaks of somebody whom its subject does not name.
+    """
+    return _CHECKS.get(row.name)
+
+
+def _check(row: Subject, said: dict[str, tuple[str, ...]]) -> Check:
+    """Everything that is the same for all of a row is done here: this is on the way of every message."""
     before = row.prefix.count(".") + 1
-    return tuple(
-        (before + row.tokens_at(token), path, None if path == _SENDER else attrgetter(path))
-        for token, paths in said.items()
-        for path in paths
-    )
+    named = [(before + row.tokens_at(token), path) for token, paths in said.items() for path in paths]
+    fields = [(place, path) for place, path in named if path != _SENDER]
+    sender_at = next((place for place, path in named if path == _SENDER), None)
+    # Both give a name of one field, and a tuple of several.
+    places = itemgetter(*(place for place, _ in fields)) if fields else None
+    read = attrgetter(*(path for _, path in fields)) if fields else None
+
+    @lru_cache(maxsize=KNOWN_SUBJECTS)
+    def expected(subject: str) -> tuple[Any, str | None]:
+        tokens = subject.split(".")
+        return places(tokens) if places else None, None if sender_at is None else tokens[sender_at]
+
+    def check(subject: str, message: Message, envelope: Envelope) -> None:
+        wanted, sender = expected(subject)
+        if read is not None and read(message) != wanted:
+            tokens = subject.split(".")
+            values = [(path, attrgetter(path)(message), tokens[place]) for place, path in fields]
+            raise _another_name(
+                subject, *next((path, is_said) for path, is_said, due in values if is_said != due)
+            )
+        if sender is not None and envelope.sender.name != sender:
+            raise _another_name(subject, _SENDER, envelope.sender.name)
+
+    return check
 
 
-_PLANS = {row.name: _plan(row, said) for row, said in _SAID.items()}
+def _another_name(subject: str, path: str, said: str) -> BadMessage:
+    return BadMessage(f"{subject}: {path} in it is {said}", reason="another name")
+
+
+_CHECKS = {row.name: _check(row, said) for row, said in _SAID.items()}
