@@ -25,11 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.history import BEFORE, ROOT, taken_out
 from dmsc.state_folder import StateFolder
 
-ROOT = Path(__file__).resolve().parents[1]
-BEFORE = "bb2bbd0daa665d0c2c33fab3ff00e58194352f42"
-"""The last software before state folders had what they have now."""
 MOST_S = 240.0
 """What one command may take."""
 UP = ("up", "--detach", "--cluster", "a", "--slots", "8", "--nats-port", "0", "--http-port", "0")
@@ -78,18 +76,6 @@ class Software:
     def jobs(self) -> dict[str, dict[str, Any]]:
         listed = json.loads(self.dmsc("jobs", "--json"))
         return {job["job"]: job for job in (listed if isinstance(listed, list) else listed["jobs"])}
-
-
-def taken_out(commit: str, folder: Path) -> None:
-    """
-    Raises:
-        SystemExit: git does not have this commit (a clone without its history).
-    """
-    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
-    if archive.returncode:
-        raise SystemExit(f"git does not have {commit}: fetch the whole history (git fetch --unshallow)")
-    folder.mkdir()
-    subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
 
 
 def pids_of(state: Path) -> tuple[int, ...]:

@@ -9,19 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak_upgrade import Software, kill, pids_of, taken_out
+from benchmarks.soak_upgrade import Software, kill, pids_of
 
 PARENT = (
     "import subprocess, sys; from pathlib import Path; from dmsc.state_folder import StateFolder\n"
     "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
     "with StateFolder(Path(sys.argv[1])).hold(): print(child.pid, flush=True); input()"
 )
-
-
-def test_a_commit_that_is_not_there_is_said_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"git does not have 0{40}: fetch the whole history"):
-        taken_out("0" * 40, tmp_path / "old")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_kill_takes_the_supervisor_and_its_children_alone(tmp_path: Path) -> None:
