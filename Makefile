@@ -71,7 +71,7 @@ layers: setup-dev ## import-linter: who may import whom
 	@$(VENV)/lint-imports --no-cache
 
 .PHONY: audit
-audit: setup-dev ## bandit, whether dependencies fit, who may do what on a live server; ARGS="--online --mutants"
+audit: setup-dev ## bandit, dependencies, their known flaws, who may do what on a live server; ARGS="--offline --no-mutants"
 	@$(VENV)/python -c 'import bandit, pip_audit' 2>/dev/null \
 		|| $(VENV)/python -m pip install --quiet --retries 0 --editable '.[audit]' 2>/dev/null \
 		|| echo 'bandit and pip-audit can not be installed here'
@@ -98,6 +98,10 @@ bench-bus: setup ## typed messages against raw nats-py
 .PHONY: bench-doors
 bench-doors: setup ## connecting and asking through the guarded bus, beside a plain token
 	@$(VENV)/python benchmarks/doors.py $(ARGS)
+
+.PHONY: bench-before
+bench-before: setup ## what the bus costs beside software of before, out of git's history; ARGS="--from COMMIT"
+	@$(VENV)/python -m benchmarks.side_by_side $(ARGS)
 
 .PHONY: bench-training
 bench-training: setup ## steps against torch's pipeline and DDP

@@ -1,7 +1,8 @@
 """`python -m benchmarks.access_matrix [--party TITLE] [--mutants] [--all]`; see the package.
 
 Told: for each kind of credential how much was tried, and each probe whose effect is not in the table. With
-`--mutants` the guard's lists are then widened, one at a time, and each must be found. Exit code 1 otherwise.
+`--mutants` the guard's lists are then widened, one at a time, and each must be found. Exit code 1 otherwise,
+and where too little was tried.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from benchmarks.access_matrix.world import World, running
 from bus.logs import configure_logging
 
 TOLD_MOST = 40
-LEAST = 5_000
+LEAST_PROBES, LEAST_WIDENED = 5_000, 20
 
 
 async def run(only: str | None, mutants: bool) -> tuple[Findings, list[str]]:
@@ -81,10 +82,18 @@ def main() -> int:
     print(f"who may do what: {tried:,} probes, {len(found.wrong)} wrong")
     if given.mutants:
         print(f"who may do what: {len(MUTANTS) - len(missed)} of {len(MUTANTS)} widened lists found")
-    short = given.party is None and tried < LEAST
-    if short:
-        print(f"who may do what: fewer than {LEAST:,} probes: something is not tried any more")
+    short = [] if given.party else too_little(tried, len(MUTANTS) if given.mutants else None)
+    for line in short:
+        print(f"who may do what: {line}: something is not tried any more")
     return 1 if found.wrong or missed or short else 0
+
+
+def too_little(probes: int, widened: int | None) -> list[str]:
+    """What was tried too seldom. `widened`: how many lists were; None: that was left out."""
+    said = [f"fewer than {LEAST_PROBES:,} probes"] if probes < LEAST_PROBES else []
+    if widened is not None and widened < LEAST_WIDENED:
+        said.append(f"fewer than {LEAST_WIDENED} widened lists")
+    return said
 
 
 if __name__ == "__main__":

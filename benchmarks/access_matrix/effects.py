@@ -18,13 +18,15 @@ ABSOLUTE = ("$", "_", ">", "object ")
 class Effects:
     """`says`: subjects that its messages reach, as they were sent; nothing else that it sends reaches anybody
     or changes anything. `learns`: on which subjects a message, or what is stored of it, may come to it;
-    `object NAME` is an object. `writes`: what a broker writes for it. `{label}` is the name of its inbox.
+    `object NAME` is an object. `writes`: what it, or a broker for it, writes over. `{label}` is the name of
+    its inbox. `beyond`: what it says on subjects of no row, to JetStream above all; only the control plane.
     """
 
     about: str
     says: tuple[str, ...] = ()
     learns: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ()
 
 
 def patterns(names: tuple[str, ...], label: str) -> tuple[str, ...]:
@@ -171,3 +173,127 @@ def _agent_named(name: str, cluster: str) -> Effects:
 
 JOINS_A = _agent_named("join-a", "a")
 JOINS_ANY = _agent_named("join-any", "~")
+
+
+# --- the control plane's, where it is handed out -----------------------------------------------------------
+_STREAMS = (
+    *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LOGS", "POLICIES", "SIGNALS", "STEPS"),
+    *("TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
+    *("KV_answers", "KV_cordons", "KV_datasets", "KV_jobs", "KV_leadership", "KV_link_secrets", "KV_modules"),
+    *("KV_registry", "KV_revocations", "KV_routes", "KV_secrets", "KV_standings", "KV_steps", "KV_users"),
+)
+
+
+def _provisions() -> tuple[str, ...]:
+    """Makes the mesh's streams, and says how they are: with that it could have one republish anything."""
+    calls = (
+        f"$JS.API.STREAM.{call}.{stream}" for stream in _STREAMS for call in ("CREATE", "UPDATE", "INFO")
+    )
+    return ("$JS.API.STREAM.NAMES", *calls)
+
+
+def _reads(kept: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """What it asks JetStream itself: by stream, the subjects of which it reads what is kept."""
+    found = []
+    for stream, places in kept.items():
+        found += [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*", f"$JS.API.CONSUMER.DELETE.{stream}.*"]
+        for place in patterns(places, ""):
+            found += [f"$JS.API.CONSUMER.CREATE.{stream}.*.{place}", f"$JS.API.DIRECT.GET.{stream}.{place}"]
+    return tuple(found)
+
+
+def _itself(name: str) -> tuple[str, ...]:
+    """What every part of the control plane says of itself."""
+    return (
+        *(f"signal.registration.{name}", f"registry.state.{name}", f"registry.heartbeat.{name}"),
+        *("registry.resolve", f"mesh.registration.{name}", f"mesh.termination.*.{name}"),
+        *(f"signal.qos.report.{name}", f"fault.report.{name}", f"log.{name}", f"dead_letter.{name}"),
+        f"unreadable.{name}",
+    )
+
+
+_GATEWAY_KEEPS = ("$KV.answers.*", "$KV.datasets.*", "$KV.secrets.*.*")
+GATEWAY = Effects(
+    "asks everybody for its users, after Type 3; hears all that is said; keeps data sets, answers, secrets, "
+    "objects; writes no record of jobs, users, revocations, routes, the audit",
+    says=(
+        *_itself("gateway-a"),
+        *("signal.access.gateway-a", "access.explain.gateway-a", "access.users.gateway-a"),
+        *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
+        *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
+        "telemetry.observation.*",
+        *_GATEWAY_KEEPS,
+    ),
+    learns=(
+        *("signal.>", "access.>", "registry.>", "mesh.>", "topology.>", "step.>", "state.>", "data.>"),
+        *("telemetry.>", "cluster.*.*", "policy.>", "fault.>", "log.*", "job.>", "door.*", "dead_letter.*"),
+        *("unreadable.*", "audit.*", "store.query.*.*"),
+        *(*_GATEWAY_KEEPS, "$KV.jobs.*", "$KV.registry.*", "$KV.revocations.*.*", "$KV.routes.>"),
+        *("$O.artifacts.M.>", "object artifacts/j/weights", "object artifacts/k/weights"),
+    ),
+    writes=(*_GATEWAY_KEEPS, "$O.artifacts.>"),
+    beyond=(
+        *_provisions(),
+        *_reads(
+            {
+                "AUDIT": ("audit.*",),
+                "DEAD_LETTERS": ("dead_letter.*",),
+                "FAULTS": ("fault.link.*", "fault.verdict.*"),
+                "FAULT_QUEUE": ("fault.record.*.*",),
+                "JOBS": ("job.event.*",),
+                "LOGS": ("log.*",),
+                "POLICIES": ("policy.decision.*", "policy.score.*", "policy.suggestion.*", "policy.switch.*"),
+                "SIGNALS": (
+                    *("mesh.leader", "mesh.termination.*.*", "signal.advertisement", "signal.compute.*"),
+                    *("signal.qos.report.*", "topology.graph.*"),
+                ),
+                "STEPS": ("data.notice.*.*", "step.claim.*.*"),
+                "TELEMETRY": ("telemetry.instance.*.*", "telemetry.node.*", "telemetry.observation.*"),
+                "UNREADABLE": ("unreadable.*",),
+                "KV_answers": ("$KV.answers.*",),
+                "KV_datasets": ("$KV.datasets.*",),
+                "KV_secrets": ("$KV.secrets.*.*",),
+                "KV_jobs": ("$KV.jobs.*",),
+                "KV_registry": ("$KV.registry.*",),
+                "KV_revocations": ("$KV.revocations.*.*",),
+                "KV_routes": ("$KV.routes.*.*.*",),
+                "OBJ_artifacts": ("$O.artifacts.M.>",),
+            }
+        ),
+        *(f"$JS.API.STREAM.MSG.GET.{stream}" for stream in ("KV_answers", "KV_datasets", "KV_secrets")),
+        *("$JS.API.STREAM.MSG.GET.OBJ_artifacts", "$JS.API.STREAM.PURGE.OBJ_artifacts", "$O.artifacts.>"),
+        "_INBOX.*.*.*.any.gateway-a.*",
+    ),
+)
+ROUTER = Effects(
+    "writes routes of its own cluster; asks modules; hears telemetry, faults of its cluster, jobs' events; "
+    "reads the whole streams to which it says something itself",
+    says=(*_itself("router-a"), "signal.compute.a", "policy.question.*.*", "$KV.routes.*.a.*"),
+    learns=(
+        *("signal.advertisement", "signal.compute.*", "signal.qos.policy.router-a", "mesh.leader"),
+        *("telemetry.instance.*.*", "telemetry.node.*", "fault.link.a", *_EVERYBODY, "$KV.routes.>"),
+        *("log.*", "dead_letter.*", "unreadable.*", "signal.qos.report.*", "mesh.termination.*.*"),
+    ),
+    writes=("$KV.routes.*.a.*",),
+    beyond=(
+        *_provisions(),
+        *_reads(
+            {
+                "DEAD_LETTERS": ("dead_letter.*",),
+                "FAULTS": ("fault.link.a", "fault.verdict.*"),
+                "JOBS": ("job.event.*",),
+                "LOGS": ("log.*",),
+                "SIGNALS": (
+                    *("mesh.leader", "mesh.termination.*.*", "signal.advertisement", "signal.compute.*"),
+                    "signal.qos.report.*",
+                ),
+                "TELEMETRY": ("telemetry.instance.*.*", "telemetry.node.*"),
+                "UNREADABLE": ("unreadable.*",),
+                "KV_jobs": ("$KV.jobs.*",),
+                "KV_registry": ("$KV.registry.*",),
+                "KV_routes": ("$KV.routes.*.*.*",),
+            }
+        ),
+        *("$JS.API.STREAM.MSG.GET.KV_routes", "_INBOX.*.*.*.any.router-a.*"),
+    ),
+)

@@ -44,6 +44,10 @@ class Party:
         return effects.patterns(self.effects.writes, self.label)
 
     @property
+    def beyond(self) -> tuple[str, ...]:
+        return effects.patterns(self.effects.beyond, self.label)
+
+    @property
     def asks_as(self) -> tuple[str, ...]:
         """Where it asks brokers."""
         return tuple(said for said in self.says if said.startswith(BROKERS))
@@ -96,4 +100,6 @@ PARTIES = (
         Identity(name="join-any", kind=K.CLUSTER, cluster=ANY, node=ANY),
         effects.JOINS_ANY,
     ),
+    _entity("gateway", Identity(name="gateway-a", kind=K.GATEWAY, cluster="a"), effects.GATEWAY),
+    _entity("router", Identity(name="router-a", kind=K.ROUTER, cluster="a"), effects.ROUTER),
 )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.access_matrix.broker_calls import broker_probes
+from benchmarks.access_matrix.control_calls import control_probes
 from benchmarks.access_matrix.effects import fits
 from benchmarks.access_matrix.parties import Party
 from benchmarks.access_matrix.probes import Probe, concrete, probes_of, unreachable
@@ -68,6 +69,8 @@ def all_probes(
     party: Party, streams: Mapping[str, Mapping[str, Any]], places: Mapping[str, Sequence[str]]
 ) -> list[Probe]:
     """On the server, and on brokers."""
+    if party.beyond:
+        return list(control_probes(party, streams, places))
     return [*probes_of(party, streams, places), *broker_probes(party, streams, places)]
 
 
@@ -221,7 +224,7 @@ class Trial:
     def _may_reach(self, subject: str) -> bool:
         party = self._party
         answers = (f"_INBOX.*.*.*.{party.kind}.{party.name}.*", f"_INBOX.*.*.*.{party.kind}._.*")
-        allowed = (*party.says, *(f"{prefix}.>" for prefix in party.inboxes), *answers)
+        allowed = (*party.says, *party.beyond, *(f"{prefix}.>" for prefix in party.inboxes), *answers)
         return any(fits(pattern, subject) for pattern in allowed)
 
     def _may_follow(self, one: Heard) -> bool:
@@ -257,11 +260,11 @@ class Trial:
         return any(fits(pattern, subject) for pattern in self._party.writes)
 
     def _learnt(self, heard: Iterable[Heard], brokered: bool) -> list[str]:
-        """What came to the attacker itself; JetStream's own words only through a broker."""
+        """What came to the attacker itself; JetStream's own words by a broker, or to whom may ask."""
         effects = []
         for one in heard:
             directly = any(kind in one.payload for kind in FROM_JETSTREAM) or b"Nats-Sequence" in one.head
-            if (directly or one.reply.startswith("$JS.ACK.")) and not brokered:
+            if (directly or one.reply.startswith("$JS.ACK.")) and not brokered and not self._party.beyond:
                 effects.append("JetStream answered it")
             self.read |= marks(one)
             for place in marks(one):
@@ -274,6 +277,9 @@ class Trial:
         effects, rewritten = [], set[str]()
         for name in sorted(before.keys() | after.keys()):
             old, new = before.get(name), after.get(name)
+            if old is not None and new is not None:
+                lost = [place for place in old.lost(new) if not self._may_write(place)]
+                effects += [f"{name}: what was kept on {place} is gone or changed" for place in lost]
             if old == new:
                 continue
             if old is None or new is None:

@@ -55,6 +55,12 @@ MUTANTS = (
     Mutant("client", publish=("$JS.API.STREAM.SNAPSHOT.*",)),
     Mutant("join credential", publish=("dmsc.v1.mesh.node.b-n",)),
     Mutant("join credential of any cluster", subscribe=(">",)),
+    Mutant("gateway", publish=("$KV.jobs.*",)),
+    Mutant("gateway", publish=("$JS.API.STREAM.DELETE.*",)),
+    Mutant("gateway", subscribe=("$KV.users.>",)),
+    Mutant("router", publish=("$KV.routes.>",)),
+    Mutant("router", publish=("$JS.API.STREAM.MSG.GET.KV_users",)),
+    Mutant("router", subscribe=("_INBOX.orchestrator.>",)),
 )
 
 

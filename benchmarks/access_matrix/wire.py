@@ -104,6 +104,23 @@ class Wire:
                 self.heard.clear()
         return found
 
+    async def lists(self, inboxes: Iterable[str]) -> dict[str, list[Heard]]:
+        """All that is read directly, for each of these inboxes, up to the server's word that this is all.
+        What else is heard meanwhile is let go."""
+        found: dict[str, list[Heard]] = {inbox: [] for inbox in inboxes}
+        waiting = set(found)
+        async with asyncio.timeout(PATIENCE_S):
+            while waiting:
+                await self.flush()
+                for message in self.heard:
+                    if message.subject in waiting:
+                        if message.head.startswith(b"NATS/1.0 "):  # a status: end of the batch, nothing there
+                            waiting.remove(message.subject)
+                        else:
+                            found[message.subject].append(message)
+                self.heard.clear()
+        return found
+
     async def ask(self, subject: str, payload: bytes, inbox: str) -> bytes:
         """One answer; `inbox` is listened to already."""
         self.say(Said(subject, payload, inbox))

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,6 +57,10 @@ JOB_RECORDS = tuple(f"$KV.jobs.{job}" for job in GOING_JOBS)
 VICTIM = "victim"
 """A consumer of the control plane's, of each stream: others may not read, confirm or end it."""
 ROUNDS_MOST = 200
+DIGESTED = 64
+"""Messages of each stream, from its first on, whose contents are compared: all that was planted, and more."""
+OF_THE_READING = ("Nats-Num-Pending", "Nats-Last-Sequence")
+"""Headers that say how far a reading is, and nothing of what is kept."""
 
 ORCHESTRATOR = Identity(name="orchestrator", kind=K.ORCHESTRATOR)
 SERVICES = (
@@ -110,7 +114,9 @@ class Guard(Doorkeeper):
 
 @dataclass(frozen=True, slots=True)
 class StreamPrint:
-    """A stream at a moment: whatever is stored, removed or changed shows in it."""
+    """A stream at a moment: whatever is stored, removed or changed shows in it. `contents` are its first
+    messages, by sequence: their subjects, and SHA-256 of all that they hold; `created`: it was not made anew.
+    """
 
     config: str
     messages: int
@@ -119,6 +125,8 @@ class StreamPrint:
     last: int
     deleted: int
     consumers: int
+    created: str = ""
+    contents: Mapping[int, tuple[str, str]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> StreamPrint:
@@ -127,18 +135,27 @@ class StreamPrint:
             config=json.dumps(info["config"], sort_keys=True),
             messages=state["messages"], bytes=state["bytes"], first=state["first_seq"],
             last=state["last_seq"], deleted=state.get("num_deleted", 0), consumers=state["consumer_count"],
+            created=info.get("created", ""),
         )  # fmt: skip
 
     def differences(self, other: StreamPrint) -> str:
         """From this to the other, in words."""
         if self.config != other.config:
             return "its configuration was changed"
+        if self.created != other.created:
+            return "it was removed and made anew"
         found = []
         for name in ("messages", "first", "last", "deleted", "consumers"):
             before, after = getattr(self, name), getattr(other, name)
             if before != after:
                 found.append(f"{name} {before} → {after}")
         return ", ".join(found)
+
+    def lost(self, other: StreamPrint) -> list[str]:
+        """Subjects of those first messages which the other does not hold any more, or not to the byte."""
+        return sorted(
+            {kept[0] for number, kept in self.contents.items() if other.contents.get(number) != kept}
+        )
 
 
 Print = dict[str, StreamPrint]
@@ -184,8 +201,11 @@ class World:
         """All streams, and how far the victim's consumers are."""
         known = sorted(self.configs)
         calls = [("STREAM.LIST", None), *((f"CONSUMER.LIST.{name}", None) for name in known)]
+        contents = await self._contents(known)
         listed, *consumers_of = await self.apis(calls)
         found = {info["config"]["name"]: StreamPrint.of(info) for info in listed["streams"]}
+        for name in found.keys() & contents.keys():
+            found[name] = replace(found[name], contents=contents[name])
         for name, answer in zip(known, consumers_of, strict=True):
             consumers = [one for one in answer.get("consumers", []) if not _is_brokers(one)]
             if name in found:
@@ -195,6 +215,20 @@ class World:
                 kept["delivered"] = (kept["delivered"] or {}).get("stream_seq")
                 text = json.dumps(kept, sort_keys=True, default=str)
                 found[f"{name}/{one['name']}"] = StreamPrint(text, 0, 0, 0, 0, 0, 0)
+        return found
+
+    async def _contents(self, streams: Sequence[str]) -> dict[str, dict[int, tuple[str, str]]]:
+        """The first messages of each stream."""
+        inboxes = {f"{INBOX}.contents.{self.numbers + offset}": name for offset, name in enumerate(streams)}
+        self.numbers += len(streams)
+        first = json.dumps({"seq": 1, "batch": DIGESTED}).encode()
+        for inbox, name in inboxes.items():
+            self.auditor.say(Said(f"$JS.API.DIRECT.GET.{name}", first, inbox))
+        found: dict[str, dict[int, tuple[str, str]]] = {name: {} for name in streams}
+        for inbox, messages in (await self.auditor.lists(inboxes)).items():
+            for message in messages:
+                number, subject, digest = _digest(message)
+                found[inboxes[inbox]][number] = (subject, digest)
         return found
 
     async def api(self, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -286,6 +320,15 @@ class World:
         await self.api(
             f"CONSUMER.DURABLE.CREATE.{stream}.{VICTIM}", {"stream_name": stream, "config": config}
         )
+
+
+def _digest(stored: Heard) -> tuple[int, str, str]:
+    """Of a message that was read directly: its sequence, its subject, and SHA-256 of its headers and body."""
+    lines = stored.head.decode().split("\r\n")[1:]
+    headers = dict(line.split(": ", 1) for line in lines if ": " in line)
+    kept = sorted((key, value) for key, value in headers.items() if key not in OF_THE_READING)
+    whole = json.dumps(kept).encode() + b"\n" + stored.payload
+    return int(headers["Nats-Sequence"]), headers["Nats-Subject"], hashlib.sha256(whole).hexdigest()
 
 
 def _is_brokers(consumer: dict[str, Any]) -> bool:
