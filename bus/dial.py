@@ -46,6 +46,7 @@ ATTEMPT_S = 3.0
 """A server that accepts a connection and says nothing is left after this and dialled again."""
 PING_INTERVAL_S = 10
 """A hung server (no EOF) is noticed after three of these."""
+NEVER_S = 10**9
 CLOSE_S = 2.0
 
 
@@ -72,10 +73,16 @@ class Dialer:
         token: Token | None,
         kind: EntityKind = EntityKind.CLIENT,
         first_pause_s: float | None = None,
+        pinned: bool = False,
+        tls_name: str | None = None,
     ) -> None:
+        """`pinned`: its clients end with their connection instead of going elsewhere, and send no pings.
+        `tls_name`: what the certificate must say, if not the address."""
         self.name = name
         self._kind = kind
         self._label = label  # how the server is to know this connection
+        self._pinned = pinned
+        self._tls_name = tls_name
         self.servers = tuple(servers)
         self.guarded = isinstance(token, str) and (is_root(token) or is_credential(token))
         self._token = token
@@ -88,12 +95,20 @@ class Dialer:
         """TLS before the first word: whoever stands in between can't talk us out of it and get the token."""
         if not any(url.startswith("tls://") for url in self.servers):
             return {}
-        return {"tls": trust.context(), "tls_handshake_first": True}
+        named = {"tls_hostname": self._tls_name} if self._tls_name else {}
+        return {"tls": trust.context(), "tls_handshake_first": True, **named}
+
+    def at(self, url: str, tls_name: str | None, label: str) -> Dialer:
+        """Dials as the same one, pinned to one server."""
+        return Dialer(
+            (url,), name=self.name, label=f"{self._label}/{label}", token=self._token, kind=self._kind,
+            pinned=True, tls_name=tls_name,
+        )  # fmt: skip
 
     @property
     def where(self) -> str:
         """The addresses, without credentials."""
-        return ", ".join(_bare(url) for url in self.servers)
+        return ", ".join(bare(url) for url in self.servers)
 
     async def dial(self, listener: Listener, timeout_s: float) -> Client:
         """One client, connected; it reconnects by itself until it is closed.
@@ -140,9 +155,10 @@ class Dialer:
                 lame_duck_mode_cb=listener.lame_duck,
                 connect_timeout=max(1, round(min(timeout_s, ATTEMPT_S))),
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float is fine, and 1 s would be long
+                allow_reconnect=not self._pinned,
                 max_reconnect_attempts=-1,
                 reconnect_to_server_handler=self._next_server,
-                ping_interval=PING_INTERVAL_S,
+                ping_interval=NEVER_S if self._pinned else PING_INTERVAL_S,
                 pending_size=BUFFER_BYTES,
             )
         )
@@ -286,6 +302,7 @@ def plain(error: BaseException) -> str:
     return text.removeprefix("nats: ").strip("'\" ")
 
 
-def _bare(url: str) -> str:
+def bare(url: str) -> str:
+    """The address without credentials."""
     head, at, tail = url.rpartition("@")
     return f"{head.split('://')[0]}://{tail}" if at and "://" in head else tail

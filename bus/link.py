@@ -91,6 +91,7 @@ class Link:
             servers, name=name, label=label, token=token, kind=kind, first_pause_s=first_pause_s
         )
         self._client: Client | None = None
+        self.inbox_prefix = inbox_prefix
         self._inbox = inboxes.of_connection(inbox_prefix)
         self._questions = Questions(self._inbox)
         self._streams: set[asyncio.Queue[Msg | Lost]] = set()
@@ -142,6 +143,14 @@ class Link:
     @property
     def servers(self) -> tuple[str, ...]:
         return self._dialer.servers
+
+    def cluster(self) -> dict[str, Dialer]:
+        """One for each server that this connection may move to, as far as it knows, by address; none where
+        the server is one alone."""
+        if not self.online.is_set() or not self.client._server_info.get("cluster"):
+            return {}
+        pool = [(server.uri.geturl(), server.tls_name) for server in self.client._server_pool]
+        return {dial.bare(url): self._dialer.at(url, tls_name, "echo") for url, tls_name in pool}
 
     @property
     def guarded(self) -> bool:

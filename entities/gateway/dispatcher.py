@@ -86,6 +86,7 @@ class Dispatcher:
         self._config = config
         self._steps: OrderedDict[StepKey, _Step] = OrderedDict()
         self._reasons: dict[str, str] = {}
+        bus.pulse.attend()
 
     async def begin(self, message: StepBegin, envelope: Envelope) -> Ack:
         """Returns once every microbatch's data instance has acknowledged.

@@ -52,6 +52,7 @@ class Orchestrator:
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Follows or leads until cancelled; `ready` is set as soon as it does either."""
         ready = ready or asyncio.Event()
+        self._bus.pulse.attend()
         watch = await self._bus.bucket(subjects.REGISTRY_RECORD).watch(self.mesh.record)
         try:
             while True:

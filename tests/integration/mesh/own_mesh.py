@@ -48,6 +48,8 @@ class OwnMesh:
     slots: int = 3
     nodes: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
     """Where a cluster's agent is to run, if not here: its address, and the words before its command."""
+    told: Mapping[str, list[str]] = field(default_factory=dict)
+    """Addresses of the bus that a process is started with, if not those of all `servers`."""
     processes: dict[str, subprocess.Popen[bytes] | WarmProcess] = field(default_factory=dict)
     commands: dict[str, list[str]] = field(default_factory=dict)
 
@@ -65,7 +67,7 @@ class OwnMesh:
         environment = {
             **os.environ,
             **incubator(),
-            "DMSC_BUS": ",".join(self.urls),
+            "DMSC_BUS": ",".join(self.told.get(name, self.urls)),
             "DMSC_LOGS": str(self.folder / "logs"),
             "DMSC_REPLICAS": str(self.replicas),
             "DMSC_CODE_PATH": str(USER_MODELS),

@@ -11,11 +11,13 @@ import psutil
 import pytest
 
 from bus.embedded import EmbeddedServer
+from bus.embedded_cluster import EmbeddedCluster, copies
 from entities.registry_core import LeaseConfig
-from schemas.job import JobState
+from schemas.door import MeshStatus
+from schemas.job import JobSpec, JobState
 from tests.integration.bus.records import until
 from tests.integration.mesh.conftest import tiny_job
-from tests.integration.mesh.own_mesh import OwnMesh
+from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
 from tests.integration.mesh.undisturbed import undisturbed_at
 
 STANDS_STILL_S = LeaseConfig().expiry_s + 4 * LeaseConfig().tick_s + 2.0
@@ -39,29 +41,83 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMesh]:
 async def test_a_server_that_stands_still_costs_no_instance(own: OwnMesh) -> None:
     async with own.client() as client:
         before = await client.ready()
-        job = tiny_job(
-            "still",
-            training={"steps": 400, "validation_microbatches": 0},
-            parallel={"stages": 2, "replicas": 2},
-        )
+        job = lasting("still")
         expected = await undisturbed_at(client, job)
         name = await client.submit(job)
         await client.until_step(name, 3)
-        server = own.servers[0].pid
-        os.kill(server, signal.SIGSTOP)
-        try:
-            await until(lambda: psutil.Process(server).status() == psutil.STATUS_STOPPED)
-            await asyncio.sleep(STANDS_STILL_S)  # it is this long that nobody hears anything
-        finally:
-            os.kill(server, signal.SIGCONT)
+        await stands_still(own.servers[0])
         assert (await client.record(name)).state is JobState.RUNNING, "it was over before the freeze"
-        record = await client.ended(name)
-        assert record.state is JobState.DONE, record.reason
-        assert record.recoveries == 0, [event.text async for event in client.events(name) if event.text]
-        assert record.weights is not None
-        assert record.weights.sha256 == expected
-        assert {len(pids) for pids in client.processes[name].values()} == {1}, "somebody was replaced"
-        after = await client.ready()
-        assert {one.sid: one.incarnation for one in after.services if one.job is None} == {
-            one.sid: one.incarnation for one in before.services if one.job is None
-        }
+        await check(client, name, expected)
+        assert entities(await client.ready()) == entities(before)
+
+
+async def test_the_server_of_the_instances_alone_stands_still_and_costs_none(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The judges are on the other two of three, which go on: they hear everything but the instances."""
+    folder = tmp_path_factory.mktemp("three")
+    async with EmbeddedCluster(folder / "nats", size=3, sync_always=False) as cluster:
+        theirs, *others = cluster.servers
+        agents = {f"agent-{each}": [theirs.url] for each in CLUSTERS}
+        mesh = OwnMesh(folder, others, replicas=copies(3), told=agents)
+        try:
+            mesh.start_all("smo-1")
+            async with mesh.client() as client:
+                before = await client.ready()
+                job = lasting("still-three")
+                expected = await undisturbed_at(client, job)
+                name = await client.submit(job)
+                await client.until_step(name, 3)
+                instances = {pid for pids in client.processes[name].values() for pid in pids}
+                assert len(instances) > 4
+                assert {on(cluster, pid) for pid in instances} == {(theirs,)}
+                await stands_still(theirs)
+                assert {on(cluster, pid) for pid in instances} == {(theirs,)}, "they have left it meanwhile"
+                assert (await client.record(name)).state is JobState.RUNNING, "it was over before the freeze"
+                await check(client, name, expected)
+                assert entities(await client.ready()) == entities(before)
+        finally:
+            mesh.stop_all()
+
+
+def lasting(name: str) -> JobSpec:
+    """Is still running when the server goes on."""
+    return tiny_job(
+        name,
+        training={"steps": 400, "validation_microbatches": 0},
+        parallel={"stages": 2, "replicas": 2},
+    )
+
+
+async def stands_still(server: EmbeddedServer) -> None:
+    """For longer than any lease."""
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        await asyncio.sleep(STANDS_STILL_S)  # it is this long that nobody hears anything
+        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def check(client: Witness, name: str, expected: str) -> None:
+    """Done, with the undisturbed job's weights, by the processes that began it."""
+    record = await client.ended(name)
+    assert record.state is JobState.DONE, record.reason
+    assert record.recoveries == 0, [event.text async for event in client.events(name) if event.text]
+    assert record.weights is not None
+    assert record.weights.sha256 == expected
+    assert {len(pids) for pids in client.processes[name].values()} == {1}, "somebody was replaced"
+
+
+def entities(status: MeshStatus) -> dict[str, str]:
+    """Incarnations by SID."""
+    return {one.sid: one.incarnation for one in status.services if one.job is None}
+
+
+def on(cluster: EmbeddedCluster, pid: int) -> tuple[EmbeddedServer, ...]:
+    """The servers that a process is connected to."""
+    connections = psutil.Process(pid).net_connections("tcp")
+    ports = {one.raddr.port for one in connections if one.raddr and one.status == psutil.CONN_ESTABLISHED}
+    return tuple(server for server in cluster.servers if int(server.url.rpartition(":")[2]) in ports)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus.pulse import BEAT_S, GAP_S, HeardTime
+from bus.pulse import BEAT_S, GAP_S, OWN, HeardTime
 from entities.registry_core import LeaseConfig, RegistryCore
 from tests.entity_records import instance
 
@@ -68,3 +68,61 @@ def test_no_lease_runs_out_while_the_server_stands_still() -> None:
         now = beaten(heard, now, now + 0.5)
         lost = core.tick(heard.at(now))
     assert lost == {"j-s0-r0"}
+
+
+# --- several servers -------------------------------------------------------------------------------------
+
+
+def beaten_by(heard: HeardTime, servers: list[str], since: float, until: float) -> float:
+    now = since
+    while now + BEAT_S <= until:
+        now += BEAT_S
+        for server in servers:
+            heard.returned(now, server)
+    return now
+
+
+def test_it_goes_while_all_servers_return_and_stands_while_any_does_not() -> None:
+    for silent in (OWN, "b", "c"):
+        heard = HeardTime(0.0)
+        others = [server for server in (OWN, "b", "c") if server != silent]
+        beaten_by(heard, [OWN, "b", "c"], 0.0, 10.0)
+        assert heard.at(10.0) == pytest.approx(10.0)
+        beaten_by(heard, others, 10.0, 30.0)
+        assert heard.at(30.0) == pytest.approx(10.0 + GAP_S), silent
+        assert heard.silent(30.0) == pytest.approx(20.0 - GAP_S)
+        heard.returned(30.0, silent)
+        assert heard.at(30.0) == pytest.approx(10.0 + GAP_S)
+        beaten_by(heard, [OWN, "b", "c"], 30.0, 35.0)
+        assert heard.at(35.0) == pytest.approx(15.0 + GAP_S)
+
+
+def test_a_server_counts_from_its_first_return_until_it_has_left() -> None:
+    heard = HeardTime(0.0)
+    beaten_by(heard, [OWN], 0.0, 10.0)  # b is known, and was never heard
+    assert heard.at(10.0) == pytest.approx(10.0)
+    beaten_by(heard, [OWN, "b"], 10.0, 20.0)
+    beaten_by(heard, [OWN], 20.0, 65.0)
+    assert heard.at(65.0) == pytest.approx(20.0 + GAP_S)
+    heard.left(65.0, "b")
+    assert heard.silent(65.0) == 0.0
+    beaten_by(heard, [OWN], 65.0, 75.0)
+    assert heard.at(75.0) == pytest.approx(30.0 + GAP_S)
+    heard.returned(75.0, "b")  # it is back, and counts again
+    beaten_by(heard, [OWN], 75.0, 95.0)
+    assert heard.at(95.0) == pytest.approx(30.0 + 2 * GAP_S)
+
+
+def test_it_never_goes_back_nor_faster_than_the_clock_with_several_servers() -> None:
+    heard, before, now = HeardTime(0.0), 0.0, 0.0
+    for number in range(500):
+        pause = (0.1, 3.0, 0.25, 1.0, 7.5, 0.0, 0.4)[number % 7]
+        now += pause
+        assert before <= heard.at(now) <= before + pause + 1e-9
+        before = heard.at(now)
+        server = (OWN, "b", "c")[number * number % 3]
+        if number % 11 == 3 and server != OWN:
+            heard.left(now, server)
+        else:
+            heard.returned(now, server)
+        assert heard.at(now) == pytest.approx(before)
