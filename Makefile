@@ -164,7 +164,7 @@ bench-observation: setup ## what telemetry, metrics, scrapes, logs and a dashboa
 
 .PHONY: gpu
 gpu: setup ## whatever needs a card, in under eight minutes; without one, a line that says so
-	@$(VENV)/python benchmarks/gpu.py $(ARGS)
+	@$(VENV)/python -m benchmarks.gpu $(ARGS)
 
 .PHONY: fuzz
 fuzz: setup ## a hundred thousand messages that nobody should send, over every subject of a mesh

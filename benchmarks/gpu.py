@@ -1,6 +1,6 @@
 """What needs a card, in one go: exact bits, sums on the device, telemetry, throughput beside a plain loop.
 
-    python benchmarks/gpu.py [--device cuda] [--seconds 420] [--json]
+    python -m benchmarks.gpu [--device cuda] [--seconds 420] [--json]
 
 Without a CUDA device it says so in one line and ends well. `--device cpu` runs the same parts on the CPU,
 which shows that they work, and nothing about a card. Parts, in order; one that fails is told, the others run
@@ -8,328 +8,215 @@ all the same:
 
     attention    backward passes of each backend, repeated in the strict mode of instances: the same bits?
     sums         the fixed-point sum of gradients on the device and on the CPU: the same integers?
+    collectives  these sums all-reduced by gloo between two ranks, and by NCCL: the same integers?
     telemetry    which fields of a sample NVML fills on this card
     shapes       one job as 1×1, 2×1, 1×2, 2×2 stages × replicas on one mesh: the same SHA-256 of the weights?
     kills        the 2×2 job again, with instances killed in mid-run: the same SHA-256?
     precision    the 2×1 and 1×2 job in bf16: the same SHA-256?
     throughput   tokens/s of the mesh in three shapes, as ratios of a plain loop on the same device
 
-Tensors travel by gloo, staged through pinned memory; the product has no NCCL path. Exit status 1: a part
-failed.
+Each runs in a process of its own (`benchmarks.gpu_parts`), which is killed with all that it started when its
+time is over: a card that hangs costs one part. After `--seconds` none begins, and what still runs
+`LAST_S` later is killed, so that the whole stays under eight minutes.
+
+In the product tensors travel by gloo, staged through pinned memory; it has no NCCL path. `collectives` asks
+what one would have to keep. NCCL takes one rank per card: with one card there it sums nothing, and only shows
+that it takes int64. Exit status 1: a part failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import statistics
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as functional
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from dmsc.state_folder import StateFolder
 
-from dmsc import Client
-from schemas.job import JobRecord, JobState
-from workers.determinism import compute_exactly
-from workers.gradient_sum import GradientSum
-from workers.models.gpt import byte_gpt
-from workers.telemetry import device_sample
-
-SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2))
-REPEATS = 8
-"""Backward passes compared: those of an atomic sum differ within a few."""
-SIZES = {"layers": 6, "width": 384, "heads": 6, "context": 256}
-STEPS, WARMUP = 12, 4
-MICROBATCHES, SAMPLES = 8, 8
+ROOT = Path(__file__).resolve().parents[1]
+ALONE: Mapping[str, float] = {"attention": 120.0, "sums": 60.0, "collectives": 90.0, "telemetry": 45.0}
+ON_MESH: Mapping[str, float] = {"shapes": 240.0, "kills": 120.0, "precision": 120.0, "throughput": 150.0}
+"""Most seconds of each."""
+SECONDS = 420.0
+CARD_S = 60.0
+LAST_S = 25.0
+UP_S = 90.0
+DOWN_S = 15.0
 
 
-class Failed(Exception):
-    """What a part found wrong, in one line."""
+class Hung(Exception):
+    """A part that was killed."""
 
 
-# --- parts without a mesh ------------------------------------------------------------------------------
-def attention(device: str) -> dict[str, Any]:
-    """(batch 4, heads 8, tokens 512, width 64), causal, in bf16 and fp32."""
-    compute_exactly(1, 0)
-    backends = [
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.MATH,
-    ]
-    found: dict[str, Any] = {}
-    for dtype in (torch.bfloat16, torch.float32):
-        for backend in [None, *backends]:
-            name = f"{backend.name.lower() if backend else 'as chosen'} {str(dtype).removeprefix('torch.')}"
-            try:
-                found[name] = "same bits" if _repeats_exactly(device, dtype, backend) else "DIFFERS"
-            except RuntimeError as error:
-                found[name] = f"not offered: {str(error).splitlines()[0][:60]}"
-    different = [name for name, word in found.items() if word == "DIFFERS"]
-    if different:
-        raise Failed(f"backward passes differ: {', '.join(different)}")
-    if any(not found[f"as chosen {kind}"].startswith("same") for kind in ("bfloat16", "float32")):
-        raise Failed(f"attention does not run in strict mode: {found}")
-    return found
+class NoMesh(Exception):
+    """The mesh did not start."""
 
 
-def _repeats_exactly(device: str, dtype: torch.dtype, backend: SDPBackend | None) -> bool:
-    torch.manual_seed(1)
-    query, key, value = (
-        torch.randn(4, 8, 512, 64, device=device, dtype=dtype, requires_grad=True) for _ in range(3)
-    )
-    weight = torch.randn(4, 8, 512, 64, device=device, dtype=dtype)
-    first: tuple[Tensor, ...] | None = None
-    for _ in range(REPEATS):
-        if backend is None:
-            output = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        else:
-            with sdpa_kernel(backend):
-                output = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        gradients = torch.autograd.grad((output * weight).sum(), (query, key, value))
-        first = first or gradients
-        if not all(torch.equal(one, other) for one, other in zip(first, gradients, strict=True)):
-            return False
-    return True
+# --- processes ---------------------------------------------------------------------------------------------
+def told_by(command: Sequence[str], limit_s: float) -> dict[str, Any]:
+    """The last line that a command prints, as JSON. What runs for longer is killed with all its children.
+
+    Raises:
+        Hung: it was.
+    """
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, _ = child.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise Hung(f"killed after {limit_s:.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    try:
+        told: dict[str, Any] = json.loads((out.strip().splitlines() or [""])[-1])
+    except ValueError:
+        return {"failed": f"exit status {child.returncode}, and no word of what it found"}
+    return told
 
 
-def sums(device: str) -> dict[str, Any]:
-    """32 microbatches of 4 M gradients, added on the device and on the CPU."""
-    torch.manual_seed(2)
-    shapes = ((2048, 1024), (1024, 2048), (1024,))
-    here = [torch.zeros(shape) for shape in shapes]
-    there = [one.to(device) for one in here]
-    ours, theirs = (GradientSum(parameters, exact=True, microbatches=32) for parameters in (here, there))
-    took = 0.0
-    for number in range(32):
-        gradients = [torch.randn(shape) * 10.0 ** (number % 7 - 3) for shape in shapes]
-        moved = [one.to(device) for one in gradients]
-        ours.add(number, gradients)
-        _settle(device)
-        began = time.perf_counter()
-        theirs.add(number, moved)
-        _settle(device)
-        took += time.perf_counter() - began
-    if not torch.equal(ours.total, theirs.total.cpu()):
-        raise Failed("the sum on the device is another one than on the CPU")
-    return {"equal": True, "ms per microbatch of 4.2 M": round(took / 32 * 1e3, 3)}
+@contextlib.contextmanager
+def mesh(folder: Path, limit_s: float) -> Iterator[Path]:
+    """A mesh of its own with four slots, which share a single card; yields its state folder.
 
-
-def telemetry(device: str) -> dict[str, Any]:
-    """Under load, so that utilisation and power are not zero by chance."""
-    name = "cuda:0" if device == "cuda" else device
-    device_sample(name)
-    matrix = torch.randn(2048, 2048, device=device)
-    until = time.perf_counter() + 1.5
-    while time.perf_counter() < until:
-        matrix = functional.normalize(matrix @ matrix)
-        _settle(device)
-    sample = device_sample(name).model_dump(mode="json")
-    needed = ("memory_used_bytes", "memory_total_bytes", "utilization")
-    missing = [field for field in needed if sample.get(field) is None]
-    if missing:
-        raise Failed(f"NVML did not tell {', '.join(missing)}")
-    return sample
-
-
-def _settle(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-# --- parts on a mesh -----------------------------------------------------------------------------------
-@contextmanager
-def mesh(folder: Path) -> Iterator[Client]:
-    """A mesh of its own with four slots, which share a single card."""
-    state = ["--state", str(folder / "state")]
+    Raises:
+        NoMesh: it did not start within `limit_s`.
+    """
+    state = folder / "state"
     options = ["--cluster", "a", "--slots", "4", "--nats-port", "0", "--http-port", "0", "--detach"]
     dmsc = [sys.executable, "-m", "dmsc"]
-    subprocess.run(
-        [*dmsc, "up", "--allow-url", "*", *state, *options], check=True, stdout=subprocess.DEVNULL, cwd=folder
-    )
     try:
-        with Client(state=folder / "state") as client:
-            yield client
+        try:
+            subprocess.run(
+                [*dmsc, "up", "--allow-url", "*", "--state", str(state), *options],
+                check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=limit_s,
+            )  # fmt: skip
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise NoMesh(f"the mesh did not start: {error}") from None
+        yield state
     finally:
-        subprocess.run([*dmsc, "down", *state], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+        _down([*dmsc, "down", "--state", str(state)], state)
 
 
-class OnMesh:
-    """Jobs on one mesh, and what their weights came to."""
+def _down(command: Sequence[str], state: Path) -> None:
+    """In order, or else by SIGKILL of the supervisor, with which all of it ends."""
+    pid = StateFolder(state).owner()
+    try:
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, timeout=DOWN_S)
+    except subprocess.TimeoutExpired:
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
-    def __init__(self, client: Client, data: Path, device: str) -> None:
-        self._client = client
-        self._data = data
+
+# --- all of it ---------------------------------------------------------------------------------------------
+class Parts:
+    """What was found so far, by part."""
+
+    def __init__(self, device: str, seconds: float) -> None:
+        self.found: dict[str, Any] = {}
         self._device = device
+        self._until = time.monotonic() + seconds
         self._hashes: dict[str, str] = {}
 
-    def shapes(self) -> dict[str, Any]:
-        """The weights of all shapes have one SHA-256, and the job promises it."""
-        for stages, replicas in SHAPES:
-            record, _ = self._run(f"{stages}×{replicas}", stages, replicas)
-            if not record.exact:
-                raise Failed(f"{stages}×{replicas}: not exact: {record.inexact_because}")
-        return self._one_hash(dict(self._hashes))
+    @property
+    def failed(self) -> list[str]:
+        return [name for name, one in self.found.items() if isinstance(one, str) and one.startswith("FAILED")]
 
-    def kills(self) -> dict[str, Any]:
-        """Three instances of the 2×2 job are killed, one after the other."""
-        record, struck = self._run("2×2 with kills", 2, 2, strikes=3)
-        if len(struck) < 3:
-            raise Failed(f"only {len(struck)} of 3 kills came before the job's end")
-        hashes = {name: self._hashes[name] for name in self._hashes if name in ("1×1", "2×2 with kills")}
-        return {"killed": struck, "recoveries": record.recoveries, **self._one_hash(hashes)}
+    @property
+    def over(self) -> bool:
+        """No part begins any more."""
+        return time.monotonic() > self._until
 
-    def precision(self) -> dict[str, Any]:
-        """bf16 computes with other kernels: exact among themselves."""
-        for stages, replicas in ((2, 1), (1, 2)):
-            self._run(f"bf16 {stages}×{replicas}", stages, replicas, precision="bf16")
-        return self._one_hash({name: word for name, word in self._hashes.items() if name.startswith("bf16")})
+    @property
+    def left_s(self) -> float:
+        """Until whatever still runs is killed."""
+        return max(0.0, self._until + LAST_S - time.monotonic())
 
-    def throughput(self) -> dict[str, Any]:
-        """Each beside the plain loop, which runs before and after: the card may change its clock."""
-        found: dict[str, Any] = {}
-        plain = [plain_loop(self._device)]
-        for name, stages, replicas in (("1×1", 1, 1), ("2×1", 2, 1), ("1×2", 1, 2)):
-            steps: list[float] = []
-            self._run(f"timed {name}", stages, replicas, times=steps)
-            plain.append(plain_loop(self._device))
-            rate = MICROBATCHES * SAMPLES * SIZES["context"] / statistics.median(steps[WARMUP:])
-            found[name] = {
-                "tokens/s": round(rate),
-                "of the plain loop": round(rate / statistics.median(plain[-2:]), 3),
-            }
-        return {"plain loop tokens/s": [round(rate) for rate in plain], **found}
+    def take(self, name: str, limit_s: float, *more: str) -> bool:
+        """Runs a part; False: it hung."""
+        began, hung = time.monotonic(), False
+        if self.over:
+            self.found[name] = "left out: no time"
+        else:
+            known = ("--hashes", json.dumps(self._hashes))
+            try:
+                told = told_by(part(name, self._device, *known, *more), min(limit_s, self.left_s))
+            except Hung as error:
+                hung, told = True, {"failed": str(error)}
+            self._hashes = told.get("hashes", self._hashes)
+            self.found[name] = f"FAILED: {told['failed']}" if "failed" in told else told["found"]
+        self._say(name, time.monotonic() - began)
+        return not hung
 
-    def _run(
-        self, name: str, stages: int, replicas: int, *, precision: str = "fp32", strikes: int = 0,
-        times: list[float] | None = None,
-    ) -> tuple[JobRecord, list[str]]:  # fmt: skip
-        spec: dict[str, Any] = {
-            "name": f"gpu-{len(self._hashes)}",
-            "model": {"factory": "workers.models.gpt:byte_gpt", "args": SIZES},
-            "data": {"source": self._data.as_uri(), "sample_tokens": SIZES["context"]},
-            "training": {
-                "steps": STEPS * (2 if strikes else 1), "microbatches": MICROBATCHES,
-                "microbatch_samples": SAMPLES,
-                "precision": precision, "seed": 11, "checkpoint_every": 0, "validation_microbatches": 0,
-            },
-            "parallel": {"stages": stages, "replicas": replicas},
-        }  # fmt: skip
-        if not strikes and not times and name in ("1×1", "2×1", "1×2", "2×2"):
-            spec["training"]["steps"] = STEPS * 2  # as many as with kills, to compare with
-        job = self._client.submit(spec).job
-        struck: list[str] = []
-        for event in self._client.events(job):
-            if event.kind != "step" or event.result is None:
-                continue
-            if times is not None:
-                times.append(event.result.step_s)
-            if len(struck) < strikes and event.result.step >= 4 * (len(struck) + 1):
-                victim = self._victim(job, stage=len(struck) % stages)
-                if victim is not None:
-                    self._client.strike(victim, "kill")
-                    struck.append(victim)
-        record = self._client.job(job)
-        if record.state is not JobState.DONE or record.weights is None:
-            raise Failed(f"{name}: the job ended {record.state.value}: {record.reason}")
-        self._hashes[name] = record.weights.sha256
-        return record, struck
+    def all_failed(self, names: Sequence[str], why: str) -> None:
+        for name in names:
+            self.found[name] = f"FAILED: {why}"
+            self._say(name, 0.0)
 
-    def _victim(self, job: str, stage: int) -> str | None:
-        """An instance of a stage whose other replica lives."""
-        alive = [
-            one.sid for one in self._client.instances(job=job) if one.stage == stage and one.state == "active"
-        ]
-        return alive[0] if len(alive) > 1 else None
+    def _say(self, name: str, took_s: float) -> None:
+        print(f"{name:12} {took_s:6.1f} s  {json.dumps(self.found[name], ensure_ascii=False)}", flush=True)
 
-    @staticmethod
-    def _one_hash(hashes: dict[str, str]) -> dict[str, Any]:
-        if len(set(hashes.values())) != 1:
-            raise Failed(f"different weights: { {name: word[:12] for name, word in hashes.items()} }")
-        return {"sha256": next(iter(hashes.values())), "equal in": list(hashes)}
-
-
-def plain_loop(device: str) -> float:
-    """Tokens/s of the same model, microbatches, clipping and optimizer in one process."""
-    compute_exactly(1, 11)
-    model = byte_gpt(**SIZES).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    tokens = torch.randint(0, 256, (MICROBATCHES, SAMPLES, SIZES["context"] + 1))
-    steps: list[float] = []
-    for _ in range(WARMUP + 6):
-        began = time.perf_counter()
-        for rows in tokens:
-            inputs, targets = (half.to(device) for half in (rows[:, :-1], rows[:, 1:]))
-            loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-            torch.autograd.backward(loss / MICROBATCHES)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        _settle(device)
-        steps.append(time.perf_counter() - began)
-    return MICROBATCHES * SAMPLES * SIZES["context"] / statistics.median(steps[WARMUP:])
-
-
-# --- all of it -----------------------------------------------------------------------------------------
-def main() -> int:
-    parser = argparse.ArgumentParser(description="What needs a card, in one go.")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--seconds", type=float, default=420.0, help="no further part begins after this")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device here: nothing was run (ARGS='--device cpu' runs the same parts on the CPU)")
-        return 0
-    if given.device == "cpu":
-        SIZES.update(layers=3, width=32, heads=2, context=32)
-    until = time.monotonic() + given.seconds
-    found: dict[str, Any] = {"card": _card(given.device), "torch": torch.__version__}
-    for part in (attention, sums, telemetry):
-        _take(found, part.__name__, lambda part=part: part(given.device), until)  # type: ignore[misc]
-    with tempfile.TemporaryDirectory(prefix="dmsc-gpu-") as place:
-        data = Path(place) / "text.txt"
+    def on_mesh(self, place: Path) -> None:
+        """On one mesh; after a part that hung, on another one, as it may have left the first in any state."""
+        data = place / "text.txt"
         data.write_bytes(
             b"".join(file.read_bytes() for file in sorted(Path(json.__file__).parent.glob("*.py")))
         )
-        with mesh(Path(place)) as client:
-            jobs = OnMesh(client, data, given.device)
-            for job in (jobs.shapes, jobs.kills, jobs.precision, jobs.throughput):
-                _take(found, job.__name__, job, until)
+        waiting = list(ON_MESH)
+        while waiting and not self.over:
+            folder = place / f"mesh-{len(waiting)}"
+            folder.mkdir()
+            try:
+                with mesh(folder, min(UP_S, self.left_s)) as state:
+                    more = ("--state", str(state), "--data", str(data))
+                    while waiting and self.take(name := waiting.pop(0), ON_MESH[name], *more):
+                        """The next one, on the same mesh."""
+            except NoMesh as error:
+                self.all_failed(waiting, str(error))
+                return
+        for name in waiting:
+            self.take(name, ON_MESH[name])
+
+
+def part(name: str, device: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.gpu_parts", name, "--device", device, *more]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What needs a card, in one go.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="no further part begins after this")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    parts = Parts(given.device, given.seconds)
+    try:
+        card = told_by(part("card", given.device), CARD_S)
+    except Hung as error:
+        card = {"failed": str(error)}
+    if "failed" in card:
+        print(f"the card can't be asked for its name: {card['failed']}")
+        return 1
+    if not card["found"]["name"]:
+        print("no CUDA device here: nothing was run (ARGS='--device cpu' runs the same parts on the CPU)")
+        return 0
+    for name, limit_s in ALONE.items():
+        parts.take(name, limit_s)
+    with tempfile.TemporaryDirectory(prefix="dmsc-gpu-") as place:
+        parts.on_mesh(Path(place))
     if given.json:
-        print(json.dumps(found, indent=1))
-    failed = [
-        name for name, result in found.items() if isinstance(result, str) and result.startswith("FAILED")
-    ]
-    print(f"{'; '.join(failed) + ' failed' if failed else 'all parts passed'} on {found['card']}")
+        print(json.dumps({"card": card["found"], **parts.found}, indent=1))
+    failed = parts.failed
+    print(f"{'; '.join(failed) + ' failed' if failed else 'all parts passed'} on {card['found']['name']}")
     return 1 if failed else 0
-
-
-def _card(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else "the CPU, which says nothing about a card"
-
-
-def _take(found: dict[str, Any], name: str, part: Callable[[], dict[str, Any]], until: float) -> None:
-    began = time.monotonic()
-    if began > until:
-        found[name] = "left out: no time"
-    else:
-        try:
-            found[name] = part()
-        except Exception as error:  # the other parts are worth their minutes all the same
-            found[name] = f"FAILED: {error if isinstance(error, Failed) else repr(error)}"
-    print(
-        f"{name:12} {time.monotonic() - began:6.1f} s  {json.dumps(found[name], ensure_ascii=False)}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":
