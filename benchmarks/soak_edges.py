@@ -6,8 +6,8 @@ Each run is one `dmsc chaos --private`: a mesh of its own, a padded 2 × 2 job, 
 an order and at moments that the run's seed draws. The first run is compared with an undisturbed one, the
 others with the first one's weights. What a run came to is kept at once, so that the same command goes on
 where it left off: `--minutes` begins no run after so many, `--runs` asks for more. Exit code 1 if a job
-failed, an instance was evicted that no fault had struck, weights differ, or a fault did not fire. Small disks
-are mounted, which takes root.
+failed, an instance was evicted that no fault had struck, weights differ, a fault did not fire, or the job
+took longer than `GOES_ON_MOST_S` to go on after one. Small disks are mounted, which takes root.
 
 When the job goes on is the first step committed after a fault is over: after the server goes on, after there
 is room on the disk, after the instance was killed or the value overwritten.
@@ -38,6 +38,8 @@ LASTS_S: Mapping[FaultKind, float] = {FaultKind.SERVER_FREEZE: HOLD_S, FaultKind
 JOB = ("examples/chaos-gpt.yaml", "--set", "training.steps=300")
 """The last fault comes at 100 s, and the job trains for longer than that."""
 EVERY = "25s"
+GOES_ON_MOST_S = 10.0
+"""From the end of a fault to the next committed step: with room on the disk, with the server heard again."""
 MOST_S = 420.0
 """A run that takes longer is ended, and counts as failed."""
 STOP_S = 60.0
@@ -118,6 +120,12 @@ def flaws(runs: Sequence[Run]) -> list[str]:
             found.append(f"seed {run.seed}: the weights differ")
         if run.state == "done" and (missed := [kind for kind in KINDS if not run.fired[kind]]):
             found.append(f"seed {run.seed}: {', '.join(missed)} did not come about")
+        for kind, found_s in run.goes_on_s.items():
+            if (worst := max(found_s, default=0.0)) > GOES_ON_MOST_S:
+                found.append(
+                    f"seed {run.seed}: {worst:.1f} s after {kind} until the job went on, and "
+                    f"{GOES_ON_MOST_S:g} s is the most"
+                )
     return found
 
 

@@ -43,6 +43,10 @@ def test_a_job_goes_on_with_the_first_step_after_the_end_of_a_fault() -> None:
         ({"false_evictions": 1}, "seed 2: 1 instances were evicted without a fault"),
         ({"sha256": "bb"}, "seed 2: the weights differ"),
         ({"faults": report()["faults"][1:]}, "seed 2: server-freeze did not come about"),
+        (
+            {"timeline": [[step, at, at + 1.0] for step, at in enumerate((8.0, 34.8, 35.3, 45.0))]},
+            "seed 2: 10.8 s after disk-full until the job went on, and 10 s is the most",
+        ),
     ],
 )
 def test_each_flaw_is_named_with_its_seed(more: dict[str, Any], flaw: str) -> None:
