@@ -25,14 +25,15 @@ from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
 
 DISK_BYTES = 96 << 20
+FULL = "the disk of the bus is full: "
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own for the whole state folder."""
+    """A disk of its own, which is the whole state folder: what `dmsc up` says goes elsewhere."""
     place = tmp_path / "disk"
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(place)]
     mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
     if mounted.returncode:
         pytest.skip(f"a tmpfs can't be mounted here: {mounted.stderr.strip() or 'mount failed'}")
@@ -106,8 +107,7 @@ def fill(ballast: Path) -> None:
 def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Path, tmp_path: Path) -> None:
     """Meanwhile another job is cancelled; and with the disk full again, and garbage on the bus, the mesh is
     stopped."""
-    state = small_disk / "state"
-    with up(state) as mesh:
+    with up(small_disk) as mesh:
         other = mesh.client.submit(slow_job("cancelled")).job
         job = submitted(mesh.client, slow_job("disk-full"), 3)
         ballast = small_disk / "ballast"
@@ -115,6 +115,7 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Pa
         try:
             until(lambda: "store" in mesh.client.ready().waiting, "readiness says it")
             assert "disk" in mesh.client.ready().waiting["store"]
+            until(lambda: FULL in said(mesh), "`dmsc up` says it")
             status = command(mesh, "status")
             assert status.returncode, status.stdout
             assert "disk full" in status.stderr, status.stderr
