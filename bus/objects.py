@@ -23,8 +23,11 @@ from typing import Any
 from bus import jetstream
 from bus.link import Link
 from bus.progress import moved
+from bus.logs import get_logger
 from bus.reader import Reader
 from schemas.errors import BadMessage, Conflict, DmscError, NotFound, Unavailable
+
+log = get_logger("bus.objects")
 
 CHUNK_BYTES = 512 << 10
 """Below every server's default `max_payload` (1 MiB)."""
@@ -59,6 +62,7 @@ class ObjectStore:
         self._link = link
         self._bucket = bucket
         self._stream = f"OBJ_{bucket}"
+        self._told: set[int] = set()  # sequences of records that can't be read
 
     async def put(self, name: str, data: bytes | Path | AsyncIterator[bytes]) -> ObjectInfo:
         """Stores under `name`; whoever reads meanwhile gets the old object or the new one, never a mix.
@@ -191,7 +195,10 @@ class ObjectStore:
         latest: dict[str, ObjectInfo | None] = {}
         async with Reader.open(self._link, self._stream, f"$O.{self._bucket}.M.>") as reader:
             async for item in reader.present():
-                latest[item.subject] = _parse(item.data)
+                try:
+                    latest[item.subject] = _parse(item.data)
+                except ValueError:
+                    latest[item.subject] = await self._before(item.subject, item.sequence)
         found = [info for info in latest.values() if info and info.name.startswith(prefix)]
         return sorted(found, key=lambda info: info.name)
 
@@ -206,7 +213,30 @@ class ObjectStore:
 
     async def _info(self, name: str) -> ObjectInfo | None:
         item = await jetstream.last(self._link, self._stream, self._meta_subject(name), leader=True)
-        return None if item is None else _parse(item.data)
+        if item is None:
+            return None
+        try:
+            return _parse(item.data)
+        except ValueError:
+            return await self._before(item.subject, item.sequence)
+
+    async def _before(self, subject: str, sequence: int) -> ObjectInfo | None:
+        """What stands for a record that nobody can read: the first one there is, as who writes one removes
+        those before (`_write_meta`), and whoever wrote this did not. None: it is all that is there. Its
+        bytes stay where they are, at `sequence`, until the object is written again."""
+        first = await self._next(subject, 1)
+        info: ObjectInfo | None = None
+        if first is not None and first.sequence < sequence:
+            with contextlib.suppress(ValueError):
+                info = _parse(first.data)
+        if sequence not in self._told:
+            self._told.add(sequence)
+            log.error(
+                "the record of an object can't be read",
+                subject=subject, stream=self._stream, sequence=sequence,
+                instead="the record before" if info else "as if it were not there",
+            )  # fmt: skip
+        return info
 
     async def _write_meta(self, info: ObjectInfo) -> None:
         raw = base64.urlsafe_b64encode(bytes.fromhex(info.digest)).decode()
@@ -284,6 +314,11 @@ def _sequence(runs: tuple[tuple[int, int], ...], chunk: int) -> int:
 
 
 def _parse(data: bytes) -> ObjectInfo | None:
+    """None: it was deleted.
+
+    Raises:
+        ValueError: this is no record of an object.
+    """
     try:
         meta: dict[str, Any] = json.loads(data)
         if meta.get("deleted"):
@@ -299,5 +334,5 @@ def _parse(data: bytes) -> ObjectInfo | None:
             chunk_bytes=int((meta.get("options") or {}).get("max_chunk_size") or CHUNK_BYTES),
             runs=tuple((int(first), int(count)) for first, count in runs),
         )
-    except (ValueError, KeyError, TypeError):
-        return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no record of an object: {type(error).__name__}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import signal
@@ -10,11 +11,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from bus import jetstream
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.objects import CHUNK_BYTES
 from bus.outbox import PRESSURE_BYTES
+from bus.streams import OBJECT_BUCKET
 from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NotFound
 from tests.conftest import Connect
@@ -158,3 +162,36 @@ async def test_the_stock_client_reads_it(connect: Connect) -> None:
     await bus.objects.put("adr20", DATA)
     store = await bus.raw.jetstream().object_store("artifacts")
     assert (await store.get("adr20")).data == DATA
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"\xc1\x00garbage", b"[]", b'{"name": "t/spoilt"}', b'{"name": "t/spoilt", "size": "x"}']
+)
+async def test_the_record_before_stands_for_one_that_nobody_can_read(
+    connect: Connect, garbage: bytes
+) -> None:
+    bus, key = await connect("a"), base64.urlsafe_b64encode(b"t/spoilt").decode()
+    await bus.objects.put("t/spoilt", b"first")
+    await bus.objects.put("t/spoilt", DATA)
+    written = await jetstream.publish(bus.link, f"$O.{OBJECT_BUCKET}.M.{key}", garbage)
+    with capture_logs() as said:
+        assert await whole(bus, "t/spoilt") == DATA
+        assert [info.size for info in await bus.objects.list("t/spoilt")] == [len(DATA)]
+    (named,) = [line for line in said if line["log_level"] == "error"]
+    assert (named["sequence"], named["stream"]) == (written, f"OBJ_{OBJECT_BUCKET}")
+    kept = await jetstream.at(bus.link, f"OBJ_{OBJECT_BUCKET}", written)
+    assert kept is not None
+    assert kept.data == garbage
+    await bus.objects.put("t/spoilt", b"again")
+    assert await whole(bus, "t/spoilt") == b"again"
+    assert await jetstream.at(bus.link, f"OBJ_{OBJECT_BUCKET}", written) is None
+
+
+async def test_an_object_whose_only_record_is_garbage_is_not_there(connect: Connect) -> None:
+    bus, key = await connect("a"), base64.urlsafe_b64encode(b"t/never").decode()
+    await jetstream.publish(bus.link, f"$O.{OBJECT_BUCKET}.M.{key}", b"garbage")
+    with pytest.raises(NotFound):
+        await whole(bus, "t/never")
+    assert await bus.objects.list("t/never") == []
+    await bus.objects.put("t/never", b"now")
+    assert await whole(bus, "t/never") == b"now"
