@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from bus import subjects
 from bus.embedded import EmbeddedServer
+from bus.tap import Tap
+from schemas.cluster import InstanceStart
+from schemas.door import ScaleJob
 from schemas.errors import Conflict
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from tests.integration.mesh.conftest import tiny_job
@@ -129,4 +133,47 @@ async def test_a_healthy_job_goes_on_without_room_for_its_other_replica(own: Own
         await client.until_step(job, step + 20)  # it goes on, and says what it lacks
         assert said.state is JobState.RUNNING
         record = await done(client, job, await undisturbed_at(client, spec))
+        assert not any(line.startswith("parked") for line in record.history)
+
+
+async def test_a_node_that_vanishes_before_its_newcomer_joins_costs_the_job_nothing(own: OwnMesh) -> None:
+    """A scale-up is ordered from a node agent that stands still, and dies before it has read the order."""
+    async with own.client() as client:
+        await client.ready()
+        sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 10.0}
+        spec = tiny_job(  # padded: it has to last until a node agent has started
+            "scaled-up",
+            model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
+            training={"steps": 150, "checkpoint_every": 0, "validation_microbatches": 0},
+            parallel={"stages": 1, "replicas": 1},
+        )
+        job = await client.submit(spec)
+        await client.until_step(job, 5)
+        first = await client.bus.bucket(subjects.REGISTRY_RECORD).get(sid=f"{job}-s0-r0")
+        assert first is not None
+        agent = f"agent-{'b' if first.message.endpoint.cluster == 'a' else 'a'}"
+        own.kill(agent, signal.SIGSTOP)
+        async with Tap(client.bus, [subjects.START_INSTANCE.wildcard()]) as tap, asyncio.timeout(PATIENCE_S):
+            scaling = ScaleJob(job=job, replicas=2, stage=0, user="rita")
+            await client.bus.command(subjects.SCALE, scaling, deadline_s=PATIENCE_S)
+            async for tapped in tap:
+                assert isinstance(tapped.message, InstanceStart)
+                assert tapped.message.unit.sid == f"{job}-s0-r1"
+                break
+        own.kill(agent)
+        step = (await client.record(job)).step
+        await client.until_step(job, step + 10)
+        assert f"{job}-s0-r1" not in client.processes[job], "it had joined before"
+        own.start(agent)
+        both = await until(
+            client,
+            job,
+            lambda event: (
+                event.result is not None and all(event.result.shares.get(f"{job}-s0-r{n}") for n in (0, 1))
+            ),
+        )
+        assert both.result is not None
+        assert both.result.step > step, "it works as it was asked to, with the node's return"
+        record = await done(client, job, await undisturbed_at(client, spec))
+        assert len(client.processes[job][f"{job}-s0-r0"]) == 1
         assert not any(line.startswith("parked") for line in record.history)
