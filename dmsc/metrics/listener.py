@@ -1,7 +1,8 @@
 """`GET /metrics` at a port of its own, for processes without an HTTP door.
 
 A few lines of HTTP/1.1 on the process's own event loop: FastAPI and uvicorn would cost each of them 12 MB,
-the client library's server a thread that reads what the loop is changing. A connection is one request.
+the client library's server a thread that reads what the loop is changing. A connection is one request, and is
+bounded as those of a gateway's door are: strangers who say nothing keep no scraper out.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bus.logs import get_logger
+from entities.acceptor import Acceptor
+from entities.connections import LATE, LONG, ConnectionBounds, Connections
 from entities.metrics import Render
 from schemas.errors import BadInput
 
 log = get_logger("metrics")
 
 HEAD_BYTES = 16_384
-REQUEST_S = 5.0
-"""How long a request may take to arrive, and its answer to leave."""
-CONNECTIONS = 16
-"""At a time; more are closed at once."""
-BACKLOG = 16
+BOUNDS = ConnectionBounds(connections=48, waiting=32, head_s=5.0, answer_s=10.0)
+"""Few: a page of a large mesh is megabytes, and a scraper needs one connection."""
+BACKLOG = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,38 +37,97 @@ class MetricsOptions:
 
 
 @asynccontextmanager
-async def listening(options: MetricsOptions, render: Render) -> AsyncIterator[str]:
+async def listening(
+    options: MetricsOptions, render: Render, bounds: ConnectionBounds = BOUNDS
+) -> AsyncIterator[str]:
     """Serves for the length of the block; gives the URL.
 
     Metrics never keep a service from running: where the port is taken a free one is used, and said.
     """
     sock = _bound(options)
-    open_now: set[asyncio.Task[None]] = set()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        open_now.add(task)
-        try:
-            if len(open_now) <= CONNECTIONS:
-                async with asyncio.timeout(REQUEST_S):
-                    writer.write(await _answer(reader, render))
-                    await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked has gone, or is too slow
-        finally:
-            open_now.discard(task)
-            writer.close()
-
-    server = await asyncio.start_server(answer, sock=sock, limit=HEAD_BYTES, backlog=BACKLOG)
+    room = Connections(bounds)
+    scrapes: set[_Scrape] = set()
+    acceptor = Acceptor(sock, room, lambda: _Scrape(room, render, scrapes))
+    acceptor.start()
     try:
         port = sock.getsockname()[1]
         yield f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}/metrics"
     finally:
-        server.close()
-        for task in open_now:
-            task.cancel()
-        await asyncio.gather(*open_now, return_exceptions=True)
+        acceptor.stop()
+        room.close()
+        await asyncio.gather(*(scrape.end() for scrape in tuple(scrapes)))
+        sock.close()
+
+
+class _Scrape(asyncio.Protocol):
+    """One connection: it asks, is answered, and ends."""
+
+    def __init__(self, room: Connections, render: Render, open_now: set[_Scrape]) -> None:
+        self._room = room
+        self._render = render
+        self._open_now = open_now
+        self._head = b""
+        self._asked_at = 0.0
+        self._answering: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._open_now.add(self)
+        self._room.owes(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._room.ended(self)
+        self._open_now.discard(self)
+        if self._answering is not None:
+            self._answering.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self._answering is not None or self._transport.is_closing():
+            return
+        self._head += data
+        head, end, _ = self._head.partition(b"\r\n\r\n")
+        if len(head) > HEAD_BYTES:
+            self._room.end(self, "length")
+        elif end:
+            loop = asyncio.get_running_loop()
+            self._room.asks(self)
+            self._asked_at = loop.time()
+            self._answering = loop.create_task(self._answer(head.decode("latin-1")))
+
+    def eof_received(self) -> bool:
+        """Who has asked may have nothing more to say."""
+        return self._answering is not None
+
+    async def _answer(self, head: str) -> None:
+        try:
+            answer = await _answered(head, self._render)
+        except Exception:
+            log.exception("a page of metrics could not be made")
+            answer = _response("500 Internal Server Error", b"see the log\n")
+        self._transport.write(answer)
+        self._transport.close()
+        self._room.owes(self)  # from here on the time is its own, and it makes room for who asks
+
+    async def end(self) -> None:
+        self._transport.abort()
+        if self._answering is not None:
+            self._answering.cancel()
+            await asyncio.gather(self._answering, return_exceptions=True)
+
+    # --- what the room asks ---------------------------------------------------------------------------------
+    def lateness(self, now: float, bounds: ConnectionBounds) -> str:
+        return "answer" if now - self._asked_at > bounds.answer_s else ""
+
+    def is_sending(self) -> bool:
+        return bool(self._transport.get_write_buffer_size())
+
+    def cut(self, why: str) -> None:
+        if why in ("head", "length") and self._head and not self._transport.is_closing():
+            self._transport.write(LONG if why == "length" else LATE)
+            self._transport.close()
+        else:
+            self._transport.abort()
 
 
 def _bound(options: MetricsOptions) -> socket.socket:
@@ -90,8 +150,7 @@ def _bound(options: MetricsOptions) -> socket.socket:
     raise AssertionError("unreachable")
 
 
-async def _answer(reader: asyncio.StreamReader, render: Render) -> bytes:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+async def _answered(head: str, render: Render) -> bytes:
     request, *lines = head.split("\r\n")
     method, _, rest = request.partition(" ")
     path = rest.split(" ")[0].split("?")[0]

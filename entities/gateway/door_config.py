@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from entities.connections import ConnectionBounds
 from entities.gateway.events import EventsConfig
 from entities.gateway.rate_limit import Rate
 
@@ -12,7 +13,7 @@ UNKNOWN_RATE = Rate(per_s=20.0, burst=60)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoorConfig:
+class DoorConfig(ConnectionBounds):
     """Bounds of the HTTP door."""
 
     max_job_bytes: int = 1 << 20  # a job specification; the bus takes no larger message either
@@ -23,24 +24,17 @@ class DoorConfig:
     queued_requests: int = 256  # that came and wait for their turn; beyond it 503
     burst_s: float = 0.5  # how long the first of them may have waited; beyond it 503
     standing_s: float = 0.05  # … once somebody has been waiting for burst_s without a break
-    connections: int = 6_000  # open at once; whoever comes beyond them finds the door shut
-    waiting: int = 1_024  # of these, such as owe a request; beyond it the one that has waited longest goes
-    head_s: float = 15.0  # from a connection's begin, or the answer before, until a request's head is there
-    body_s: float = 30.0  # without a byte of a body that is not complete
-    body_bytes_per_s: float = 1_024.0  # … and the least rate on the whole
-    answer_s: float = 60.0  # without reading an answer that waits
     stalled_each: int = 64  # bodies of one identity that we wait for; beyond it 429
     drain_s: float = 5.0  # at the end, for requests that are being answered
     events: EventsConfig = field(default_factory=EventsConfig)
 
     def __post_init__(self) -> None:
+        ConnectionBounds.__post_init__(self)
         if min(self.open_requests, self.queued_requests) < 1:
             raise ValueError("open_requests and queued_requests must be at least 1")
         if not 0 < self.standing_s <= self.burst_s:
             raise ValueError("standing_s must be above 0, and not above burst_s")
-        if not 1 <= self.waiting <= self.connections:
-            raise ValueError("waiting must be at least 1, and not above connections")
-        if min(self.head_s, self.body_s, self.answer_s, self.body_bytes_per_s, self.stalled_each) <= 0:
-            raise ValueError("head_s, body_s, answer_s, body_bytes_per_s and stalled_each must be above 0")
+        if self.stalled_each < 1:
+            raise ValueError("stalled_each must be above 0")
         if self.drain_s < 0:
             raise ValueError("drain_s must not be below 0")

@@ -1,8 +1,5 @@
 """Uvicorn inside a service's own event loop: one socket, no signal handlers, an orderly end.
 
-Connections are accepted here: asyncio's own way of it tries again two thousand times, with a line for each,
-when there are no file descriptors left, waits a minute for a TLS handshake, and knows no limit.
-
 Imported only where a gateway has an HTTP door: FastAPI and uvicorn cost about 12 MB of memory.
 """
 
@@ -19,19 +16,10 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from bus.logs import get_logger
-from entities.gateway.connections import Connections
+from entities.acceptor import Acceptor
+from entities.connections import Connections
 from schemas.errors import BadInput
 
-log = get_logger("door")
-
-ACCEPTED = 64
-"""Connections taken in one turn of the loop; the others wait in the kernel."""
-HANDSHAKE_S = 10.0
-PAUSE_S = 0.1
-"""Until the next try where one can't be taken."""
-TOLD_S = 1.0
-"""Between two lines about that."""
 GRACE_S = 1  # whole seconds from the end of the drain until what is still open is cut off
 BACKLOG = 1024
 _ANYWHERE = {"0.0.0.0", "::", ""}
@@ -50,88 +38,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are the business of whoever runs the loop, not of one of its services."""
         yield
-
-
-class _Acceptor:
-    """Takes connections from the socket, as many as there is room for."""
-
-    def __init__(
-        self, sock: socket.socket, config: uvicorn.Config, server: _Server, room: Connections
-    ) -> None:
-        self._sock = sock
-        self._config = config
-        self._server = server
-        self._room = room
-        self._loop = asyncio.get_running_loop()
-        self._later: asyncio.TimerHandle | None = None
-        self._untold = 0
-        self._told_at = float("-inf")
-
-    def start(self) -> None:
-        self._later = None
-        self._loop.add_reader(self._sock.fileno(), self._take)
-
-    def stop(self) -> None:
-        """Whoever comes now is no more our business; twice is fine."""
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
-        if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock.fileno())
-
-    def _take(self) -> None:
-        for _ in range(ACCEPTED):
-            try:
-                connection, _ = self._sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._can_not(error)
-                return
-            if not self._room.make_room():
-                connection.close()
-                self._tell("more connections than this gateway may have open")
-                continue
-            connection.setblocking(False)
-            self._room.greets(self._loop.create_task(self._greet(connection)))
-
-    def _can_not(self, error: OSError) -> None:
-        """No descriptors or no memory: the socket stays ready, and would be tried again without end. Whoever
-        has owed a request for longest makes room."""
-        self._tell(f"no connection can be taken: {error.strerror}")
-        self._room.end_oldest()
-        self._loop.remove_reader(self._sock.fileno())
-        self._later = self._loop.call_later(PAUSE_S, self.start)
-
-    def _tell(self, event: str) -> None:
-        self._untold += 1
-        if self._loop.time() - self._told_at >= TOLD_S:
-            log.warning(event, times=self._untold, open=len(self._room))
-            self._untold, self._told_at = 0, self._loop.time()
-
-    async def _greet(self, connection: socket.socket) -> None:
-        """Into the protocol's hands, after a TLS handshake where there is one."""
-        try:
-            await self._loop.connect_accepted_socket(
-                self._protocol,
-                connection,
-                ssl=self._config.ssl,
-                ssl_handshake_timeout=None if self._config.ssl is None else HANDSHAKE_S,
-            )
-        except (OSError, TimeoutError):  # an SSLError, too: it speaks no TLS, or too slowly
-            connection.close()
-        except asyncio.CancelledError:
-            connection.close()
-            raise
-
-    def _protocol(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = self._config.http_protocol_class(  # type: ignore[call-arg]
-            config=self._config,
-            server_state=self._server.server_state,
-            app_state=self._server.lifespan.state,
-            _loop=self._loop,
-        )
-        return made
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -204,7 +110,17 @@ async def serving(
     `room`: what the protocol of `config` tells of its connections.
     """
     server = _Server(config)
-    acceptor = _Acceptor(sock, config, server, room)
+
+    def protocol() -> asyncio.Protocol:
+        made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+            config=config,
+            server_state=server.server_state,
+            app_state=server.lifespan.state,
+            _loop=asyncio.get_running_loop(),
+        )
+        return made
+
+    acceptor = Acceptor(sock, room, protocol, config.ssl)
     task = asyncio.create_task(server.serve(sockets=[]), name="http")
     listening = asyncio.create_task(server.listening.wait())
     try:

@@ -20,6 +20,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.presence import Presence
 from bus.services import Subscription
+from entities.connections import Connections
 from entities.fault_reporter import FaultReporter, FaultReporterConfig, death_of
 from entities.gateway.backends import Backends
 from entities.gateway.desk import Desk
@@ -48,7 +49,6 @@ from schemas.step import MicrobatchClaim
 from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
-    from entities.gateway.connections import Connections
     from entities.gateway.dashboard import Dashboard
     from entities.gateway.event_feed import EventHub
     from entities.gateway.load import Load
@@ -160,9 +160,9 @@ class Gateway:
             yield
             return
         # Only here: FastAPI costs memory that a gateway without an outer door need not have.
-        from entities.gateway.connections import Connections, with_deadlines
         from entities.gateway.context import Door
         from entities.gateway.dashboard import Dashboard
+        from entities.gateway.deadlines import with_deadlines
         from entities.gateway.door import build_door
         from entities.gateway.early_refusal import refusing_early
         from entities.gateway.event_feed import EventHub

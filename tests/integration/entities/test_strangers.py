@@ -23,7 +23,10 @@ import pytest_asyncio
 from bus import trust
 from dmsc.async_client import AsyncClient
 from dmsc.certificates import make_certificates
+from dmsc.metrics.exposition import Exposition
+from dmsc.metrics.listener import MetricsOptions, listening
 from entities.authorizer import Authorizer
+from entities.connections import ConnectionBounds, Connections
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.admission import ONCE
 from entities.gateway.door_config import DoorConfig
@@ -44,7 +47,7 @@ HALF_BODIES = (
     b"PUT /v1/datasets/x HTTP/1.1\r\nhost: a\r\nauthorization: Bearer guess\r\n"
     b"transfer-encoding: chunked\r\n\r\n5\r\nab",
 )
-PATIENT = {"head_s": NEVER_S, "body_s": NEVER_S, "answer_s": NEVER_S}
+PATIENT: dict[str, Any] = {"head_s": NEVER_S, "body_s": NEVER_S, "answer_s": NEVER_S}
 """No deadline comes to the help of whoever is kept out."""
 
 
@@ -118,6 +121,52 @@ async def test_600_half_open_strangers_keep_nobody_out(
     async with httpx.AsyncClient(base_url=str(gateway.url), timeout=PATIENCE_S, trust_env=False) as plain:
         for path in ("/healthz", "/readyz", "/dashboard/"):
             assert (await plain.get(path)).status_code in (200, 503), path  # of readyz: no registry record
+
+
+async def test_200_half_open_strangers_keep_no_scraper_out_of_a_processs_own_metrics(
+    strangers: Strangers,
+) -> None:
+    async with listening(MetricsOptions(), Exposition().render) as url:
+        await strangers.come(url, 200, SILENT, HALF_HEAD)
+        for _ in range(3):
+            async with httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False) as http:
+                assert "dmsc_log_lines_dropped_total" in (await http.get(url)).text
+
+
+async def test_a_connection_to_metrics_has_deadlines(
+    strangers: Strangers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[Connections] = []
+
+    class Seen(Connections):
+        def __init__(self, bounds: ConnectionBounds) -> None:
+            super().__init__(bounds)
+            rooms.append(self)
+
+    monkeypatch.setattr("dmsc.metrics.listener.Connections", Seen)
+
+    async def endless(accept: str) -> tuple[bytes, str]:
+        if accept == "never":
+            await asyncio.get_running_loop().create_future()
+        return b"x" * (32 << 20), "text/plain"
+
+    async def answer_to(url: str, said: bytes) -> bytes:
+        place = urlsplit(url)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        writer.write(said)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.close()
+        return answer
+
+    bounds = ConnectionBounds(head_s=0.2, answer_s=0.2)
+    async with listening(MetricsOptions(), endless, bounds) as url:
+        assert await answer_to(url, SILENT) == b""
+        assert (await answer_to(url, HALF_HEAD)).startswith(b"HTTP/1.1 408 ")
+        assert await answer_to(url, b"GET /metrics HTTP/1.1\r\naccept: never\r\n\r\n") == b""
+        await strangers.come(url, 1, b"GET /metrics HTTP/1.1\r\n\r\n")  # and does not read
+        await eventually(lambda: rooms[0].cut["answer"] == 2)
+        await eventually(lambda: not len(rooms[0]))
+    assert rooms[0].cut == {"head": 2, "answer": 2}
 
 
 async def test_strangers_in_a_tls_handshake_keep_nobody_out(
@@ -249,7 +298,28 @@ async def test_nothing_of_others_runs_beside_the_dashboard(http: httpx.AsyncClie
 STARVED = """
 import asyncio, concurrent.futures.thread, os, resource, sys, traceback
 from bus.logs import configure_logging
-from entities.gateway.connections import Connections, with_deadlines
+DOOR
+
+async def main():
+    async with door() as port:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        taken = []
+        try:
+            while True: taken.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError: pass
+        print(port, flush=True)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, sys.stdin.readline)
+        for one in taken: os.close(one)
+        await loop.run_in_executor(None, sys.stdin.readline)
+
+configure_logging()
+asyncio.run(main())
+"""
+GATEWAY = """
+import contextlib
+from entities.connections import Connections
+from entities.gateway.deadlines import with_deadlines
 from entities.gateway.door_config import DoorConfig
 from entities.gateway.listener import bind, configured, serving
 
@@ -259,31 +329,33 @@ async def app(scope, receive, send):
 
 async def drain(): pass
 
-async def main():
+@contextlib.asynccontextmanager
+async def door():
     sock = bind("127.0.0.1", 0)
     config = configured(app)
     room = Connections(DoorConfig())
     config.http_protocol_class = with_deadlines(config.http_protocol_class, room)
     async with serving(config, sock, drain, room):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        taken = []
-        try:
-            while True: taken.append(os.open("/dev/null", os.O_RDONLY))
-        except OSError: pass
-        print(sock.getsockname()[1], flush=True)
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, sys.stdin.readline)
-        for one in taken: os.close(one)
-        await loop.run_in_executor(None, sys.stdin.readline)
+        yield sock.getsockname()[1]
+"""
+METRICS = """
+import contextlib
+from urllib.parse import urlsplit
+from dmsc.metrics.listener import MetricsOptions, listening
 
-configure_logging()
-asyncio.run(main())
+async def render(accept): return b"ok", "text/plain"
+
+@contextlib.asynccontextmanager
+async def door():
+    async with listening(MetricsOptions(), render) as url:
+        yield urlsplit(url).port
 """
 
 
-async def test_without_descriptors_it_waits_says_so_now_and_then_and_goes_on() -> None:
+@pytest.mark.parametrize("door", [GATEWAY, METRICS], ids=["gateway", "metrics"])
+async def test_without_descriptors_it_waits_says_so_now_and_then_and_goes_on(door: str) -> None:
     with subprocess.Popen(  # noqa: ASYNC220  # takes a moment
-        [sys.executable, "-c", STARVED],
+        [sys.executable, "-c", STARVED.replace("DOOR", door, 1)],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as server:  # fmt: skip
         assert server.stdin is not None
@@ -310,4 +382,4 @@ async def test_without_descriptors_it_waits_says_so_now_and_then_and_goes_on() -
 
 async def _get(port: int) -> int:
     async with httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False) as http:
-        return (await http.get(f"http://127.0.0.1:{port}/")).status_code
+        return (await http.get(f"http://127.0.0.1:{port}/metrics")).status_code
