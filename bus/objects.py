@@ -64,14 +64,18 @@ class ObjectStore:
         self._stream = f"OBJ_{bucket}"
         self._told: set[int] = set()  # sequences of records that can't be read
 
-    async def put(self, name: str, data: bytes | Path | AsyncIterator[bytes]) -> ObjectInfo:
+    async def put(
+        self, name: str, data: bytes | Path | AsyncIterator[bytes], nuid: str | None = None
+    ) -> ObjectInfo:
         """Stores under `name`; whoever reads meanwhile gets the old object or the new one, never a mix.
+
+        `nuid`: of `new_nuid`, where it must be known what the object will be called.
 
         Raises:
             Unavailable, BusUnreachable, DeadlineExceeded: nothing was stored under that name.
         """
         before = await self._info(name)
-        nuid = self._new_nuid()
+        nuid = nuid or self.new_nuid()
         subject = self._chunk_subject(nuid)
         digest = hashlib.sha256()
         size = number = 0
@@ -262,7 +266,7 @@ class ObjectStore:
                 self._link, f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)}
             )
 
-    def _new_nuid(self) -> str:
+    def new_nuid(self) -> str:
         """What names an object's chunks: below the job, where a broker writes them for an instance."""
         broker = self._link.broker
         return f"{broker.asker.scope}.{secrets.token_hex(11)}" if broker else secrets.token_hex(11)

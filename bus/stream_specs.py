@@ -56,8 +56,8 @@ KEEPS_PREVIOUS = frozenset(
     {"jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets", "datasets"}
 )
 """Buckets whose values nothing else tells: their streams keep earlier ones, for the case that the newest
-can't be read. What changes often and what others can tell again (registry, routes, leadership, answers) keeps
-only the newest; so does `steps`, for a decision that is not the last is worse than none."""
+can't be read. What changes often and what others can tell again (registry, routes, leadership, answers,
+uploads) keeps only the newest; so does `steps`, for a decision that is not the last is worse than none."""
 PREVIOUS_VALUES = 8
 """How many values of a key such a bucket keeps."""
 BUCKETS = tuple(sorted({row.bucket for row in SUBJECTS if row.bucket}))

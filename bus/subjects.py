@@ -478,6 +478,9 @@ KEPT_ANSWER = _row(
 DATASET_OWNER = _row(
     "dataset owner", "{key}", door.DatasetOwner, MG, MG, KV, "who stored which data set", bucket="datasets",
 )  # fmt: skip
+UPLOADS = _row(
+    "uploads", "{key}", door.UserUploads, MG, MG, KV, "room for data sets on their way", bucket="uploads",
+)  # fmt: skip
 SUBMIT = _row(
     "submit", "job.command.submit", door.SubmitJob, MG, SMO, REQUEST, "queue a job",
     reply=job.JobRecord, answer_bytes=RECORDS_BYTES,

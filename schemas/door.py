@@ -65,6 +65,23 @@ class DatasetOwner(Message, wire="dataset.owner"):
     user: str
 
 
+class UploadHold(Part):
+    """Room that is kept for a data set on its way. `upload` names its object; `until`: Unix time, s."""
+
+    upload: Token
+    name: str
+    size_bytes: int = Field(ge=0)
+    until: float
+
+
+class UserUploads(Message, wire="dataset.uploads"):
+    """What a user is storing now, through whichever gateways. In the bucket `uploads`, by the first 32 digits
+    of the SHA-256 of the user's name; each change is a compare-and-set."""
+
+    user: str
+    holds: tuple[UploadHold, ...] = Field((), max_length=256)
+
+
 class ScaleJob(Message, wire="job.scale", version=(1, 1)):
     """MG → SMO: give a stage (all of them, where none is named) this many working replicas."""
 

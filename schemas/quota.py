@@ -92,6 +92,7 @@ def wider_by(record: JobRecord, stage: int | None, replicas: int) -> int:
     """How many slots more a job takes with this many working replicas of a stage, or of all."""
     if record.graph is None:
         return 0
-    stages = [unit.stage for unit in record.graph.units if unit.kind is UnitKind.STAGE]
+    units = [unit for unit in record.graph.units if unit.kind is UnitKind.STAGE]
+    stages = [unit.stage for unit in units if not unit.standby]
     wanted = set(stages) if stage is None else {stage} & set(stages)
     return sum(max(0, replicas - stages.count(each)) for each in wanted)

@@ -24,6 +24,7 @@ class DoorConfig(ConnectionBounds):
     queued_requests: int = 256  # that came and wait for their turn; beyond it 503
     burst_s: float = 0.5  # how long the first of them may have waited; beyond it 503
     standing_s: float = 0.05  # … once somebody has been waiting for burst_s without a break
+    upload_hold_s: float = 30.0  # how long room is kept for a data set whose gateway is not heard of any more
     stalled_each: int = 64  # bodies of one identity that we wait for; beyond it 429
     drain_s: float = 5.0  # at the end, for requests that are being answered
     events: EventsConfig = field(default_factory=EventsConfig)
@@ -34,7 +35,7 @@ class DoorConfig(ConnectionBounds):
             raise ValueError("open_requests and queued_requests must be at least 1")
         if not 0 < self.standing_s <= self.burst_s:
             raise ValueError("standing_s must be above 0, and not above burst_s")
-        if self.stalled_each < 1:
-            raise ValueError("stalled_each must be above 0")
+        if self.stalled_each < 1 or self.upload_hold_s <= 0:
+            raise ValueError("stalled_each and upload_hold_s must be above 0")
         if self.drain_s < 0:
             raise ValueError("drain_s must not be below 0")

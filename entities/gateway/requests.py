@@ -18,7 +18,7 @@ from entities.gateway.idempotency import Answer
 from entities.gateway.paging import MOST, USUAL
 from entities.gateway.problems import TooLarge
 from schemas.base import TOKEN_PATTERN, Part, is_token
-from schemas.errors import BadInput, NotFound, OverQuota, Refused
+from schemas.errors import BadInput, NotFound, Refused
 from schemas.explain import explain
 from schemas.pages import Page
 
@@ -132,11 +132,9 @@ IdempotencyKey = Annotated[Keyed, Depends(_keyed)]
 class Counted:
     """A request's body in pieces, refused above a limit. What was stored so far is then not published."""
 
-    def __init__(self, request: Request, limit: int, left: int | None = None) -> None:
-        """`left`: what its user's quota leaves them, in bytes; None: no quota."""
+    def __init__(self, request: Request, limit: int) -> None:
         self._request = request
         self._limit = limit
-        self._left = left
         self.bytes = 0
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -144,12 +142,6 @@ class Counted:
             self.bytes += len(piece)
             if self.bytes > self._limit:
                 raise too_large(self._limit)
-            if self._left is not None and self.bytes > self._left:
-                raise OverQuota(
-                    f"what is stored on the bus: the body is larger than the {self._left} bytes that a quota "
-                    "leaves; remove data sets or checkpoints, or store elsewhere",
-                    user="you",
-                )
             if piece:
                 yield piece
 

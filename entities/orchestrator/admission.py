@@ -12,7 +12,8 @@ from schemas.quota import Quota, QuotaUse, asked_for, used_by, wider_by
 
 
 class Admission:
-    """`records`: all jobs that are known. Whoever admits a job holds `turn` until it is among them."""
+    """`records`: all jobs that have not ended, as they stand now: all that was admitted is in them.
+    Whoever admits a job holds `turn` until it is among them."""
 
     def __init__(self, records: Callable[[], Iterable[JobRecord]]) -> None:
         self.turn = asyncio.Lock()

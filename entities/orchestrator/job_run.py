@@ -31,7 +31,7 @@ from entities.orchestrator.training import Training
 from entities.orchestrator.waiting_line import Waiting, emptied, free_slots, slots_of, turn
 from schemas.errors import Conflict, DmscError, Fenced, Unavailable
 from schemas.fault import FaultReport
-from schemas.job import JobState, WeightsManifest
+from schemas.job import JobRecord, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
 from schemas.step import Member, MicrobatchClaim
@@ -183,6 +183,11 @@ class JobRun:
         if self.journal.record.state is not JobState.RUNNING:
             raise Conflict(f"job {self.job} is {self.journal.record.state}; only in a running one can move")
         return self.training.move(sid, stage, by, forecast)
+
+    def as_it_stands(self) -> JobRecord:
+        """Its record, with what has just been asked for and is not written yet."""
+        record, graph = self.journal.record, self.instances.graph
+        return record if graph is None else record.model_copy(update={"graph": graph})
 
     def scale(self, stage: int | None, replicas: int) -> str:
         """See `Training.scale`; without a stage, all of them."""

@@ -124,7 +124,7 @@ class Leader:
         self._runs: dict[str, JobRun] = {}
         self._room = Room(mesh, self._runs)
         self._ended: dict[str, JobRecord] = {}
-        self._admission = Admission(self._records)
+        self._admission = Admission(lambda: [run.as_it_stands() for run in self._runs.values()])
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
         self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
         self._promotions = Promotions(bus, self._policies, self._runs, candidate.confirmed, config.promotion)
@@ -445,9 +445,10 @@ class Leader:
         return run
 
     async def _scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
-        run = self._running(message.job)
-        self._admission.scaling(message, run.journal.record)
-        return Ack(note=run.scale(message.stage, message.replicas))
+        async with self._admission.turn:  # one that is being submitted counts, too
+            run = self._running(message.job)
+            self._admission.scaling(message, run.as_it_stands())
+            return Ack(note=run.scale(message.stage, message.replicas))
 
     async def _change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
         return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))

@@ -58,10 +58,10 @@ def datasets(door: Door) -> APIRouter:
         access = await door.guard.check(token, "dataset.write", name)
         limit = door.config.max_dataset_bytes
         stated = check_length(request, limit)
-        left = await door.desk.stored.admit_dataset(access, name, stated)
-        body = Counted(request, limit, left).pieces()
-        info = await objects.put(f"{FOLDER}/{name}", body)
-        await door.desk.stored.stored(name, access.user)
+        async with door.desk.stored.upload(access, name, stated, door.config.upload_hold_s) as upload:
+            body = upload.within(Counted(request, limit).pieces())
+            info = await objects.put(f"{FOLDER}/{name}", body, upload.nuid)
+            await upload.stored()
         log.info("dataset stored", name=name, bytes=info.size, user=access.user)
         return answer(_dataset(info), 201, {"Location": f"/v1/datasets/{name}"})
 

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from bus.embedded import EmbeddedServer
 from dmsc.async_client import AsyncClient
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.access_policy import default_text
 from entities.gateway import Gateway, GatewayConfig
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.service_registry import ServiceRegistry
-from schemas.door import DoorRequest
+from schemas.door import DoorRequest, UploadHold
 from schemas.envelope import EntityKind
 from schemas.errors import OverQuota, Refused
 from schemas.job import JobSpec, JobState
+from schemas.quota import GIB
 from tests.entity_records import job
-from tests.integration.entities.conftest import Dial, Start, write_users
+from tests.integration.entities.conftest import Dial, Start, eventually, write_users
 from tests.patience import PATIENCE_S
 
+ROOT = Path(__file__).resolve().parents[3]
 QUOTAS = """
 quotas:
   - {name: small, roles: [researcher], jobs: 2, slots: 5, stored_gib: 1, datasets: 2}
@@ -114,6 +122,208 @@ async def test_data_sets_and_bytes_have_an_owner_and_an_end(url: str, ruth: Asyn
     async with AsyncClient(url, token="olga") as olga:
         await olga.delete_dataset("two.v2")
     await ruth.upload_dataset("four", b"w")
+
+
+# --- uploads at once ----------------------------------------------------------------------------------------
+
+THIRD = 350_000_000
+"""Bytes: three have room in the GiB that a researcher has, and a fourth has none."""
+UPLOADS = """
+quotas:
+  - {name: tight, roles: [researcher], stored_gib: 1, datasets: 3}
+"""
+BODY = b"x"
+"""The rest of one that has 10."""
+CHILD = """
+import asyncio, sys
+from bus.connection import Bus
+from entities.gateway import Gateway, GatewayConfig
+from entities.gateway.door_config import DoorConfig
+from schemas.envelope import EntityKind
+
+async def main():
+    async with Bus.connect(sys.argv[1], name="gateway-c", kind=EntityKind.GATEWAY) as bus:
+        door = DoorConfig(upload_hold_s=2.0)
+        gateway = Gateway(bus, GatewayConfig(cluster="c", http_port=0, door=door))
+        ready = asyncio.Event()
+        running = asyncio.create_task(gateway.run(ready))
+        await ready.wait()
+        print(gateway.url, file=sys.stderr, flush=True)
+        await running
+
+asyncio.run(main())
+"""
+
+
+class HalfUpload:
+    """One that has sent its head and a part of its body."""
+
+    def __init__(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.name = name
+        self._writer = writer
+        self.answer = asyncio.create_task(reader.readline())
+
+    @classmethod
+    async def begin(cls, url: str, name: str, size: int | None, user: str = "ruth") -> HalfUpload:
+        place = urlsplit(url)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        length = "transfer-encoding: chunked" if size is None else f"content-length: {size}"
+        head = f"PUT /v1/datasets/{name} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {user}\r\n"
+        head += f"{length}\r\n\r\n"
+        writer.write(head.encode() + (b"a\r\n0123456789\r\n" if size is None else b"x" * 9))
+        await writer.drain()
+        return cls(name, reader, writer)
+
+    async def send(self, data: bytes) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(data)
+            await self._writer.drain()
+
+    async def status(self) -> int:
+        return int((await asyncio.wait_for(self.answer, PATIENCE_S)).split()[1])
+
+    def leave(self) -> None:
+        self.answer.cancel()
+        self._writer.transport.abort()
+
+
+@pytest.fixture
+async def doors(url: str, dial: Dial, start: Start, tmp_path: Path) -> list[str]:
+    """Two gateways; researchers have room for three uploads."""
+    (tmp_path / "access.yaml").write_text(default_text().partition("\nquotas:")[0] + UPLOADS)
+    gateway = Gateway(await dial("gateway-b", EntityKind.GATEWAY), GatewayConfig(cluster="b", http_port=0))
+    await start(gateway)
+    assert gateway.url is not None
+
+    async def known() -> bool:
+        quotas = []
+        for each in (url, gateway.url):
+            async with AsyncClient(each, token="ruth") as client:
+                quotas.append((await client.whoami()).quota)
+        return all(quota is not None and quota.rule == "tight" for quota in quotas)
+
+    await eventually(known)
+    return [url, gateway.url]
+
+
+async def held(bus: Bus) -> tuple[UploadHold, ...]:
+    """What is on its way."""
+    entries = await bus.bucket(subjects.UPLOADS).entries()
+    return tuple(hold for entry in entries for hold in entry.message.holds)
+
+
+@pytest.mark.parametrize("size", [THIRD, 10], ids=["bytes", "data sets"])
+async def test_eight_uploads_at_once_over_two_gateways_never_exceed_a_quota(
+    doors: list[str], dial: Dial, size: int
+) -> None:
+    """Three fit, by either limit."""
+    bus = await dial("gateway-look", EntityKind.GATEWAY)
+    begun = await asyncio.gather(*(HalfUpload.begin(doors[n % 2], f"d{n}", size) for n in range(8)))
+    await eventually(lambda: sum(one.answer.done() for one in begun) == 5)
+    assert [await one.status() for one in begun if one.answer.done()] == [403] * 5
+    first, *others = (one for one in begun if not one.answer.done())
+    first.leave()  # what was kept for it is free again, for one and not for two
+    tried = 0
+
+    async def let_in() -> list[HalfUpload]:
+        nonlocal tried
+        tried += 1
+        more = [await HalfUpload.begin(door, f"more{n}-{tried}", size) for n, door in enumerate(doors)]
+
+        async def decided() -> bool:
+            kept = {hold.name for hold in await held(bus)}
+            return all(one.answer.done() or one.name in kept for one in more)
+
+        await eventually(decided)
+        return [one for one in more if not one.answer.done()]
+
+    assert len(await eventually(let_in)) == 1
+    for one in others:
+        one.leave()
+
+
+async def test_of_eight_small_ones_at_once_three_are_stored(doors: list[str], ruth: AsyncClient) -> None:
+    begun = await asyncio.gather(*(HalfUpload.begin(doors[n % 2], f"d{n}", 10) for n in range(8)))
+    await eventually(lambda: sum(one.answer.done() for one in begun) == 5)
+    await asyncio.gather(*(one.send(BODY) for one in begun))
+    assert sorted([await one.status() for one in begun]) == [201] * 3 + [403] * 5
+    use = (await ruth.whoami()).use
+    assert (use.stored_bytes, use.datasets) == (30, 3)
+
+
+async def test_bodies_that_say_no_length_share_what_there_is(doors: list[str], ruth: AsyncClient) -> None:
+    bound = await HalfUpload.begin(doors[0], "bound", GIB - 8_000)
+    begun = await asyncio.gather(*(HalfUpload.begin(doors[n % 2], f"d{n}", None) for n in range(2)))
+    for _ in range(5):
+        await asyncio.gather(*(one.send(b"3e8\r\n" + b"x" * 1_000 + b"\r\n") for one in begun))
+    await asyncio.gather(*(one.send(b"0\r\n\r\n") for one in begun))
+    statuses = [await one.status() for one in begun]
+    assert set(statuses) <= {201, 403}
+    assert 403 in statuses, "both have 5,010 bytes"
+    assert (await ruth.whoami()).use.stored_bytes == 5_010 * statuses.count(201)
+    bound.leave()
+
+
+async def test_a_name_is_of_who_began_first(doors: list[str], dial: Dial) -> None:
+    bus = await dial("gateway-look", EntityKind.GATEWAY)
+    async with AsyncClient(doors[1], token="rob") as rob:
+        mine = await HalfUpload.begin(doors[0], "same", 10)
+        await eventually(partial(held, bus))
+        with pytest.raises(Refused, match="data set same is ruth's"):
+            await rob.upload_dataset("same", b"y")
+        await mine.send(BODY)
+        assert await mine.status() == 201
+        gone = await HalfUpload.begin(doors[0], "other", 10)
+        gone.leave()
+
+        async def free() -> bool:
+            try:
+                await rob.upload_dataset("other", b"y")
+            except Refused:
+                return False
+            return True
+
+        await eventually(free)
+        assert (await rob.whoami()).use.datasets == 1
+
+
+async def test_what_a_killed_gateway_kept_room_for_ends(
+    doors: list[str], ruth: AsyncClient, own_server: EmbeddedServer, dial: Dial
+) -> None:
+    bus = await dial("gateway-look", EntityKind.GATEWAY)
+    with subprocess.Popen(  # noqa: ASYNC220  # takes a moment
+        [sys.executable, "-c", CHILD, own_server.url],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            assert child.stderr is not None
+            url = (await asyncio.to_thread(child.stderr.readline)).strip()
+            upload = await HalfUpload.begin(url, "lost", GIB - 1_000)
+            (first,) = await eventually(partial(held, bus))
+
+            async def longer() -> bool:  # than room is kept for one that is not heard of
+                return any(hold.until > first.until + 2.0 for hold in await held(bus))
+
+            await eventually(longer)
+            with pytest.raises(OverQuota, match="what is stored on the bus: at most"):
+                await ruth.upload_dataset("tried", b"x" * 3_000)
+            assert not upload.answer.done()
+        finally:
+            child.kill()
+
+    async def free() -> bool:
+        try:
+            await ruth.upload_dataset("tried", b"x" * 3_000)
+        except OverQuota:
+            return False
+        return True
+
+    await eventually(free)
+    assert (await ruth.whoami()).use.stored_bytes == 3_000
+    assert await held(bus) == ()
 
 
 async def test_a_body_that_says_no_length_ends_where_the_quota_does(url: str, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ PRIVATE = {
             DEAD_LETTER,
             STORE_QUERY,
             subjects.KEPT_ANSWER,
+            subjects.UPLOADS,
             subjects.USER_COMMAND,
             subjects.AUDIT,
         ),

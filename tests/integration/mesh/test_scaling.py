@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from pathlib import Path
 
+import pytest
+
+from dmsc.async_client import AsyncClient
+from entities.authorizer.access_policy import default_text
+from schemas.errors import OverQuota
 from schemas.job import JobEvent, JobSpec, JobState
-from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
@@ -59,6 +66,41 @@ def test_one_replica_becomes_four_and_then_two(mesh: Mesh) -> None:
     assert last is not None
     assert sum(sid.startswith(f"{job}-s0") for sid in last.shares) == 2
     check(mesh, job, seen)
+
+
+QUOTA = """
+quotas:
+  - {name: narrow, roles: [researcher], slots: 3}
+"""
+
+
+async def test_orders_to_scale_at_once_are_counted_one_after_the_other(tmp_path: Path) -> None:
+    access = tmp_path / "access.yaml"
+    access.write_text(default_text().partition("\nquotas:")[0] + QUOTA)
+    mesh = start_mesh(tmp_path / "state", "--cluster", "a", "--slots", "8", "--access-file", str(access))
+    try:
+        async with AsyncClient(state=mesh.state) as admin:
+            token = (await admin.add_user("ruth", "researcher")).token or ""
+        async with AsyncClient(state=mesh.state, token=token) as ruth:
+            record = await ruth.submit(shape("narrow", steps=1_000, pad_ms=24.0))
+            async for event in ruth.events(record.job):
+                if event.result is not None:
+                    break
+            asked = (
+                ruth.scale(record.job, 2, stage=0),
+                ruth.scale(record.job, 2, stage=1),
+                ruth.submit(shape("one-more", steps=20, pad_ms=0.0, stages=1)),
+            )
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            refused = [answer for answer in answers if isinstance(answer, OverQuota)]
+            assert len(refused) == 2, answers
+            assert all("at most 3 (quota narrow)" in str(one) for one in refused)
+            with pytest.raises(OverQuota):
+                await ruth.scale(record.job, 3)
+            assert (await ruth.whoami()).use.slots <= 3
+            await ruth.cancel(record.job)
+    finally:
+        assert stop_mesh(mesh) == 0
 
 
 def test_a_standby_keeps_up_and_takes_the_stage_over(mesh: Mesh) -> None:

@@ -17,7 +17,7 @@ from bus.reader import Reader
 from bus.subject import Subject
 from schemas.access import Revocation, StoredUser
 from schemas.cluster import Cordon
-from schemas.door import DatasetOwner, KeptAnswer, MeshStatus
+from schemas.door import DatasetOwner, KeptAnswer, MeshStatus, UserUploads
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import Ack, BadMessage, Unavailable
 from schemas.job import JobSpec, JobState
@@ -109,6 +109,7 @@ async def seed(client: Witness) -> None:
     await bus.bucket(subjects.SECRET).put(secret, user="uma", name="store")
     owner = DatasetOwner(name="words", user="uma")
     await bus.bucket(subjects.DATASET_OWNER).put(owner, key="0" * 32)
+    await bus.bucket(subjects.UPLOADS).put(UserUploads(user="uma"), key="0" * 32)
     answer = KeptAnswer(request="r", gateway="gateway-a", incarnation="i")
     await bus.bucket(subjects.KEPT_ANSWER).put(answer, key="k")
 
