@@ -15,6 +15,7 @@ from rich.text import Text
 
 from dmsc.run_state import RunState, duration, quantity
 from schemas.job import JobEvent, JobState
+from schemas.plain_text import plain
 
 _refresh_s = 0.2
 _colours = {
@@ -77,7 +78,7 @@ class LiveView:
             self._live.update(draw(run, now - self._started_at), refresh=True)
 
     def say(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
+        self._live.console.print(plain(text, keep="\n"), markup=False, highlight=False)
 
 
 class PlainView:
@@ -98,7 +99,7 @@ class PlainView:
         return None
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(plain(text, keep="\n"), file=self._stream, flush=True)
 
     def show(self, run: RunState, event: JobEvent | None) -> None:
         if event is None:
@@ -140,7 +141,7 @@ def _notices(run: RunState) -> list[Text]:
     lines = []
     for at, kind, text in list(run.notices)[-5:]:
         line = Text.from_markup(f"{_marks[kind]} ")
-        line.append(time.strftime("%H:%M:%S ", time.localtime(at)), "dim").append(text)
+        line.append(time.strftime("%H:%M:%S ", time.localtime(at)), "dim").append(plain(text))
         line.no_wrap, line.overflow = True, "ellipsis"
         lines.append(line)
     return lines
@@ -151,7 +152,7 @@ def _head(run: RunState, elapsed_s: float) -> Text:
     head = Text.assemble((run.name, "bold"), ("  ", ""), (run.job, "dim"), ("  ", ""))
     head.append(run.state.value, colour.get(run.state, "cyan"))
     if run.reason and run.state is not JobState.RUNNING:
-        head.append(f"  {run.reason}", "dim")
+        head.append(f"  {plain(run.reason)}", "dim")
     if not run.results and not run.ended:
         head.append(f"  {duration(elapsed_s)}", "dim")
     return head
@@ -190,9 +191,9 @@ def _instances(run: RunState) -> Table:
         bar = "" if share is None else f"{'█' * round(share * 10):<10} {share:>4.0%}"
         short = view.sid.removeprefix(f"{run.job}-")
         table.add_row(
-            short,
+            Text(short),
             "data" if view.stage < 0 else str(view.stage),
-            f"{view.cluster}/{view.node}",
+            Text(plain(f"{view.cluster}/{view.node}")),
             Text(bar, "blue"),
             *((f"{view.service_ms:.0f}" if view.service_ms else "",) if timed else ()),
             Text(view.state, _colours.get(view.state, "")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,16 +58,25 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def print_text(text: str, *, error: bool = False) -> None:
+    """Text that others may have written: what would steer a terminal is shown as what it is."""
+    print(plain(text, keep="\n"), file=sys.stderr if error else sys.stdout, flush=True)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
     """Aligned columns; never cut on a pipe, so that `awk` can read them."""
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
     table = Table(
-        *columns, box=box.SIMPLE_HEAD if console.is_terminal else None, title=title, title_justify="left"
+        *columns,
+        box=box.SIMPLE_HEAD if console.is_terminal else None,
+        title=title and escape(plain(title)),
+        title_justify="left",
     )
     for row in rows:
         table.add_row(*(Text(plain(cell, keep="\n")) for cell in row))

@@ -62,16 +62,20 @@ def leave(code: ExitCode) -> NoReturn:
 def report(error: BaseException) -> ExitCode:
     """Say in one line (per problem) what went wrong; `DMSC_DEBUG=1` adds the traceback."""
     from schemas.errors import DmscError
+    from schemas.plain_text import plain
 
     if os.environ.get("DMSC_DEBUG"):
         traceback.print_exception(error)
     found = _first(error, DmscError)
     if isinstance(found, DmscError):
         for line in found.text.splitlines() or [found.code]:
-            print(f"dmsc: {line}", file=sys.stderr)
+            print(f"dmsc: {plain(line)}", file=sys.stderr)
         return exit_code_of(found)
-    text = " ".join(str(error).split()) or "no message"
-    print(f"dmsc: internal error: {type(error).__name__}: {text} (DMSC_DEBUG=1 shows where)", file=sys.stderr)
+    text = plain(" ".join(str(error).split())) or "no message"
+    print(
+        f"dmsc: internal error: {type(error).__name__}: {text} (DMSC_DEBUG=1 shows where)",
+        file=sys.stderr,
+    )
     return ExitCode.FAILED
 
 

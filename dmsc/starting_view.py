@@ -7,7 +7,10 @@ import sys
 import time
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
+
+from schemas.plain_text import plain
 
 
 class StartingView:
@@ -20,6 +23,7 @@ class StartingView:
 
     def say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a file on a full disk, a terminal that is gone
+            text = plain(text, keep="\n")
             if self._status is not None:
                 self._console.print(text, markup=False, highlight=False)
             else:
@@ -32,7 +36,7 @@ class StartingView:
         if self._status is None:
             self._status = self._console.status("")
             self._status.start()
-        shown = text.replace("[", "\\[")
+        shown = escape(plain(text))
         self._status.update(f"starting ({time.monotonic() - self._began:.0f} s)  [dim]{shown}[/]")
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from dmsc.board.board import Board, InstanceLine, JobLine, NodeLine, StageRoutes
 from dmsc.board.links import LinkLine
 from dmsc.run_state import quantity
+from schemas.plain_text import plain
 
 _colours = {"active": "green", "pending": "yellow", "draining": "yellow", "faulted": "bold red"}
 ROUTE_COLUMNS = ("instance", "cluster", "state", "weight", "share", "ms/microbatch", "queue", "open", "why")
@@ -163,7 +164,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequ
             overflow="ellipsis" if last else "fold",
         )
     for row in rows:
-        table.add_row(*(Text(cell, _colours.get(cell, "")) for cell in row))
+        table.add_row(*(Text(plain(cell), _colours.get(cell, "")) for cell in row))
     return table
 
 

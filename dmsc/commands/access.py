@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
+from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_text
 from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def explain(
     if json:
         print_json(found)
         return
-    print(f"{'yes' if found.allow else 'no'}: {found.reason}")
+    print_text(f"{'yes' if found.allow else 'no'}: {found.reason}")
     if found.owner is not None:
-        print(f"{found.resource} is {found.owner}'s")
-    print(f"by {found.source}:")
+        print_text(f"{found.resource} is {found.owner}'s")
+    print_text(f"by {found.source}:")
     for rule in found.rules:
-        print(f"  {'→' if rule.decides else ' '} line {rule.line:<4} {rule.name}: {rule.why}")
+        print_text(f"  {'→' if rule.decides else ' '} line {rule.line:<4} {rule.name}: {rule.why}")
     if not found.rule:
         print("  → no rule fits, so the answer is no")
     if found.audited:
@@ -78,7 +78,7 @@ def check(
     Example: dmsc access check access.yaml
     """
     policy = check_access_file(file)
-    print(f"{file}: {len(policy.rules)} rules")
+    print_text(f"{file}: {len(policy.rules)} rules")
 
 
 @app.command()

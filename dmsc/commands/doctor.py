@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json
+from dmsc.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_text
 from dmsc.running import leave, run_async
 
 
@@ -29,7 +29,7 @@ def doctor(
         print_json([asdict(each) for each in found])
     else:
         for each in found:
-            print(f"{'✓' if each.ok else '✗'} {each.name}: {each.text}")
+            print_text(f"{'✓' if each.ok else '✗'} {each.name}: {each.text}")
             if not each.ok and each.remedy:
-                print(f"    → {each.remedy}")
+                print_text(f"    → {each.remedy}")
     leave(ExitCode.OK if all(each.ok for each in found) else ExitCode.FAILED)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.options import (
+    GatewayOption,
+    JsonOption,
+    StateOption,
+    TokenOption,
+    print_json,
+    print_table,
+    print_text,
+)
 from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
@@ -59,7 +67,7 @@ def faults(
 
 async def _follow(client: AsyncClient, job: str | None, json: bool) -> None:
     async for record in client.follow_faults(job):
-        print(record.model_dump_json() if json else line_of(record), flush=True)
+        print_text(record.model_dump_json() if json else line_of(record))
 
 
 def line_of(record: FaultRecord) -> str:

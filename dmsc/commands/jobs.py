@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.options import (
+    GatewayOption,
+    JsonOption,
+    StateOption,
+    TokenOption,
+    print_json,
+    print_table,
+    print_text,
+)
 from dmsc.running import ask_gateway
 
 if TYPE_CHECKING:
@@ -60,7 +68,7 @@ def cancel(
     Example: dmsc cancel stdlib-gpt-1
     """
     record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.cancel(job))
-    print_json(record) if json else print(f"{record.job} {_ends(record)}")
+    print_json(record) if json else print_text(f"{record.job} {_ends(record)}")
 
 
 def _ends(record: JobRecord) -> str:
@@ -84,7 +92,7 @@ def park(
     Example: dmsc park stdlib-gpt-1 --reason 'the urgent one first'
     """
     record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.park(job, reason=reason))
-    print_json(record) if json else print(f"{record.job} {record.state.value}: {_waits(record)}")
+    print_json(record) if json else print_text(f"{record.job} {record.state.value}: {_waits(record)}")
 
 
 def resume(
@@ -101,7 +109,7 @@ def resume(
     Example: dmsc resume stdlib-gpt-1
     """
     record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.resume(job))
-    print_json(record) if json else print(f"{record.job} {record.state.value}: {record.reason}")
+    print_json(record) if json else print_text(f"{record.job} {record.state.value}: {record.reason}")
 
 
 def _waits(record: JobRecord) -> str:
@@ -130,7 +138,7 @@ def scale(
     Example: dmsc scale stdlib-gpt-1 4 --stage 0
     """
     told: str = ask_gateway(gateway, token, state, lambda client: client.scale(job, replicas, stage))
-    print_json({"job": job, "note": told}) if json else print(told)
+    print_json({"job": job, "note": told}) if json else print_text(told)
 
 
 def move(
@@ -153,7 +161,7 @@ def move(
     Example: dmsc move stdlib-gpt-1 stdlib-gpt-1-s0-r2 1
     """
     told: str = ask_gateway(gateway, token, state, lambda client: client.move(job, sid, stage))
-    print_json({"job": job, "note": told}) if json else print(told)
+    print_json({"job": job, "note": told}) if json else print_text(told)
 
 
 def status(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.options import (
+    GatewayOption,
+    JsonOption,
+    StateOption,
+    TokenOption,
+    print_json,
+    print_table,
+    print_text,
+)
 from dmsc.running import ask_gateway, leave
 
 if TYPE_CHECKING:
@@ -123,10 +130,10 @@ def drain(
     if json:
         print_json(final)
     elif not left:
-        print(f"{final.agent} is empty and cordoned")
+        print_text(f"{final.agent} is empty and cordoned")
     if left:
         progress = next((one.progress for one in final.cordons if one.slot is None), "")
-        print(f"{final.agent} is not empty after {timeout_s:g} s: {progress or left}", file=sys.stderr)
+        print_text(f"{final.agent} is not empty after {timeout_s:g} s: {progress or left}", error=True)
         from dmsc.exit_codes import ExitCode
 
         leave(ExitCode.FAILED)
@@ -198,7 +205,7 @@ def _show(answer: Cordons, json: bool) -> None:
         print_json(answer)
         return
     if not answer.cordons:
-        print(f"{answer.agent}: open")
+        print_text(f"{answer.agent}: open")
     for cordon in answer.cordons:
         place = answer.agent if cordon.slot is None else f"{answer.agent}/{cordon.slot}"
-        print(f"{place}: cordoned: {_cordon_text(cordon)}")
+        print_text(f"{place}: cordoned: {_cordon_text(cordon)}")

@@ -20,6 +20,7 @@ from dmsc.options import (
     TrustOption,
     print_json,
     print_table,
+    print_text,
 )
 from dmsc.running import ask_gateway, run_async
 
@@ -246,7 +247,7 @@ def ask(
     if json:
         print_json(answer)
     elif not answer.suggestions:
-        print(f"{answer.module} {answer.version}: no suggestion: {answer.reason}")
+        print_text(f"{answer.module} {answer.version}: no suggestion: {answer.reason}")
     else:
         rows = [
             (one.scope, one.action.action, f"{one.confidence:.2f}", f"{one.valid_s:g} s", one.reason)

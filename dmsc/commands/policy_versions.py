@@ -18,6 +18,7 @@ from dmsc.options import (
     TokenOption,
     print_json,
     print_table,
+    print_text,
 )
 from dmsc.running import ask_gateway, run_async
 
@@ -221,4 +222,4 @@ def _show(switch: PolicySwitch, json: bool) -> None:
         print_json(switch)
         return
     rest = f"; {switch.previous} goes on in shadow" if switch.previous else ""
-    print(f"{switch.module} {switch.version} is active{rest}: {switch.reason}")
+    print_text(f"{switch.module} {switch.version} is active{rest}: {switch.reason}")

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmsc.commands.runs import bus_or_none
-from dmsc.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
+from dmsc.options import (
+    BusOption,
+    BusTokenOption,
+    JsonOption,
+    StateOption,
+    print_json,
+    print_table,
+    print_text,
+)
 from dmsc.running import run_async
 
 if TYPE_CHECKING:
@@ -80,7 +88,7 @@ async def feed(session: Session, run: str, address: BusAddress | None, archive: 
 
 def _remark(story: Story, took_s: float) -> None:
     for problem in story.problems:
-        print(f"dmsc: the policy failed in {problem.where}: {problem.text}", file=sys.stderr)
+        print_text(f"dmsc: the policy failed in {problem.where}: {problem.text}", error=True)
     if story.unanswered_reads:
         print(
             f"dmsc: {story.unanswered_reads} reads of local stores: a record has no answers to them",

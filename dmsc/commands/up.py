@@ -358,25 +358,31 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from dmsc.in_the_clear import in_the_clear
+    from schemas.plain_text import plain
 
     took_s = (mesh.ready_at or mesh.started_at) - mesh.started_at
     console = Console(soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
-    table.add_row("bus", ", ".join(mesh.servers))
+
+    def row(*cells: str) -> None:
+        table.add_row(*(Text(plain(cell)) for cell in cells))  # a folder may be called [red]
+
+    row("bus", ", ".join(mesh.servers))
     for name, place in mesh.tenants.items():
-        table.add_row(f"tenant {name}", f"--state '{place}'")
+        row(f"tenant {name}", f"--state '{place}'")
     for name, url in mesh.gateways.items():
-        table.add_row(f"cluster {name}", f"{url}  {mesh.clusters.get(name, 0)} slots")
-    table.add_row("state", str(folder.path))
+        row(f"cluster {name}", f"{url}  {mesh.clusters.get(name, 0)} slots")
+    row("state", str(folder.path))
     if mesh.sandbox:
-        table.add_row("sandbox", mesh.sandbox)
+        row("sandbox", mesh.sandbox)
     what = "tenants" if mesh.tenants else "mesh"
     console.print(f"{what} ready in {took_s:.1f} s (pid {mesh.pid})", style="bold", highlight=False)
     console.print(table)
     if clear := in_the_clear([*mesh.servers, *mesh.gateways.values()]):
-        console.print(f"In the clear: {clear}.", highlight=False)
+        console.print(f"In the clear: {clear}.", highlight=False, markup=False)
     if mesh.tenants:
         console.print("each    dmsc status, train, tap, user, down … with its --state", highlight=False)
         stop = f"dmsc down --state '{folder.path}'" if detached else "Ctrl-C"
