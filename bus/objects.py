@@ -22,8 +22,8 @@ from typing import Any
 
 from bus import jetstream
 from bus.link import Link
-from bus.progress import moved
 from bus.logs import get_logger
+from bus.progress import moved
 from bus.reader import Reader
 from schemas.errors import BadMessage, Conflict, DmscError, NotFound, Unavailable
 
