@@ -86,6 +86,8 @@ class Bus:
         self._provisioned: int | None = None
         self.unreadable: set[tuple[str, int]] = set()
         """Values in buckets that were kept already: subject and revision."""
+        self.unreadable_bytes = 0
+        """Of those that are still on their way to be kept."""
 
     @classmethod
     @asynccontextmanager
@@ -305,7 +307,7 @@ class Bus:
         """What was answered to a question on `subject`.
 
         Raises:
-            DmscError: what the service raised.
+            DmscError: what the service raised; it is marked as `answered`.
             BadMessage: it can't be read; or it is larger than answers of the row may be: then nothing of it
                 was read, and it is a dead letter.
         """
@@ -316,7 +318,9 @@ class Bus:
             raise
         message = codec.decode_answer(data)
         if isinstance(message, ErrorReply):
-            raise message.to_exception()
+            answered = message.to_exception()
+            answered.answered = True
+            raise answered
         return message
 
     async def subscribe(
@@ -414,6 +418,7 @@ class Bus:
     ) -> int:
         """Appends to the row's stream, repeating until acknowledged; returns the sequence.
 
+        The deadline is in heard time (`pulse`): it does not pass while the bus is away or stands still.
         The same `message_id` (by default the envelope's) is stored once within two minutes.
         """
         return await streams.append(

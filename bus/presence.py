@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bus import subjects
 from bus.correlation import stand_alone
 from bus.logs import get_logger
-from schemas.errors import DmscError, Fenced, IllegalTransition
+from schemas.errors import DmscError, Fenced, IllegalTransition, Unavailable
 from schemas.registry import (
     INSTANCE_TRANSITIONS,
     Culprit,
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 log = get_logger("bus.presence")
 
 REGISTER_S = 30.0
-"""How long the first registration may take before it is an error."""
+"""How long a registry that is not heard is waited for until that is an error; in heard time (`bus.pulse`)."""
+AGAIN_S = 1.0
+"""Before a registry that could not write a registration, for its store is full, is asked again."""
 FAREWELL_S = 1.0
 """How long leaving may take; the registry's expiry does it otherwise."""
 
@@ -86,7 +88,8 @@ class Presence:
 
         Raises:
             IllegalTransition: the lifecycle does not allow it.
-            Unavailable: the registry does not answer; the next registration carries the state.
+            Unavailable: the registry does not answer, or can't write; the next registration carries the
+                state.
         """
         now = self.record.state
         if state is not now and state not in INSTANCE_TRANSITIONS[now]:
@@ -106,8 +109,21 @@ class Presence:
                 fault=fault,
                 culprit=culprit,
             ),
+            while_heard=True,
             sid=self.record.sid,
         )
+
+    async def tell(self, state: InstanceState, reason: str) -> None:
+        """As `change`, by a registration as soon as the registry takes one, where it takes no change now.
+
+        Raises:
+            IllegalTransition: the lifecycle does not allow it.
+        """
+        try:
+            await self.change(state, reason)
+        except Unavailable as error:
+            log.warning("state not told yet", sid=self.record.sid, state=state, reason=error.text)
+            self._again.set()
 
     async def update(self, **fields: Any) -> None:
         """Replaces fields of the record (capability, tags, schemas, …) and registers it again."""
@@ -115,10 +131,24 @@ class Presence:
         self.lease = await self._register(self._register_s)
 
     async def _register(self, deadline_s: float) -> RegistrationLease:
-        announcement = Registration(record=self.record)
-        lease: RegistrationLease = await self._bus.command(
-            subjects.REGISTRATION, announcement, deadline_s=deadline_s, sid=self.record.sid
-        )
+        """Asked again for as long as the registry answers that it can't write now.
+
+        Raises:
+            NoResponders, DeadlineExceeded: it does not answer.
+        """
+        while True:
+            announcement = Registration(record=self.record)
+            try:
+                lease: RegistrationLease = await self._bus.command(
+                    subjects.REGISTRATION, announcement, deadline_s=deadline_s, while_heard=True,
+                    sid=self.record.sid,
+                )  # fmt: skip
+                break
+            except Unavailable as error:
+                if not error.answered:
+                    raise
+                log.info("not registered yet", sid=self.record.sid, reason=error.text)
+            await asyncio.sleep(AGAIN_S)
         if lease.route_id != self.record.route_id:
             self.record = self.record.model_copy(update={"route_id": lease.route_id})
         return lease
@@ -134,7 +164,7 @@ class Presence:
                     await self._again.wait()
             self._again.clear()
             try:
-                self.lease = await self._register(self._register_s)
+                self.lease = await self._register(min(self._register_s, REGISTER_S))
             except DmscError as error:
                 log.warning("registration failed", sid=self.record.sid, reason=error.text)
                 if isinstance(error, Fenced):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -157,21 +159,31 @@ _Result = TypeVar("_Result")
 
 
 async def _persistently(
-    link: Link, attempt: Callable[[], Awaitable[_Result]], deadline_s: float, what: str
+    link: Link,
+    attempt: Callable[[], Awaitable[_Result]],
+    deadline_s: float,
+    what: str,
+    timeout: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
 ) -> _Result:
-    """Repeats `attempt` while the bus is unavailable, up to the deadline, and over reconnects."""
-    reason = "the bus is away"
+    """Repeats `attempt` while the bus is unavailable, up to the deadline, and over reconnects.
+
+    `timeout`: what the deadline is measured by; it begins when the first attempt has failed.
+    """
     try:
-        async with asyncio.timeout(deadline_s):
+        return await attempt()
+    except Unavailable as error:
+        reason = error.text
+    try:
+        async with timeout(deadline_s):
             while True:
+                if link.closing:
+                    raise link.unreachable()
+                await asyncio.sleep(RETRY_S)
+                await link.wait_online()
                 try:
                     return await attempt()
                 except Unavailable as error:
-                    if link.closing:
-                        raise
                     reason = error.text
-                await asyncio.sleep(RETRY_S)
-                await link.wait_online()
     except TimeoutError:
         raise DeadlineExceeded(f"{what}: not done within {deadline_s:g} s: {reason}") from None
 
@@ -214,7 +226,9 @@ async def append(
     async def publish() -> int:
         return await jetstream.publish(bus.link, subject, payload, headers, timeout_s=2.0)
 
-    return await _persistently(bus.link, publish, deadline_s, f"append to {subject}")
+    # A deadline in heard time: what is to be kept is not given up for a server that stands still.
+    timeout = asyncio.timeout if math.isinf(deadline_s) else bus.pulse.timeout
+    return await _persistently(bus.link, publish, deadline_s, f"append to {subject}", timeout)
 
 
 async def last_sequence(bus: Bus, row: Subject) -> int:

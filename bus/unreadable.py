@@ -8,6 +8,7 @@ writes the bucket, before it writes something else there (docs/adr/0038-unreadab
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 log = get_logger("bus.unreadable")
 
 PART_BYTES = 256 << 10
-KEEP_S = 30.0
-"""How long the stream is asked again to keep a value."""
+KEEPING_BYTES = 32 << 20
+"""Values of one connection that wait until the stream takes them, for however long: the bus may stand still
+or its disk be full. What would be more is not kept, and found again by the next reading."""
 WAIT_S = 0.3
 """How long whoever found a value waits for that."""
 KNOWN = 4_096
@@ -60,7 +62,15 @@ async def quarantine(bus: Bus, row: Subject, item: Stored, error: BadMessage) ->
         return
     if len(bus.unreadable) >= KNOWN:
         bus.unreadable.clear()
+    if bus.unreadable_bytes + len(item.data) > KEEPING_BYTES:
+        log.error(
+            "unreadable record",
+            record=name_of(row, item), revision=item.sequence, reason=error.text, size=len(item.data),
+            bytes=f"not kept: {bus.unreadable_bytes} bytes of others wait already for the stream UNREADABLE",
+        )  # fmt: skip
+        return
     bus.unreadable.add(known)
+    bus.unreadable_bytes += len(item.data)
     keeping = bus.link.spawn(_keep(bus, row, item, error), f"keep {name_of(row, item)}")
     await asyncio.wait({keeping}, timeout=WAIT_S)
 
@@ -77,7 +87,7 @@ async def _keep(bus: Bus, row: Subject, item: Stored, error: BadMessage) -> None
                 reason=error.text[:500], at=now, size=len(data), part=part, parts=len(pieces), data=piece,
             )  # fmt: skip
             kept = await bus.append(
-                subjects.UNREADABLE, value, deadline_s=KEEP_S, sid=bus.sender.name,
+                subjects.UNREADABLE, value, deadline_s=math.inf, sid=bus.sender.name,
                 message_id=f"{item.subject}/{item.sequence}/{part}",
             )  # fmt: skip
             sequence = sequence or kept
@@ -85,6 +95,8 @@ async def _keep(bus: Bus, row: Subject, item: Stored, error: BadMessage) -> None
     except DmscError as failure:
         bus.unreadable.discard((item.subject, item.sequence))
         where = f"not kept: {failure.text}"
+    finally:
+        bus.unreadable_bytes -= len(data)
     log.error(
         "unreadable record",
         record=f"{row.bucket}.{key}", revision=item.sequence, reason=error.text, size=len(data), bytes=where,

@@ -43,6 +43,8 @@ class DmscError(Exception):
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
+    answered: bool = False
+    """It came as the answer of whoever was asked, who is there therefore, whatever it says of others."""
 
     def __init__(self, text: str, **fields: Any) -> None:
         super().__init__(text)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bus import dial, jetstream, subjects
@@ -83,6 +84,24 @@ async def test_a_deadline_in_heard_time_does_not_pass_while_the_server_stands_st
             await asyncio.wait_for(asked, PATIENCE_S)
         with pytest.raises(TimeoutError):
             await waited
+
+
+async def test_what_is_to_be_kept_is_not_given_up_while_the_server_stands_still(
+    own_server: EmbeddedServer,
+) -> None:
+    async with Bus.connect(own_server.url, name="writer", kind=CLIENT) as writer:
+        await writer.provision()
+        os.kill(own_server.pid, signal.SIGSTOP)
+        try:
+            await until(lambda: psutil.Process(own_server.pid).status() == psutil.STATUS_STOPPED)
+            appending = asyncio.create_task(
+                writer.append(subjects.JOB_EVENT, job_event("one"), deadline_s=GAP_S + 0.5, job="j")
+            )
+            await asyncio.sleep(4 * (GAP_S + 0.5))
+            assert not appending.done()
+        finally:
+            os.kill(own_server.pid, signal.SIGCONT)
+        assert await asyncio.wait_for(appending, PATIENCE_S) == 1
 
 
 async def waits(judge: Bus, delay_s: float) -> None:

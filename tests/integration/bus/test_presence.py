@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
@@ -10,8 +12,9 @@ from bus import subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
 from bus.presence import Presence
+from bus.pulse import GAP_S
 from schemas.envelope import EntityKind
-from schemas.errors import Ack, Fenced, IllegalTransition
+from schemas.errors import Ack, Fenced, IllegalTransition, Unavailable
 from schemas.registry import InstanceState
 from schemas.signals import RegistrationLease
 from tests.conftest import Connect
@@ -28,6 +31,7 @@ class Registry:
         self.beats = Collector()
         self.changes = Collector()
         self.refuse = False
+        self.full = False
 
     async def serve(self, bus: Bus) -> None:
         await bus.serve(subjects.REGISTRATION, self.register)
@@ -36,6 +40,8 @@ class Registry:
 
     async def register(self, message, envelope):
         await self.registrations(message)
+        if self.full:
+            raise Unavailable("the bus's store is full")
         if self.refuse:
             raise Fenced("a newer incarnation has this name")
         return RegistrationLease(
@@ -44,6 +50,8 @@ class Registry:
 
     async def change(self, message, envelope):
         await self.changes(message)
+        if self.full:
+            raise Unavailable("the bus's store is full")
         return Ack()
 
 
@@ -124,3 +132,48 @@ async def test_whoever_leaves_gives_a_registry_that_is_gone_up(
     async with Presence(service, service_record("svc")):
         monkeypatch.setattr(service, "command", never)
     assert given_up.is_set()
+
+
+async def test_a_registry_that_can_not_write_now_is_asked_again(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store is full, for instance: whoever registers does not end of that."""
+    monkeypatch.setattr("bus.presence.AGAIN_S", 0.05, raising=False)
+    registry, service = Registry(expiry_s=NEVER_S), await connect("service")
+    registry.full = True
+    await registry.serve(await connect("registry"))
+    entering = asyncio.create_task(entered(Presence(service, service_record("svc"))))
+    await registry.registrations.until(3)
+    registry.full = False
+    presence = await asyncio.wait_for(entering, PATIENCE_S)
+    registry.full = True
+    told = len(registry.registrations.items)
+    await presence.tell(InstanceState.DRAINING, "stopping")  # no change now: by the next registration
+    await registry.registrations.until(told + 1)
+    assert registry.registrations.items[-1].record.state is InstanceState.DRAINING
+    registry.full = False
+    await presence.__aexit__(None, None, None)
+
+
+async def entered(presence: Presence) -> Presence:
+    return await presence.__aenter__()
+
+
+async def test_a_server_that_stands_still_is_no_registry_that_is_not_there(
+    own_server: EmbeddedServer,
+) -> None:
+    registry = Registry(expiry_s=NEVER_S)
+    async with (
+        Bus.connect(own_server.url, name="registry", kind=EntityKind.SERVICE_REGISTRY) as there,
+        Bus.connect(own_server.url, name="service", kind=EntityKind.CLIENT) as service,
+    ):
+        await registry.serve(there)
+        presence = Presence(service, service_record("svc"), register_s=GAP_S + 0.5)
+        os.kill(own_server.pid, signal.SIGSTOP)
+        try:
+            entering = asyncio.create_task(entered(presence))
+            await asyncio.sleep(2 * (GAP_S + 0.5))
+            assert not entering.done()
+        finally:
+            os.kill(own_server.pid, signal.SIGCONT)
+        await (await asyncio.wait_for(entering, PATIENCE_S)).__aexit__(None, None, None)
