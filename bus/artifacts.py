@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from bus.local_files import Folder
 from bus.progress import in_thread, moved
 from bus.secret_urls import hidden, resolved
-from schemas.errors import BadInput, NotFound
+from schemas.errors import BadInput, NotFound, Unavailable
 from schemas.urls import UrlRules, fixed_part, local_path, within
 
 if TYPE_CHECKING:
@@ -400,6 +400,8 @@ async def _in_thread(url: str, name: str, call: Callable[[], T]) -> T:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EXDEV):
             raise BadInput(f"{url}: {name}: a symbolic link is on the way; none is followed") from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Unavailable(f"{url}: {name}: {error.strerror}; free space there") from error
         raise BadInput(f"{url}: {name}: {error.strerror or error}") from error
 
 

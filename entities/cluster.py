@@ -64,7 +64,8 @@ _FAREWELL_S = 2.0  # at the end, for telling the registry which instances went w
 _STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "resume": signal.SIGCONT}
 RENEWAL_S = 0.25
 """How often an agent looks whether it has another credential."""
-_TELL_ATTEMPTS, _TELL_DEADLINE_S = 3, 30.0
+_TELL_ATTEMPTS, _TELL_DEADLINE_S = 120, 30.0
+"""An hour in heard time: whoever leads answers nobody while the bus takes no writes."""
 
 
 def default_node() -> str:
@@ -428,7 +429,9 @@ class ClusterAgent:
         """
         for _ in range(_TELL_ATTEMPTS):
             try:
-                await self._bus.command(row, message, deadline_s=_TELL_DEADLINE_S, cause=None, **tokens)
+                await self._bus.command(
+                    row, message, deadline_s=_TELL_DEADLINE_S, while_heard=True, cause=None, **tokens
+                )
                 return
             except Unavailable as error:
                 log.warning(f"{row.name} not heard", node=self._config.sid, error=error.text, **tokens)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from schemas.cluster import InstanceStart, Judgement, Slot
 from schemas.errors import Conflict, Fenced, Refused
-from schemas.registry import InstanceState
+from schemas.registry import PASSING, PASSING_EXIT, InstanceState
 from schemas.task_graph import ModelTopology, TaskUnit, UnitKind
 
 ENDED_KEPT = 512
@@ -207,7 +207,8 @@ def explain_exit(held: Held, exit: Exit) -> tuple[InstanceState, str]:
         return InstanceState.GONE, f"stopped as ordered ({Exit(code=exit.code, signal=exit.signal)})"
     if exit.code == 0:
         return InstanceState.GONE, "ended by itself with exit code 0"
-    return InstanceState.FAULTED, str(exit)
+    passing = exit.code == PASSING_EXIT or (exit.code is None and exit.signal is None)
+    return InstanceState.FAULTED, f"{PASSING}: {exit}" if passing else str(exit)
 
 
 ProcessState = Literal["running", "stopped", "gone", "unknown"]

@@ -260,7 +260,7 @@ class ShortLivedWorkers:
             exit = await self._bounded(child)
             if exit is None:
                 return Failure(
-                    "deadline_exceeded", f"{where} made no progress for {self._timeout_s:.0f} s and was ended"
+                    "no_progress", f"{where} made no progress for {self._timeout_s:.0f} s and was ended"
                 )
             return read_result(result, exit, where)
         finally:

@@ -257,9 +257,9 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
 }
 """Legal transitions of a job. `… → queued` is a new orchestrator: `recovering` if it adopts the living
-instances, else the job starts again from the last checkpoint. A `parked` one has trained, has no instances
-now, and waits at its last checkpoint: for room, for another mesh, or for a person (`held`). An illegal one
-raises `IllegalTransition` with the job's history."""
+instances, else the job starts again from the last checkpoint. A `parked` one has no instances now,
+and waits at its last checkpoint, or its beginning: for room, for another mesh, or for a person (`held`). An
+illegal one raises `IllegalTransition` with the job's history."""
 
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 

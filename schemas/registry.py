@@ -15,6 +15,12 @@ READY = "ready"
 SILENT = "no heartbeat"
 """Begins the reason of an instance that the registry has given up because it said nothing more."""
 
+PASSING = "for want of others"
+"""Begins the reason of an instance that ended by no fault of its own: its fork server was lost, or the bus or
+a store was away before it was ready. Another start may fare better."""
+PASSING_EXIT = 75
+"""Exit code of such a one (`EX_TEMPFAIL`): it may not have come so far as to tell the registry."""
+
 
 class InstanceState(StrEnum):
     """Runtime status of an instance (draft §4.5(3): active, pending, faulted; plus the way out)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -53,7 +54,15 @@ from bus.subjects import (
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind
 from schemas.errors import BadModel, DmscError, Fenced, PeerUnreachable
-from schemas.registry import READY, Capability, Endpoint, InstanceState, ServiceRecord
+from schemas.registry import (
+    PASSING,
+    PASSING_EXIT,
+    READY,
+    Capability,
+    Endpoint,
+    InstanceState,
+    ServiceRecord,
+)
 from schemas.step import Member
 from schemas.task_graph import UnitKind
 from schemas.telemetry import InstanceSample
@@ -116,7 +125,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
         return asyncio.run(Instance(given).run())
     except DmscError as error:  # it never got there: its node agent reads the last line of its log
         print(f"{given.start.unit.sid} did not get to the registry: {error.text}", file=sys.stderr)
-        return FAILED_EXIT
+        return PASSING_EXIT if error.retryable else FAILED_EXIT
 
 
 class Instance:
@@ -160,7 +169,8 @@ class Instance:
             self.chronicle.begins(self.start, pid=os.getpid(), **place)
             shipping = asyncio.create_task(ship_logs(bus))
             stack.callback(shipping.cancel)
-            presence = await stack.enter_async_context(Presence(bus, self._record()))
+            # Whoever ordered it has a deadline for that, and ends it.
+            presence = await stack.enter_async_context(Presence(bus, self._record(), register_s=math.inf))
             try:
                 self._check_code()
                 await self._serve(bus, presence, stack)
@@ -169,11 +179,17 @@ class Instance:
             except Exception as error:  # user code may raise anything
                 log.error("instance broke", sid=self.unit.sid, exc_info=error)
                 self._fail(DmscError(describe(error)))
-            await self._take_leave(presence)
-        return 0 if self._failure is None else FAILED_EXIT
+            wants = self._failure is not None and self._failure.retryable and not presence.record.reason
+            await self._take_leave(presence, wants)
+        if self._failure is None:
+            return 0
+        return PASSING_EXIT if wants else FAILED_EXIT
 
-    async def _take_leave(self, presence: Presence) -> None:
-        """The last word to the registry, which may be away or know a newer incarnation: then so be it."""
+    async def _take_leave(self, presence: Presence, wants: bool) -> None:
+        """The last word to the registry, which may be away or know a newer incarnation: then so be it.
+
+        `wants`: it never was ready, for want of the bus, a store or a peer.
+        """
         correlate(self.given.correlation)
         with contextlib.suppress(DmscError):
             if self._failure is None:
@@ -183,8 +199,9 @@ class Instance:
             self.chronicle.event("state", f"faulted: {self._failure.text}")
             log.error("instance failed", sid=self.unit.sid, reason=self._failure.text)
             fault = "" if self._failure.retryable else self._failure.code
+            reason = f"{PASSING}: {self._failure.text}" if wants else self._failure.text
             await presence.change(
-                InstanceState.FAULTED, self._failure.text, fault=fault, culprit=culprit_of(self._failure)
+                InstanceState.FAULTED, reason, fault=fault, culprit=culprit_of(self._failure)
             )
 
     async def _serve(self, bus: Bus, presence: Presence, stack: AsyncExitStack) -> None:
@@ -241,10 +258,8 @@ class Instance:
 
         watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.given.cluster)
         stack.push_async_callback(watch.stop)
-        if self.start.joins and self.unit.kind is UnitKind.STAGE:
-            await presence.change(InstanceState.PENDING, READY)
-        else:
-            await presence.change(InstanceState.ACTIVE, READY)
+        joins = self.start.joins and self.unit.kind is UnitKind.STAGE
+        await presence.tell(InstanceState.PENDING if joins else InstanceState.ACTIVE, READY)
         self.chronicle.event("state", f"{presence.record.state}: {READY}")
         async with asyncio.TaskGroup() as tasks:
             beside = [
@@ -263,8 +278,8 @@ class Instance:
             work.add_done_callback(self._reports.discard)
 
     async def _activate(self, presence: Presence) -> None:
-        with contextlib.suppress(DmscError):  # the registry is away: the next registration tells it
-            await presence.change(InstanceState.ACTIVE, "admitted")
+        with contextlib.suppress(DmscError):
+            await presence.tell(InstanceState.ACTIVE, "admitted")
 
     async def _end_when_fenced(self, presence: Presence) -> None:
         """The registry knows a newer incarnation of this SID: what this one does counts for nothing."""

@@ -30,7 +30,7 @@ fault_location.py what a fault was and how far it reaches, with SRD and MIC
 fault_queue.py    every fault from report to end, with its limits; job_faults.py: one job's
 omission.py       leaves a step out whose microbatch fails wherever it runs
 cordons.py        places that get no new instances; cordoning.py keeps them; draining.py empties nodes
-job_run.py        one job's life
+job_run.py        one job's life; outages.py: what of it waits for the bus, outside the steps
 service.py        what the leader serves: the queue, each message to its job
 lease.py          who may lead, and for how long                 pure
 leadership.py     claiming, renewing, giving back the lead

@@ -25,6 +25,8 @@ from schemas.signals import TerminationReport
 log = get_logger("orchestrator")
 
 TERMINATION_DEADLINE_S = 5.0
+ANSWER_S = 10.0
+"""How long registry and agents are waited for; in heard time."""
 AGENTS_BACK_S = 12.0
 """How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
 
@@ -89,6 +91,9 @@ class CleanUp:
         """An orchestrator before this one left the job open, and nothing of it lives that could go on.
 
         What is left of its instances ends before new ones start, for they hold their slots.
+
+        Raises:
+            Unavailable: the registry does not answer, or can't write.
         """
         await self.agents_back()
         await self._release()
@@ -122,11 +127,18 @@ class CleanUp:
             log.warning("no termination report", job=self._job, of=sorted(expected - self._terminated))
 
     async def _release(self) -> None:
-        await self._bus.command(RELEASE_JOB, ReleaseJob(job=self._job), deadline_s=10.0)
+        order = ReleaseJob(job=self._job)
+        await self._bus.command(RELEASE_JOB, order, deadline_s=ANSWER_S, while_heard=True)
 
     async def _forget(self) -> None:
         orders = (
-            self._bus.command(FORGET_TOPOLOGY, ForgetTopology(job=self._job), deadline_s=10.0, agent=agent)
+            self._bus.command(
+                FORGET_TOPOLOGY,
+                ForgetTopology(job=self._job),
+                deadline_s=ANSWER_S,
+                while_heard=True,
+                agent=agent,
+            )
             for agent in sorted(self._mesh.nodes)
         )
         await asyncio.gather(*orders, return_exceptions=True)

@@ -18,7 +18,7 @@ from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
 from schemas.job import InstanceView, JobSpec
-from schemas.registry import READY, SILENT, InstanceState
+from schemas.registry import PASSING, READY, SILENT, InstanceState
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 from schemas.urls import BUS, local_path
@@ -44,6 +44,17 @@ class MemberLost(DmscError):
     def __init__(self, members: Iterable[Member], text: str) -> None:
         super().__init__(text)
         self.members = set(members)
+
+
+class NotReady(DmscError):
+    """Instances that were started are not ready, for no fault of their own: another start may fare better."""
+
+    code = "not_ready"
+    retryable = True
+
+    def __init__(self, members: Iterable[Member], text: str) -> None:
+        super().__init__(text)
+        self.members = tuple(members)
 
 
 class _Lost(Unavailable):
@@ -157,16 +168,19 @@ class Instances:
         Raises:
             StartFailed: an instance refused or died; its own reason is the text.
             NodeLost: a node died before its instances were ready.
-            Unavailable: not active in time.
+            NotReady: not active in time, or ended for want of the bus or of others.
+            Unavailable: the bus does not answer; nothing was started.
         """
         self._link_secret = self._link_secret or await link_secret(self._bus, self._job)
-        orders = [asyncio.create_task(self._start(unit, joins)) for unit in units]
+        named = await secrets_for(self._bus, self._spec)
+        orders = [asyncio.create_task(self._start(unit, joins, named)) for unit in units]
         await asyncio.gather(*orders, return_exceptions=True)  # what was begun is known before anything fails
         started = [order.result() for order in orders]
         await self._until_ready(started)
         return started
 
-    async def _start(self, unit: TaskUnit, joins: bool) -> Member:
+    async def _start(self, unit: TaskUnit, joins: bool, named: str) -> Member:
+        """`named`: the secrets that the job's URLs name."""
         assert self.graph is not None
         place = self.graph.placement(unit.sid)
         member = Member(sid=unit.sid, incarnation=secrets.token_hex(6))
@@ -183,7 +197,7 @@ class Instances:
             inexact=bool(self.graph.inexact),
             joins=joins,
             link_secret=self._link_secret,
-            secrets=await secrets_for(self._bus, self._spec),
+            secrets=named,
         )
         agent = self._mesh.agent_of(place.cluster, place.node)
         if agent is None:
@@ -236,11 +250,14 @@ class Instances:
                 raise NodeLost(None, f"{member.sid}: its node has left the mesh")
             if ended(member) and reason.startswith(SILENT):
                 raise NodeLost(self._node_of(member), f"{member.sid}: {reason}")
+            if ended(member) and reason.startswith(PASSING):
+                raise NotReady([member], f"{member.sid}: {reason}")
             if ended(member):
                 raise StartFailed(member, f"{member.sid}: {reason}")
         if not settled_in_time:
-            late = [member.sid for member in waiting if not self._ready(member)]
-            raise Unavailable(f"{', '.join(late)} not ready after {patience_s:.0f} s")
+            late = [member for member in waiting if not self._ready(member)]
+            names = ", ".join(member.sid for member in late)
+            raise NotReady(late, f"{names} not ready after {patience_s:.0f} s")
 
     async def order(
         self,
@@ -289,7 +306,7 @@ class Instances:
         problems = []
         for member, answer in zip(targets, answers, strict=True):
             # what an instance itself could not reach (a store, the bus) is no sign of its death
-            if isinstance(answer, (NoResponders, DeadlineExceeded, _Lost)):
+            if _is_silence(answer):
                 silent.append(member)
                 problems.append(f"{member.sid}: {answer}")
             elif isinstance(answer, BaseException):
@@ -308,7 +325,7 @@ class Instances:
             if agent is None:
                 return
             order = InstanceStop(job=self._job, sid=member.sid, incarnation=member.incarnation, now=now)
-            await self._bus.command(STOP_INSTANCE, order, deadline_s=10.0, agent=agent)
+            await self._bus.command(STOP_INSTANCE, order, deadline_s=10.0, while_heard=True, agent=agent)
 
         members = [one for one in self.members.values() if self._mesh.state_of(one) is not InstanceState.GONE]
         self.members.clear()
@@ -336,3 +353,10 @@ class Instances:
                 )
             )
         return tuple(shown)
+
+
+def _is_silence(answer: object) -> bool:
+    """Whether the member itself was not heard; what it says of others is an answer."""
+    if isinstance(answer, (NoResponders, DeadlineExceeded)):
+        return not answer.answered
+    return isinstance(answer, _Lost)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 
 from bus.connection import Bus
 from bus.correlation import correlate, current_cause
@@ -16,11 +17,12 @@ from entities.orchestrator.communication import Communication
 from entities.orchestrator.entry_gateway import EntryGateway
 from entities.orchestrator.fault_location import locate
 from entities.orchestrator.fault_queue import FaultQueue
-from entities.orchestrator.instances import Instances, MemberLost, NodeLost, StartFailed
+from entities.orchestrator.instances import Instances, MemberLost, NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_faults import JobFaults
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.model_work import ModelWork
+from entities.orchestrator.outages import Outages
 from entities.orchestrator.parking import REST_S, Parking, written_down
 from entities.orchestrator.placement import NoRoom
 from entities.orchestrator.planning import plan, why_inexact
@@ -29,7 +31,7 @@ from entities.orchestrator.room import Room
 from entities.orchestrator.setbacks import Parked
 from entities.orchestrator.training import Training
 from entities.orchestrator.waiting_line import Waiting, emptied, free_slots, slots_of, turn
-from schemas.errors import Conflict, DmscError, Fenced, Unavailable
+from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
@@ -44,6 +46,8 @@ CLEAN_UP_S = 3.0
 DEPLOY_AGAIN_S, DEPLOY_AGAIN_MOST_S = 0.1, 10.0
 """Pause before a deployment that a node's death broke is planned again; it doubles each time."""
 START_TRIES = 3
+READY_TRIES = 3
+"""Deployments in a row whose instances did not become ready, until the job is parked."""
 REPORTED_S = 2.0
 """How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
 
@@ -74,6 +78,7 @@ class JobRun:
         self.job = record.job
         self.spec = record.spec
         self.epoch = record.epoch
+        self._outages = Outages(journal.job, journal.reason)
         self.communication = Communication(bus, mesh)
         self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
         self.checkpoints = Checkpoints(bus, mesh, self.instances, journal, self.epoch)
@@ -278,6 +283,9 @@ class JobRun:
             log.error("another orchestrator has this job", job=self.job, reason=str(error))
             await self.checkpoints.abandon()
             return
+        except NewerRecord:
+            await self.checkpoints.abandon()
+            raise
         self._faults.ended(state is JobState.DONE, reason)
         await self.clean_up.run()  # left off, it is the next leader's: the record says how the job ends
         await self.journal.move(state, reason)
@@ -287,6 +295,7 @@ class JobRun:
 
         Raises:
             Fenced: another orchestrator has the job.
+            NewerRecord: a record of it is of a version that this software does not read.
         """
         try:
             if self._cancelled is not None or self.parking.interrupted:
@@ -303,8 +312,13 @@ class JobRun:
             return self._as_parked(Parked(self.parking.held or "parked", for_room=False))
         except Fenced:
             raise
+        except NewerRecord:
+            raise
         except Parked as parked:
             return self._as_parked(parked)
+        except Unavailable as error:  # of the mesh, not of the job: whoever mends it has it go on
+            log.error("job parked for want of others", job=self.job, reason=error.text)
+            return self._as_parked(Parked(error.text, for_room=False))
         except DmscError as error:
             return JobState.FAILED, error.text
         except Exception as error:
@@ -330,17 +344,20 @@ class JobRun:
         async with self.training:
             if self.journal.record.state is JobState.PARKED:
                 await self._until_resumed()
-                await self._deploy(await self.model_work.analyse())
+                await self._deploy(await self._analyse())
             elif self.epoch > 1 and await self._adopt():
                 self.parking.taken_over(adopted=True)
             else:
                 if self.epoch > 1:
-                    await self.clean_up.reclaim()
+                    await self._outages.outlast("freeing what it held", self.clean_up.reclaim)
                     self.parking.taken_over(adopted=False)
                 await self.journal.move(JobState.ANALYSING, "layers, costs, data")
-                await self._deploy(await self.model_work.analyse())
+                await self._deploy(await self._analyse())
             await self._train()
             return await self._finish()
+
+    async def _analyse(self) -> ModelTopology:
+        return await self._outages.outlast("having the model analysed", self.model_work.analyse)
 
     async def _until_resumed(self) -> None:
         if self.parking.waits:
@@ -355,7 +372,7 @@ class JobRun:
             return False
         self.instances.graph = record.graph
         adoption = Adoption(self._bus, self._mesh, self.instances, self.training.record, self.epoch)
-        settled = await adoption.settle()
+        settled = await self._outages.outlast("looking for its instances", adoption.settle)
         if settled is None:
             if self.training.record.unknown:
                 text = "nobody can read what was decided last: all back to the checkpoint"
@@ -381,8 +398,12 @@ class JobRun:
         await self.training.told()
 
     async def _deploy(self, topology: ModelTopology) -> None:
-        """Plans, starts all instances, and plans again without a node that turns out to be dead."""
-        pause_s = DEPLOY_AGAIN_S
+        """Plans, starts all instances, and plans again without a node that turns out to be dead.
+
+        Raises:
+            Parked: instances do not become ready, again and again.
+        """
+        pause_s, unready = DEPLOY_AGAIN_S, 0
         while True:
             graph = await self._plan(topology)
             await self.entry.choose(graph)
@@ -390,10 +411,15 @@ class JobRun:
                 await self._start(graph)
                 break
             except NodeLost as lost:
-                self._waits = True
                 await self._without_node(lost)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, DEPLOY_AGAIN_MOST_S)
+            except NotReady as late:
+                unready += 1
+                if unready >= READY_TRIES:
+                    text = f"{unready} times in a row its instances were not ready, the last: {late.text}"
+                    raise Parked(text, for_room=False) from None
+                await self._plan_again(late.text)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, DEPLOY_AGAIN_MOST_S)
         await self.training.begin()
         await self.journal.tell("instances", instances=self.instances.views())
 
@@ -441,7 +467,7 @@ class JobRun:
         instances = self.instances
         for left in reversed(range(START_TRIES)):
             try:
-                await instances.start([unit for unit in graph.units if unit.sid not in instances.members])
+                await self._outages.outlast("starting its instances", partial(self._start_missing, graph))
                 return
             except StartFailed as failed:
                 # a refusal is final; a death by signal may have been anything
@@ -449,24 +475,35 @@ class JobRun:
                     raise
                 del instances.members[failed.member.sid]
 
+    async def _start_missing(self, graph: TaskGraph) -> None:
+        instances = self.instances
+        await instances.start([unit for unit in graph.units if unit.sid not in instances.members])
+
     async def _without_node(self, lost: NodeLost) -> None:
         """News about the mesh, not about the job: what was started ends, and the node gets nothing more."""
         log.warning("node lost while deploying", job=self.job, agent=lost.agent, reason=lost.text)
-        await self.journal.tell("fault", text=f"{lost.text}; planned again")
         if lost.agent is not None:
             self._mesh.forget_node(lost.agent)
+        await self._plan_again(lost.text)
+
+    async def _plan_again(self, why: str) -> None:
+        self._waits = True
+        await self.journal.tell("fault", text=f"{why}; planned again")
         await self.instances.stop(now=True)
         self.instances.graph = None
 
     # --- the end ------------------------------------------------------------------------------------------
+    async def _export(self) -> WeightsManifest:
+        training = self.training
+        return await export_weights(
+            self._bus, self.job, self.spec, self.epoch, self.instances, training.stages(), training.step
+        )
+
     async def _finish(self) -> WeightsManifest:
         await self.journal.move(JobState.FINISHING, "weights")
         while True:
             try:
-                manifest = await export_weights(
-                    self._bus, self.job, self.spec, self.epoch, self.instances, self.training.stages(),
-                    self.training.step,
-                )  # fmt: skip
+                manifest = await self._outages.outlast("writing its weights", self._export)
                 break
             except MemberLost as lost:
                 self.training.losing(lost.members, str(lost))

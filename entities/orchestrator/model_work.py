@@ -4,7 +4,6 @@ trained."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -13,7 +12,7 @@ from entities.orchestrator.job_secrets import secrets_for
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
-from schemas.errors import BadModel, DmscError, Unavailable
+from schemas.errors import BadModel, DeadlineExceeded, DmscError, ErrorReply, Unavailable
 from schemas.job import WeightsManifest
 from schemas.task_graph import ModelTopology
 
@@ -23,8 +22,16 @@ ASK_AGAIN_S = 30.0
 """An agent that was restarted meanwhile knows of no analysis. One that is at it takes the order for a
 repetition; it ends a worker that does not get on, and gives one that does all the time that it takes."""
 ANALYSTS = 3
-"""Node agents asked to analyse, one after the other, before the job fails."""
+"""Node agents that took the order and found nothing, one after the other, before the job fails."""
+ACCEPT_S = 20.0
+"""A living agent takes an order within milliseconds; then the next one is asked. In heard time."""
 SAMPLE_DEADLINE_S = 90.0
+
+
+class NoTopology(DmscError):
+    """Agents took the order to analyse the model, and none came to an end with it."""
+
+    code = "no_topology"
 
 
 class ModelWork:
@@ -45,8 +52,16 @@ class ModelWork:
             self._topology.set_result(message)
 
     def analysis_failed(self, message: AnalysisFailed) -> None:
-        if not self._topology.done():
-            self._topology.set_exception(BadModel(message.text))
+        """A verdict on the model, or what its worker lacked, the bus for instance; or it did not get on."""
+        if self._topology.done():
+            return
+        lacked = ErrorReply(code=message.code, text=message.text).to_exception()
+        if isinstance(lacked, DeadlineExceeded):
+            self._topology.set_exception(TimeoutError(message.text))
+        else:
+            self._topology.set_exception(
+                lacked if isinstance(lacked, Unavailable) else BadModel(message.text)
+            )
 
     def sample_written(self, message: SampleWritten) -> None:
         if not self._sample.done():
@@ -57,26 +72,33 @@ class ModelWork:
         """
         Raises:
             BadModel: it has none.
-            Unavailable: nobody answered who was asked.
+            NoTopology: nobody came to an end with it who was asked.
+            Unavailable: no node could take it, or the bus does not tell the job's secrets; ask again.
         """
         secrets = await secrets_for(self._bus, self._spec)
         order = Analyse(job=self._job, spec=self._spec, secrets=secrets)
         asked: list[str] = []
+        passed_over: dict[str, str] = {}  # who could not do it, and why: no word on the model
         while len(asked) < ANALYSTS:
             if not self._agents():
                 await self._journal.reason("no node has joined: waiting")
                 await self._mesh.next_change()
                 continue
-            agent = next((sid for sid in self._agents() if sid not in asked), None)
+            left = [sid for sid in self._agents() if sid not in asked]
+            agent = next((sid for sid in left if sid not in passed_over), None)
             if agent is None:
-                break
-            asked.append(agent)
-            with contextlib.suppress(Unavailable):
+                if not left:
+                    break
+                raise Unavailable("; ".join(f"{sid}: {passed_over[sid]}" for sid in left))
+            try:
                 return await self._mesh.while_there(agent, self._analysed_by(agent, order))
-            log.warning("no topology, asking another node", job=self._job, agent=agent)
-            if agent not in self._mesh.nodes:
-                asked.remove(agent)  # it died: no word on the model
-        raise Unavailable(f"no topology from {', '.join(asked)}")
+            except Unavailable as error:
+                log.warning("no topology, asking another node", job=self._job, agent=agent, reason=error.text)
+                passed_over[agent] = error.text
+            except TimeoutError as error:
+                log.warning("no topology, asking another node", job=self._job, agent=agent, reason=str(error))
+                asked.append(agent)
+        raise NoTopology(f"no topology from {', '.join(asked)}: the analysis does not get on there")
 
     async def write_sample(self, manifest: WeightsManifest) -> str:
         """A courtesy at the end: its failure is told, and fails nothing."""
@@ -89,8 +111,10 @@ class ModelWork:
                 secrets=await secrets_for(self._bus, self._spec),
             )  # fmt: skip
             key = self._mesh.nodes[agents[0]].sealing_key
-            await self._bus.command(WRITE_SAMPLE, order, deadline_s=10.0, agent=agents[0], seal_to=key)
-            async with asyncio.timeout(SAMPLE_DEADLINE_S):
+            await self._bus.command(
+                WRITE_SAMPLE, order, deadline_s=10.0, while_heard=True, agent=agents[0], seal_to=key
+            )
+            async with self._bus.pulse.timeout(SAMPLE_DEADLINE_S):
                 return await self._sample
         except (DmscError, TimeoutError) as error:
             log.warning("no sample", job=self._job, reason=str(error) or "timed out")
@@ -99,9 +123,15 @@ class ModelWork:
     async def _analysed_by(self, agent: str, order: Analyse) -> ModelTopology:
         while not self._topology.done():
             key = self._mesh.nodes[agent].sealing_key
-            await self._bus.command(ANALYSE, order, deadline_s=20.0, agent=agent, seal_to=key)
+            await self._bus.command(
+                ANALYSE, order, deadline_s=ACCEPT_S, while_heard=True, agent=agent, seal_to=key
+            )
             await asyncio.wait([self._topology], timeout=ASK_AGAIN_S)
-        return self._topology.result()
+        try:
+            return self._topology.result()
+        except (Unavailable, TimeoutError):
+            self._topology = asyncio.get_running_loop().create_future()
+            raise
 
     def _agents(self) -> list[str]:
         wanted = self._spec.parallel.clusters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
+from bus.pulse import Pulse
 from entities.orchestrator.guarded_tasks import GuardedTasks
 from entities.orchestrator.instances import Instances
 from entities.orchestrator.progress import Progress
@@ -16,7 +17,7 @@ from schemas.step import Member
 
 PARKED_AFTER_S = 10.0
 """How long a stage that has nobody waits for room: less is a node that restarts; more keeps the slots of all
-other stages from other jobs."""
+other stages from other jobs. In heard time (`bus.pulse`)."""
 LOOK_S = 0.2
 
 
@@ -30,7 +31,9 @@ class Recruits:
         progress: Progress,
         telling: Telling,
         tasks: GuardedTasks,
+        pulse: Pulse,
     ) -> None:
+        self._pulse = pulse
         self._instances = instances
         self._replacement = replacement
         self._progress = progress
@@ -98,16 +101,20 @@ class Recruits:
         Raises:
             Parked: somebody must be waited for, and finds no room.
         """
-        loop, homeless = asyncio.get_running_loop(), self._replacement.homeless
-        began = bare_since = loop.time()
+        with self._pulse.held():  # a bus that stands still keeps everybody from coming
+            await self._until_there()
+
+    async def _until_there(self) -> None:
+        now, homeless = self._pulse.now, self._replacement.homeless
+        began = bare_since = now()
         while coming := set(self._coming):
             missing = self._indispensable() & coming
-            late = loop.time() - began > PARKED_AFTER_S
+            late = now() - began > PARKED_AFTER_S
             if not missing and (late or coming <= homeless.keys()):
                 return
             if not missing or not missing <= homeless.keys():
-                bare_since = loop.time()
-            if loop.time() - bare_since > PARKED_AFTER_S:
+                bare_since = now()
+            if now() - bare_since > PARKED_AFTER_S:
                 why = "; ".join(f"{sid}: {homeless[sid]}" for sid in sorted(missing))
                 raise Parked(why, for_room=True)
             await self._tasks.unless_failed(asyncio.wait([*self._coming.values()], timeout=LOOK_S))

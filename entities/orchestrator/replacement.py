@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
-from entities.orchestrator.instances import Instances, NodeLost, StartFailed
+from entities.orchestrator.instances import Instances, NodeLost, NotReady, StartFailed
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from entities.orchestrator.partition import Node, avoided, name
@@ -111,6 +111,10 @@ class Replacement:
             except NodeLost as error:
                 if error.agent is not None:
                     self._mesh.forget_node(error.agent)
+                log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
+            except NotReady as error:
+                (lost,) = error.members
+                self._instances.mark_lost(lost)
                 log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
             except DmscError as error:  # an agent or the registry is being restarted
                 log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))

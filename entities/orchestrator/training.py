@@ -94,7 +94,7 @@ class Training:
         self._quarantine = Quarantine(self._spec.training.on_bad_microbatch, journal.record.microbatch_faults)
         self._replacement = replacement = Replacement(bus, mesh, instances, journal, occupied)
         self._standbys = Standbys(instances, communication, progress, telling)
-        self._recruits = Recruits(instances, replacement, progress, telling, tasks)
+        self._recruits = Recruits(instances, replacement, progress, telling, tasks, bus.pulse)
         self._troubles = Troubles(
             instances, replacement, self._recruits, self._standbys, faults, self._quarantine,
             Setbacks(

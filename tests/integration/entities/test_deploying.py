@@ -8,14 +8,17 @@ import pytest
 
 from bus import subjects
 from bus.buckets import Change
-from entities.orchestrator.instances import Instances, NodeLost, StartFailed
+from entities.orchestrator.instances import Instances, MemberLost, NodeLost, NotReady, StartFailed
 from entities.orchestrator.mesh_view import MeshView
 from schemas.cluster import InstanceStart, InstanceStarted, NodeStatus, Slot
 from schemas.envelope import EntityKind, Envelope
-from schemas.registry import READY, SILENT, InstanceState
+from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Unavailable
+from schemas.registry import PASSING, READY, SILENT, InstanceState
+from schemas.step import Exported, ExportOrder, Member
 from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
 from tests.entity_records import instance, job
 from tests.integration.entities.conftest import Dial
+from tests.patience import PATIENCE_S
 
 UNITS = tuple(
     TaskUnit(
@@ -112,3 +115,42 @@ async def test_an_instance_that_falls_silent_is_its_nodes_fault_and_a_refusal_it
     starting = asyncio.create_task(instances.start(UNITS[:1]))
     await say(mesh, await ordered.get(), InstanceState.ACTIVE, READY)
     assert [member.sid for member in await starting] == ["j-s0-r0"]
+
+
+async def test_one_that_ends_for_want_of_others_or_is_late_may_be_started_again(
+    dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is the job's fault, and neither says that the bus is away."""
+    mesh = await two_nodes()
+    instances, ordered = await deploy(dial, mesh)
+    starting = asyncio.create_task(instances.start(UNITS[:1]))
+    first = await ordered.get()
+    await say(mesh, first, InstanceState.FAULTED, f"{PASSING}: no bus at nats://x")
+    with pytest.raises(NotReady, match="no bus at nats://x") as failed:
+        await starting
+    assert [one.incarnation for one in failed.value.members] == [first.incarnation]
+    monkeypatch.setattr("entities.orchestrator.instances.ACTIVE_DEADLINE_S", 0.1)
+    with pytest.raises(NotReady, match="j-s0-r0 not ready after 0 s") as late:
+        await instances.start(UNITS[:1])
+    assert not isinstance(late.value, Unavailable)
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded, NoResponders, BusUnreachable, Unavailable])
+async def test_what_an_instance_itself_could_not_reach_is_no_sign_of_its_death(
+    dial: Dial, error: type[DmscError]
+) -> None:
+    instances, _ = await deploy(dial, await two_nodes())
+    member = Member(sid="j-s0-r0", incarnation="i")
+
+    async def export(message: ExportOrder, envelope: Envelope) -> Exported:
+        raise error("the store does not answer")
+
+    await (await dial("j-s0-r0")).serve(subjects.EXPORT, export, job="j", sid="j-s0-r0")
+    order = ExportOrder(job="j", epoch=1, version=1, url="bus://artifacts/j/weights", shard="x")
+    with pytest.raises(error, match="the store does not answer") as answered:
+        await instances.order(subjects.EXPORT, order, [member], deadline_s=PATIENCE_S)
+    assert answered.value.answered
+    silent = Member(sid="j-s0-r1", incarnation="i")
+    with pytest.raises(MemberLost) as lost:
+        await instances.order(subjects.EXPORT, order, [silent], deadline_s=0.5)
+    assert lost.value.members == {silent}

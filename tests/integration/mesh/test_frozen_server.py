@@ -10,32 +10,57 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from bus.buckets import ANSWER_S
 from bus.embedded import EmbeddedServer
 from bus.embedded_cluster import EmbeddedCluster, copies
+from bus.jetstream import TIMEOUT_S
 from entities.registry_core import LeaseConfig
 from schemas.door import MeshStatus
 from schemas.job import JobSpec, JobState
 from tests.integration.bus.records import until
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
+from tests.integration.mesh.tripwire import Tripwire
 from tests.integration.mesh.undisturbed import undisturbed_at
 
+MOMENTS = {
+    "deploying": ("STREAM.MSG.GET.KV_link_secrets", 2 * ANSWER_S),
+    "adopting": ("DIRECT.GET.KV_registry.$KV.registry.{job}-", 2 * ANSWER_S),
+    "finishing": ("STREAM.MSG.GET.OBJ_artifacts", TIMEOUT_S + ANSWER_S),
+}
+"""What the orchestrator asks the bus outside a job's steps, and for how long it gets no answer: longer than
+it waits for one."""
 STANDS_STILL_S = LeaseConfig().expiry_s + 4 * LeaseConfig().tick_s + 2.0
 """Longer than any lease, and than what a registry needs to notice that one has run out."""
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMesh]:
-    folder = tmp_path_factory.mktemp("own")
-    server = EmbeddedServer(folder / "nats", sync_always=False)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer(tmp_path_factory.mktemp("nats"), sync_always=False)
     asyncio.run(server.start())
-    mesh = OwnMesh(folder, [server], slots=3)
+    try:
+        yield server
+    finally:
+        asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="module")
+def wire(server: EmbeddedServer) -> Iterator[Tripwire]:
+    """On the orchestrator's way to the bus."""
+    with Tripwire(server.url, lambda: server.pid) as wire:
+        yield wire
+
+
+@pytest.fixture(scope="module")
+def own(
+    tmp_path_factory: pytest.TempPathFactory, server: EmbeddedServer, wire: Tripwire
+) -> Iterator[OwnMesh]:
+    mesh = OwnMesh(tmp_path_factory.mktemp("own"), [server], slots=3, told={"smo-1": [wire.url]})
     try:
         mesh.start_all("smo-1")
         yield mesh
     finally:
         mesh.stop_all()
-        asyncio.run(server.stop())
 
 
 async def test_a_server_that_stands_still_costs_no_instance(own: OwnMesh) -> None:
@@ -121,3 +146,54 @@ def on(cluster: EmbeddedCluster, pid: int) -> tuple[EmbeddedServer, ...]:
     connections = psutil.Process(pid).net_connections("tcp")
     ports = {one.raddr.port for one in connections if one.raddr and one.status == psutil.CONN_ESTABLISHED}
     return tuple(server for server in cluster.servers if int(server.url.rpartition(":")[2]) in ports)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_server_that_stands_still_outside_the_steps_ends_no_job(
+    own: OwnMesh, wire: Tripwire, moment: str
+) -> None:
+    words, stands_still_s = MOMENTS[moment]
+    async with own.client() as client:
+        await client.ready()
+        job = tiny_job(
+            moment,
+            training={"steps": 8, "validation_microbatches": 0},
+            parallel={"stages": 2, "replicas": 2},
+        )
+        expected = await undisturbed_at(client, job)
+        if moment != "adopting":
+            wire.arm(words)
+        name = await client.submit(job)
+        if moment == "adopting":
+            await client.until_step(name, 3)
+            wire.arm(words.format(job=name))
+            own.kill("smo-1")
+            own.start("smo-1")
+        await wire.tripped()
+        try:
+            await asyncio.sleep(stands_still_s)  # it is this long that nobody hears anything
+        finally:
+            wire.release()
+        record = await client.ended(name)
+        assert record.state is JobState.DONE, record.reason
+        assert record.recoveries == 0, [event.text async for event in client.events(name) if event.text]
+        assert record.weights is not None
+        assert record.weights.sha256 == expected
+        assert {len(pids) for pids in client.processes[name].values()} == {1}, "somebody was replaced"
+        assert record.epoch == (2 if moment == "adopting" else 1)
+
+
+async def test_instances_that_are_lost_with_their_fork_server_before_they_are_ready_are_planned_again(
+    own: OwnMesh,
+) -> None:
+    async with own.client() as client:
+        await client.ready()
+        gate = own.folder / "gate"
+        gate.touch()
+        model = {"factory": "troubled:orphaning", "args": {"gate": str(gate)}}
+        name = await client.submit(tiny_job("orphaned", model=model))
+        record = await client.ended(name)
+        assert not gate.exists(), "no fork server was ended"
+        assert record.state is JobState.DONE, record.reason
+        told = [event.text async for event in client.events(name) if event.kind == "fault"]
+        assert any("lost with the fork server; planned again" in text for text in told), told

@@ -175,7 +175,8 @@ class TestLedger:
         ),
         (False, Exit(code=1, last_line="{torn"), "faulted", "exit code 1; last log line: {torn"),
         (False, Exit(code=1, last_line="[1]"), "faulted", "exit code 1; last log line: [1]"),
-        (False, Exit(), "faulted", "lost with the fork server"),
+        (False, Exit(), "faulted", "for want of others: lost with the fork server"),
+        (False, Exit(code=75), "faulted", "for want of others: exit code 75"),
     ],
 )
 def test_an_end_is_a_fault_unless_ordered_or_clean(
