@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import STEP_DECISION
-from schemas.errors import Conflict, Fenced, NewerRecord, Unavailable, UnreadableRecord
+from schemas.errors import Conflict, Fenced, Unavailable, UnreadableRecord
 from schemas.step import StepDecision
 
 log = get_logger("orchestrator")
@@ -45,6 +45,7 @@ class DecisionRecord:
 
         Raises:
             Fenced: a later orchestrator has taken it already.
+            NewerRecord: what stands there is of a version that this software does not read.
         """
         while True:
             try:
@@ -77,6 +78,7 @@ class DecisionRecord:
 
         Raises:
             Fenced: another orchestrator has moved the record on; this one must stop.
+            NewerRecord: one of a newer version has.
         """
         while True:
             try:
@@ -125,10 +127,7 @@ class DecisionRecord:
         )
 
     async def _read(self) -> StepDecision | None:
-        try:
-            held = await self._bucket.get(leader=True, job=self.job)
-        except NewerRecord as error:
-            raise Fenced(error.text) from error
+        held = await self._bucket.get(leader=True, job=self.job)
         if held is None:
             self._revision = 0
             return None

@@ -16,7 +16,7 @@ from typing import Any
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import JOB_EVENT, JOB_RECORD, JOB_TOPOLOGY
-from schemas.errors import BusUnreachable, Conflict, Fenced, IllegalTransition, NewerRecord, Unavailable
+from schemas.errors import BusUnreachable, Conflict, Fenced, IllegalTransition, Unavailable
 from schemas.job import ENDED, JOB_TRANSITIONS, JobEvent, JobRecord, JobState
 from schemas.task_graph import JobTopology, TaskGraph
 
@@ -36,8 +36,9 @@ class Journal:
     """Writes one job's record and events.
 
     `revision` is of the record that this one follows; 0: there is none. Every call that writes raises
-    `Fenced` once another epoch has the record. `confirmed` returns while its orchestrator surely leads: then
-    nobody else can have written, and what was removed or can't be read is written again.
+    `Fenced` once another epoch has the record, and `NewerRecord` once one of a version stands there that this
+    software does not read: then its orchestrator has to stop leading. `confirmed` returns while that surely
+    leads: then nobody else can have written, and what was removed or can't be read is written again.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Journal:
         """Asks the bucket whether the record is still this epoch's.
 
         Raises:
-            Fenced: it is not.
+            Fenced, NewerRecord: it is not.
             Unavailable: not known.
         """
         async with self._lock:
@@ -157,10 +158,7 @@ class Journal:
 
     async def _find_own(self) -> None:
         """Goes on from what stands in the bucket, if it is the revision we know, or our own later writing."""
-        try:
-            entry = await self._bucket.get(leader=True, job=self.job)
-        except NewerRecord as error:
-            raise Fenced(error.text) from error
+        entry = await self._bucket.get(leader=True, job=self.job)
         found = await self._bucket.revision(job=self.job) if entry is None else entry.revision
         if found == self._revision:
             return

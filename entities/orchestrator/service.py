@@ -134,6 +134,7 @@ class Leader:
         self._known = known
         self._tasks: asyncio.TaskGroup | None = None
         self.refused: NewerRecord | None = None  # why it does not lead: nobody overwrites newer records
+        self._refusing = asyncio.Event()
 
     def records(self) -> dict[str, JobRecord]:
         """The jobs that it knows, by id."""
@@ -151,9 +152,10 @@ class Leader:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 leading = self._tasks.create_task(self._lead(served, began))
+                refusing = self._tasks.create_task(self._refusing.wait())
                 try:
-                    await asyncio.wait({keeping, leading}, return_when=asyncio.FIRST_COMPLETED)
-                    if not keeping.done():
+                    await asyncio.wait({keeping, leading, refusing}, return_when=asyncio.FIRST_COMPLETED)
+                    if leading.done() and not keeping.done():
                         leading.result()  # it never ends but by an error, or because it refuses to lead
                     deposed = self.refused.text if self.refused is not None else keeping.result()
                 finally:
@@ -169,7 +171,12 @@ class Leader:
         try:
             await self._leads(served, began)
         except NewerRecord as error:
-            self.refused = error
+            self._refuse(error)
+
+    def _refuse(self, error: NewerRecord) -> None:
+        """A record of a newer version is not ours to go on from, nor to overwrite: the term ends."""
+        self.refused = self.refused or error
+        self._refusing.set()
 
     async def _leads(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None
@@ -256,7 +263,11 @@ class Leader:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CONFIRM_S):
                     await self._candidate.confirmed()
-            return await server(message, envelope)
+            try:
+                return await server(message, envelope)
+            except NewerRecord as error:
+                self._refuse(error)
+                raise
 
         return soon
 
@@ -402,6 +413,8 @@ class Leader:
         """Jobs that an earlier leader left open start again: new epoch, from their checkpoint."""
         bucket = self._bus.bucket(subjects.JOB_RECORD)
         entries = await self._insistently(partial(bucket.entries, strict=True))
+        # Each job reads its own decision when it is taken up: one of a newer version must be met before.
+        await self._insistently(partial(self._bus.bucket(subjects.STEP_DECISION).entries, strict=True))
         found = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
         for job in self._known.keys() - found.keys():
             log.error("job record lost: it goes on as it was known here", job=job)
@@ -552,6 +565,8 @@ class Leader:
         """One job's trouble must not end the service: a TaskGroup would take all down with it."""
         try:
             await work
+        except NewerRecord as error:
+            self._refuse(error)
         except DmscError as error:
             log.error("orchestrator task failed", reason=str(error))
         except Exception as error:

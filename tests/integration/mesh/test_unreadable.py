@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -19,7 +20,7 @@ from schemas.access import Revocation, StoredUser
 from schemas.cluster import Cordon
 from schemas.door import DatasetOwner, KeptAnswer, MeshStatus, UserUploads
 from schemas.envelope import EntityKind, Sender
-from schemas.errors import Ack, BadMessage, Unavailable
+from schemas.errors import Ack, BadMessage, Conflict, Unavailable
 from schemas.job import JobSpec, JobState
 from schemas.policy import ModuleRecord
 from schemas.secrets import StoredSecret
@@ -230,23 +231,61 @@ async def test_a_job_is_cancelled_under_garbage(witness: Witness) -> None:
         assert (await witness.ended(job)).state is JobState.CANCELLED
 
 
-async def test_a_newer_version_is_no_garbage(witness: Witness) -> None:
+ROWS = {row.bucket: row for row in (subjects.JOB_RECORD, subjects.STEP_DECISION)}
+
+
+async def made_newer(client: Witness, subject: str) -> tuple[bytes, bytes]:
+    """What was there, and what is there now: of a newer version. Nobody has written in between."""
+    while True:
+        stream = f"KV_{subject.split('.')[1]}"
+        last = await jetstream.last(client.bus.link, stream, subject, leader=True)
+        assert last is not None
+        newer = msgpack.packb({**msgpack.unpackb(last.data), "version": (2, 0)})
+        with contextlib.suppress(Conflict):
+            headers = {jetstream.EXPECTED: str(last.sequence)}
+            await jetstream.publish(client.bus.link, subject, newer, headers)
+            return last.data, newer
+
+
+async def refusal(client: Witness, record: str) -> str:
+    """What the orchestrator's registration says of why it does not lead."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            entries = await client.bus.bucket(subjects.REGISTRY_RECORD).entries()
+            for one in entries:
+                if record in one.message.reason:
+                    reason: str = one.message.reason
+                    return reason
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("bucket", ROWS)
+async def test_a_newer_version_that_comes_under_a_running_job_ends_the_term_and_not_the_job(
+    witness: Witness, bucket: str
+) -> None:
+    """Once that is away, the job goes on with the instances that it has."""
+    job = await witness.submit(spec(f"newer-meanwhile-{bucket}"))
+    await witness.until_step(job, 2)
+    subject = ROWS[bucket](job=job)
+    value, newer = await made_newer(witness, subject)
+    assert "2.0" in await refusal(witness, f"{bucket}.{job}")
+    assert (await live(witness))[subject] == newer
+    await jetstream.publish(witness.bus.link, subject, value)
+    await done(witness, job)
+    assert (await witness.record(job)).epoch > 1, "it was over before the term"
+    assert {len(pids) for pids in witness.processes[job].values()} == {1}, "somebody was replaced"
+
+
+@pytest.mark.parametrize("bucket", ROWS)
+async def test_a_newer_version_is_no_garbage(witness: Witness, bucket: str) -> None:
     """Whoever does not read it does not lead, says which, and leaves it as it is."""
     job = await witness.submit(spec("newer"))
     await done(witness, job)
-    subject = subjects.JOB_RECORD(job=job)
-    value = (await live(witness))[subject]
-    newer = msgpack.packb({**msgpack.unpackb(value), "version": (2, 0)})
+    subject = ROWS[bucket](job=job)
     witness.mesh.kill("smo-1")
-    await jetstream.publish(witness.bus.link, subject, newer)
+    value, newer = await made_newer(witness, subject)
     witness.mesh.start("smo-1")
-    said: list[str] = []
-    async with asyncio.timeout(PATIENCE_S):
-        while not said:
-            entries = await witness.bus.bucket(subjects.REGISTRY_RECORD).entries()
-            said = [one.message.reason for one in entries if f"jobs.{job}" in one.message.reason]
-            await asyncio.sleep(0.1)
-    assert "2.0" in said[0]
+    assert "2.0" in await refusal(witness, f"{bucket}.{job}")
     with pytest.raises(Unavailable):
         await witness.bus.request(subjects.QUERY, subjects.QUERY.schema(job=job), timeout_s=0.5)
     assert (await live(witness))[subject] == newer
