@@ -46,9 +46,6 @@ PRIVATE = (
 store, files of a job; who has which tokens, the audit; and whatever carries a secret, which a tap hides and a
 NATS client would not."""
 
-_OWN_NAME = ("sid", "agent", "gateway")
-_ON_BEHALF = (subjects.REGISTRATION, subjects.STATE_CHANGE)
-"""A node agent says these of its instances too, which can't any more."""
 _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.GATEWAY, K.ROUTER})
 """Whoever makes the streams can have them republish anything: the control plane, and nobody else."""
 _HISTORIANS = _PROVISIONING | {K.CLIENT, K.FUNCTIONAL_MODULE}
@@ -252,10 +249,7 @@ def _answers_as(row: Subject, identity: Identity) -> str:
 
 def sent(row: Subject, identity: Identity) -> str:
     """The pattern on which `identity` may send messages of this row, being one of its senders."""
-    own = row.names in (Names.SENDER, Names.BOTH)
-    if identity.kind is K.CLUSTER and row in _ON_BEHALF:
-        own = False
-    return _filled(row, identity, own)
+    return _filled(row, identity, row.names in (Names.SENDER, Names.BOTH))
 
 
 def received(row: Subject, identity: Identity) -> str:
@@ -268,7 +262,8 @@ def _filled(row: Subject, identity: Identity, own: bool) -> str:
     if identity.job and identity.job != ANY:
         tokens["job"] = identity.job
     if own:
-        tokens |= dict.fromkeys(_OWN_NAME, identity.name)
+        if row.speaker is not None:
+            tokens[row.speaker] = identity.name
         if identity.cluster and identity.cluster != ANY:
             tokens["cluster"] = identity.cluster
         if identity.module and identity.module != ANY:

@@ -22,8 +22,10 @@ _SENDER = "sender"
 """In place of a field: the envelope's sender."""
 
 _SAID: dict[Subject, dict[str, tuple[str, ...]]] = {
-    rows.REGISTRATION: {"sid": ("record.sid",)},
-    rows.STATE_CHANGE: {"sid": ("sid",)},
+    rows.REGISTRATION: {"sid": ("record.sid", _SENDER)},
+    rows.STATE_CHANGE: {"sid": ("sid", _SENDER)},
+    rows.INSTANCE_RECORD: {"agent": (_SENDER,), "sid": ("record.sid",)},
+    rows.INSTANCE_STATE: {"agent": (_SENDER,), "sid": ("sid",)},
     rows.HEARTBEAT: {"sid": ("sid", _SENDER)},
     rows.MESH_REGISTRATION: {"sid": ("sid",)},
     rows.NODE_STATUS: {"sid": ("sid",)},

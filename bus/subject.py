@@ -17,6 +17,8 @@ PARTIES = ("sid", "agent", "gateway", "cluster", "module")
 ANSWER_BYTES = 1 << 20
 """Most bytes of an answer, unless its row says otherwise: reading that many keeps a loop for less than 50 ms,
 whatever they are."""
+SPEAKERS = ("agent", "gateway", "sid")
+"""Tokens that say a party's own name, the first that a row has: what stands behind it is about others."""
 ANY_KIND = "any"
 """The answerer's kind of a row that several kinds serve, each in its own name."""
 
@@ -75,6 +77,11 @@ class Subject:
         object.__setattr__(self, "answerer_token", named[0] if named else None)
         place = self.prefix.count(".") + 1 + self.tokens_at(named[0]) if named else 0
         object.__setattr__(self, "_answerer_at", place)
+
+    @property
+    def speaker(self) -> str | None:
+        """The token with the name of the party that `names` is about."""
+        return next((token for token in SPEAKERS if token in self.tokens), None)
 
     def tokens_at(self, token: str) -> int:
         """Where in the pattern a token stands, from 0."""

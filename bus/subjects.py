@@ -152,6 +152,16 @@ QOS_POLICY = _row(
 )  # fmt: skip
 
 # --- registry ------------------------------------------------------------------------------------------
+INSTANCE_RECORD = _row(
+    "instance record", "registry.instance_record.{agent}.{sid}", signals.Registration, MIC, SRD,
+    REQUEST, "Type 1 of an instance that died before it could register, by its node agent",
+    reply=signals.RegistrationLease, names=Names.SENDER,
+)  # fmt: skip
+INSTANCE_STATE = _row(
+    "instance state", "registry.instance_state.{agent}.{sid}", registry.StateChange, MIC, SRD,
+    REQUEST, "how an instance ended, or that it stands still, by its node agent", reply=Ack,
+    names=Names.SENDER,
+)  # fmt: skip
 HEARTBEAT = _row(
     "heartbeat", "registry.heartbeat.{sid}", registry.Heartbeat, ALL, SRD, CORE, "alive, once a second",
 )  # fmt: skip

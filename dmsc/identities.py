@@ -25,7 +25,11 @@ def entities(
     authorizer: str = "authorizer",
     broker: str = "broker",
 ) -> tuple[Identity, ...]:
-    """What `dmsc run NAMES --cluster …` runs. Functional modules are not among them: see `module`."""
+    """What `dmsc run NAMES --cluster …` runs. Functional modules are not among them: see `module`.
+
+    Raises:
+        BadInput: an authorizer or broker that is called like nothing of the kind; the registry takes no such.
+    """
     alone = {
         "service-registry": EntityKind.SERVICE_REGISTRY,
         "authorizer": EntityKind.AUTHORIZER,
@@ -33,6 +37,9 @@ def entities(
         "broker": EntityKind.BROKER,
     }
     several = {"authorizer": authorizer, "broker": broker}
+    for name, called in several.items():
+        if called != name and not called.startswith(f"{name}-"):
+            raise BadInput(f"--name {called!r}: {name}s are called {name} or {name}-…; choose such a name")
     of_clusters = {"gateway": EntityKind.GATEWAY, "router": EntityKind.ROUTER}
     found: list[Identity] = []
     for name in names:

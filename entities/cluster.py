@@ -465,7 +465,13 @@ class ClusterAgent:
             self._tasks = None
             changes = await self._instances.end_all(self._config.stop_grace_s)
             farewells = (
-                self._bus.command(subjects.STATE_CHANGE, change, deadline_s=_FAREWELL_S, sid=change.sid)
+                self._bus.command(
+                    subjects.INSTANCE_STATE,
+                    change,
+                    deadline_s=_FAREWELL_S,
+                    agent=self._config.sid,
+                    sid=change.sid,
+                )
                 for change in changes
             )
             await asyncio.gather(*farewells, return_exceptions=True)

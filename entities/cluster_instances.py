@@ -200,7 +200,7 @@ class Instances:
     async def _report(self, held: Held, change: StateChange) -> None:
         """Tell the registry how an instance ended, whatever it knew of it."""
         try:
-            await self._tell(subjects.STATE_CHANGE, change, sid=change.sid)
+            await self._tell(subjects.INSTANCE_STATE, change, agent=self._agent, sid=change.sid)
         except Fenced:
             pass  # it took leave by itself, or was replaced
         except NotFound:
@@ -225,7 +225,9 @@ class Instances:
             reason=change.reason,
         )
         try:
-            await self._tell(subjects.REGISTRATION, Registration(record=record), sid=held.sid)
+            await self._tell(
+                subjects.INSTANCE_RECORD, Registration(record=record), agent=self._agent, sid=held.sid
+            )
         except DmscError as error:
             log.warning("registry refused a fault", sid=held.sid, error=error.text)
 

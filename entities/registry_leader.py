@@ -22,7 +22,8 @@ from entities.lease import LeaseConfig as LeadConfig
 from entities.registry_advertiser import AdvertiseConfig, RegistryAdvertiser
 from entities.registry_core import LeaseConfig, RegistryCore
 from entities.registry_writer import RegistryWriter
-from schemas.envelope import EntityKind, Envelope
+from entities.spoken_records import refuse_foreign, refuse_others_state, refuse_strange
+from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import Ack, BadMessage, DmscError, Refused
 from schemas.registry import (
     Endpoint,
@@ -111,7 +112,9 @@ class RegistryLeader:
                     await bus.serve_lots(
                         subjects.REGISTRATION, self._register, most=TOGETHER, concurrency=many // TOGETHER
                     ),
+                    await bus.serve(subjects.INSTANCE_RECORD, self._register_failed),
                     await bus.serve(subjects.STATE_CHANGE, self._change, concurrency=many),
+                    await bus.serve(subjects.INSTANCE_STATE, self._change_instance, concurrency=many),
                     await bus.serve(subjects.RESOLVE, self._resolve),
                     await bus.serve(subjects.RELEASE_JOB, self._release),
                     await bus.subscribe(subjects.HEARTBEAT, self._heartbeat),
@@ -138,13 +141,27 @@ class RegistryLeader:
         self, asked: Sequence[tuple[Registration, Envelope]]
     ) -> list[RegistrationLease | DmscError]:
         """Many in a storm: they are decided one by one, written and answered together."""
+        return await self._admit_all(asked, self._admit)
+
+    async def _register_failed(self, message: Registration, envelope: Envelope) -> RegistrationLease:
+        """A node agent registers an instance that failed before it could do so itself."""
+        (answer,) = await self._admit_all([(message, envelope)], self._admit_failed)
+        if isinstance(answer, DmscError):
+            raise answer
+        return answer
+
+    async def _admit_all(
+        self,
+        asked: Sequence[tuple[Registration, Envelope]],
+        admit: Callable[[ServiceRecord, Sender, float], frozenset[str]],
+    ) -> list[RegistrationLease | DmscError]:
         await self._confirmed()
         now = self._now()
         touched: set[str] = set()
         refused: dict[int, DmscError] = {}
         for number, (message, envelope) in enumerate(asked):
             try:
-                touched |= self._admit(message.record, connection_name(envelope.sender), now)
+                touched |= admit(message.record, envelope.sender, now)
             except DmscError as error:
                 refused[number] = error
         held = {message.record.sid for number, (message, _) in enumerate(asked) if number not in refused}
@@ -158,10 +175,17 @@ class RegistryLeader:
             for number, (message, _) in enumerate(asked)
         ]
 
-    def _admit(self, record: ServiceRecord, holder: str, now: float) -> frozenset[str]:
+    def _admit(self, record: ServiceRecord, speaker: Sender, now: float) -> frozenset[str]:
         if record.sid == self._bus.sender.name:
             raise BadMessage(f"sid {record.sid} is the registry's own; choose another", sid=record.sid)
-        return self.core.register(record, now, holder)
+        if self._bus.link.guarded:  # else nobody is known by name
+            refuse_strange(record, speaker)
+        return self.core.register(record, now, connection_name(speaker))
+
+    def _admit_failed(self, record: ServiceRecord, speaker: Sender, now: float) -> frozenset[str]:
+        if self._bus.link.guarded:
+            refuse_foreign(record, speaker.name, self.core.record(record.sid))
+        return self.core.register(record, now, connection_name(speaker))
 
     def _lease(self, sid: str) -> RegistrationLease:
         return RegistrationLease(
@@ -179,6 +203,16 @@ class RegistryLeader:
 
     async def _change(self, message: StateChange, envelope: Envelope) -> Ack:
         await self._confirmed()
+        return await self._move(message)
+
+    async def _change_instance(self, message: StateChange, envelope: Envelope) -> Ack:
+        """A node agent tells of an instance of its own."""
+        await self._confirmed()
+        if self._bus.link.guarded:
+            refuse_others_state(message.sid, envelope.sender.name, self.core.record(message.sid))
+        return await self._move(message)
+
+    async def _move(self, message: StateChange) -> Ack:
         touched = self.core.change(message, self._now())
         await self._writer.write(touched)
         if touched and not self._crowded:

@@ -28,6 +28,11 @@ def job_of(sid: str) -> str:
     return sid.partition("-")[0]
 
 
+def module_of(sid: str) -> str:
+    """The functional module whose process a SID is: a shadow has a name of its own, `mine-shadow-2`."""
+    return sid.partition("-shadow-")[0] or sid
+
+
 def taken(name: str) -> str | None:
     """Why nobody but its owner may be called so; None where anybody may."""
     if (why := reserved(name)) is not None:

@@ -132,7 +132,8 @@ INSTANCE = Effects(
 AGENT = Effects(
     "speaks for its node and of its instances; takes orders for its node; tells what models look like",
     says=(
-        *("signal.registration.*", "registry.state.*", "registry.heartbeat.a-n", "registry.resolve"),
+        *("signal.registration.a-n", "registry.state.a-n", "registry.heartbeat.a-n", "registry.resolve"),
+        *("registry.instance_record.a-n.*", "registry.instance_state.a-n.*"),
         *("log.a-n", "dead_letter.a-n", "mesh.node.a-n", "telemetry.node.a-n"),
         *("topology.model.*", "topology.failed.*", "topology.sample.*", "broker.cluster.a.a-n"),
     ),

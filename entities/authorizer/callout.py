@@ -256,5 +256,4 @@ def module_of(user: User, sid: str) -> Identity | None:
         return None
     if names.taken(sid) is not None:  # not even an administrator's module is called like an entity
         return None
-    module = sid.partition("-shadow-")[0]
-    return Identity(name=sid, kind=EntityKind.FUNCTIONAL_MODULE, module=module or sid)
+    return Identity(name=sid, kind=EntityKind.FUNCTIONAL_MODULE, module=names.module_of(sid))

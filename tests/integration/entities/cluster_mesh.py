@@ -74,6 +74,8 @@ class StandInRegistry:
     async def open(self) -> None:
         await self.bus.serve(subjects.REGISTRATION, self._register)
         await self.bus.serve(subjects.STATE_CHANGE, self._change)
+        await self.bus.serve(subjects.INSTANCE_RECORD, self._register)
+        await self.bus.serve(subjects.INSTANCE_STATE, self._change)
 
     async def _register(self, message: Registration, envelope: Envelope) -> RegistrationLease:
         await self.heard.add(message)

@@ -19,8 +19,6 @@ from bus.subjects import (
     DOOR,
     MODULE_QUESTION,
     OBSERVATION,
-    REGISTRATION,
-    STATE_CHANGE,
     STORE_QUERY,
     SUBJECTS,
 )
@@ -87,8 +85,7 @@ def may_send(row: Subject, who: Identity, *, party: bool, job: bool) -> bool:
         return False
     if not party or not any(token in PARTIES for token in row.tokens):
         return True
-    on_behalf = who.kind is K.CLUSTER and row in (REGISTRATION, STATE_CHANGE)
-    return on_behalf or row.names not in (Names.SENDER, Names.BOTH) or only_cluster(row, who)
+    return row.names not in (Names.SENDER, Names.BOTH) or only_cluster(row, who)
 
 
 def may_hear(row: Subject, who: Identity, *, party: bool, job: bool) -> bool:

@@ -99,6 +99,9 @@ MAY_NOT_PUBLISH = [
     (instance(), "_INBOX.orchestrator.abc.1"),
     # a node agent, a module, a router, a gateway: each in its place
     (AGENT, f"{V}.registry.heartbeat.b-n"),
+    (AGENT, f"{V}.registry.state.j-s0-r0"),
+    (AGENT, f"{V}.registry.instance_state.b-n.j-s0-r0"),
+    (AGENT, f"{V}.signal.registration.orchestrator"),
     (AGENT, f"{V}.telemetry.node.b-n"),
     (AGENT, f"{V}.cluster.b-n.start"),
     (AGENT, f"{V}.job.command.submit"),
@@ -147,7 +150,7 @@ MAY_PUBLISH = [
     (instance(), f"{V}.data.notice.j.j-s1-r0"),
     (instance(), f"{V}.fault.link.a"),
     (instance(), f"{V}.broker.instance.j.j-s0-r0"),
-    (AGENT, f"{V}.registry.state.j-s0-r0"),
+    (AGENT, f"{V}.registry.instance_state.a-n.j-s0-r0"),
     (MODULE, f"{V}.policy.suggestion.mine"),
     (ROUTER, "$KV.routes.j.a.0"),
     (GATEWAY, f"{V}.signal.access.gateway-a"),
