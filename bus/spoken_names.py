@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from bus import subjects as rows
 from bus.subject import Subject
+from schemas import names
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage
@@ -21,32 +22,51 @@ from schemas.errors import BadMessage
 _SENDER = "sender"
 """In place of a field: the envelope's sender."""
 
-_SAID: dict[Subject, dict[str, tuple[str, ...]]] = {
+
+class _Follows(NamedTuple):
+    """A name that follows from several fields; `about` says which."""
+
+    about: str
+    of: Callable[[Any], str]
+
+
+_AGENT = _Follows("the agent of its cluster and node", lambda said: names.agent_name(said.cluster, said.node))
+_OF_CLUSTER = _Follows("the one of its kind and cluster", lambda said: f"{said.kind}-{said.endpoint.cluster}")
+"""Gateways and routers are called by their cluster."""
+_REPORTER = _Follows("the one of its cluster", lambda said: f"{said.sid.partition('-')[0]}-{said.cluster}")
+_MODULE = _Follows("the module of its sid", lambda said: names.module_of(said.sid or said.module))
+
+_SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     rows.REGISTRATION: {"sid": ("record.sid", _SENDER)},
     rows.STATE_CHANGE: {"sid": ("sid", _SENDER)},
     rows.INSTANCE_RECORD: {"agent": (_SENDER,), "sid": ("record.sid",)},
     rows.INSTANCE_STATE: {"agent": (_SENDER,), "sid": ("sid",)},
     rows.HEARTBEAT: {"sid": ("sid", _SENDER)},
-    rows.MESH_REGISTRATION: {"sid": ("sid",)},
-    rows.NODE_STATUS: {"sid": ("sid",)},
-    rows.QOS_REPORT: {"sid": ("sid",)},
-    rows.TERMINATION: {"job": ("job",), "sid": ("sid",)},
-    rows.TOPOLOGY: {"job": ("job",)},
-    rows.ANALYSIS_FAILED: {"job": ("job",)},
-    rows.SAMPLE_WRITTEN: {"job": ("job",)},
+    rows.ACCESS: {"gateway": ("gateway", _SENDER)},
+    rows.USER_COMMAND: {"gateway": ("gateway", _SENDER)},
+    rows.EXPLAIN_ACCESS: {"gateway": ("gateway", _SENDER)},
+    rows.COMPUTE: {"cluster": ("cluster",)},
+    rows.MESH_REGISTRATION: {"sid": ("sid", _SENDER, _OF_CLUSTER)},
+    rows.NODE_STATUS: {"sid": ("sid", _SENDER, _AGENT)},
+    rows.QOS_REPORT: {"sid": ("sid", _SENDER, _REPORTER)},
+    rows.TERMINATION: {"job": ("job",), "sid": ("sid", _SENDER)},
+    rows.TOPOLOGY: {"agent": (_SENDER,), "job": ("job",)},
+    rows.ANALYSIS_FAILED: {"agent": (_SENDER,), "job": ("job",)},
+    rows.SAMPLE_WRITTEN: {"agent": (_SENDER,), "job": ("job",)},
+    rows.FAULT_REPORT: {"sid": ("reporter", _SENDER)},
     rows.STEP_CLAIM: {"job": ("job",), "sid": ("owner.sid", _SENDER)},
     rows.NOTICE: {"job": ("job",)},
     rows.NOTICE_ANSWER: {"job": ("job",)},
     rows.STORE_QUERY: {"job": ("job",)},
     rows.INSTANCE_SAMPLE: {"job": ("job",), "sid": ("sid", _SENDER)},
-    rows.NODE_SAMPLE: {"agent": (_SENDER,)},
+    rows.NODE_SAMPLE: {"agent": (_SENDER, _AGENT)},
     rows.SUGGESTION: {"module": ("module",)},
     rows.POLICY_SCORE: {"module": ("module",)},
-    rows.MODULE_LIFECYCLE: {"module": ("module",)},
+    rows.MODULE_LIFECYCLE: {"module": ("module", _MODULE)},
     rows.LOG: {"sid": (_SENDER,)},
     rows.DEAD_LETTER: {"sid": ("service", _SENDER)},
 }
-"""Of each row that parties below the control plane speak on: tokens, and the fields that say the same."""
+"""Of each row that parties speak on: tokens, and the fields that say the same."""
 
 
 KNOWN_SUBJECTS = 4_096
@@ -63,23 +83,25 @@ def check_of(row: Subject) -> Check | None:
     return _CHECKS.get(row.name)
 
 
-def _check(row: Subject, said: dict[str, tuple[str, ...]]) -> Check:
+def _check(row: Subject, said: dict[str, tuple[str | _Follows, ...]]) -> Check:
     """Everything that is the same for all of a row is done here: this is on the way of every message."""
     before = row.prefix.count(".") + 1
     named = [(before + row.tokens_at(token), path) for token, paths in said.items() for path in paths]
-    fields = [(place, path) for place, path in named if path != _SENDER]
+    fields = [(place, path) for place, path in named if isinstance(path, str) and path != _SENDER]
+    follow = [(place, path) for place, path in named if isinstance(path, _Follows)]
     sender_at = next((place for place, path in named if path == _SENDER), None)
     # Both give a name of one field, and a tuple of several.
     places = itemgetter(*(place for place, _ in fields)) if fields else None
     read = attrgetter(*(path for _, path in fields)) if fields else None
 
     @lru_cache(maxsize=KNOWN_SUBJECTS)
-    def expected(subject: str) -> tuple[Any, str | None]:
+    def expected(subject: str) -> tuple[Any, str | None, tuple[str, ...]]:
         tokens = subject.split(".")
-        return places(tokens) if places else None, None if sender_at is None else tokens[sender_at]
+        sender = None if sender_at is None else tokens[sender_at]
+        return places(tokens) if places else None, sender, tuple(tokens[place] for place, _ in follow)
 
     def check(subject: str, message: Message, envelope: Envelope) -> None:
-        wanted, sender = expected(subject)
+        wanted, sender, following = expected(subject)
         if read is not None and read(message) != wanted:
             tokens = subject.split(".")
             values = [(path, attrgetter(path)(message), tokens[place]) for place, path in fields]
@@ -88,6 +110,9 @@ def _check(row: Subject, said: dict[str, tuple[str, ...]]) -> Check:
             )
         if sender is not None and envelope.sender.name != sender:
             raise _another_name(subject, _SENDER, envelope.sender.name)
+        for (_, path), due in zip(follow, following, strict=True):
+            if (is_said := path.of(message)) != due:
+                raise _another_name(subject, path.about, is_said)
 
     return check
 

@@ -258,16 +258,16 @@ REMOVE_CHECKPOINTS = _row(
     REQUEST, "what is unfinished or too old of a job's checkpoints goes", reply=Ack,
 )  # fmt: skip
 TOPOLOGY = _row(
-    "topology", "topology.model.{job}", task_graph.ModelTopology, MIC, SMO,
-    REQUEST, "§5.3: the analysed layer graph", reply=Ack,
+    "topology", "topology.model.{agent}.{job}", task_graph.ModelTopology, MIC, SMO,
+    REQUEST, "§5.3: the analysed layer graph", reply=Ack, names=Names.SENDER,
 )  # fmt: skip
 ANALYSIS_FAILED = _row(
-    "analysis failed", "topology.failed.{job}", cluster.AnalysisFailed, MIC, SMO,
-    REQUEST, "the job can't be trained as written", reply=Ack,
+    "analysis failed", "topology.failed.{agent}.{job}", cluster.AnalysisFailed, MIC, SMO,
+    REQUEST, "the job can't be trained as written", reply=Ack, names=Names.SENDER,
 )  # fmt: skip
 SAMPLE_WRITTEN = _row(
-    "sample written", "topology.sample.{job}", cluster.SampleWritten, MIC, SMO,
-    REQUEST, "what the trained model wrote", reply=Ack,
+    "sample written", "topology.sample.{agent}.{job}", cluster.SampleWritten, MIC, SMO,
+    REQUEST, "what the trained model wrote", reply=Ack, names=Names.SENDER,
 )  # fmt: skip
 
 # --- the step transaction ------------------------------------------------------------------------------

@@ -190,6 +190,7 @@ class ClusterAgent:
         )
         self._workers = ShortLivedWorkers(
             self._processes,
+            agent=config.sid,
             package=config.worker_package,
             place=place,
             logs=config.logs,

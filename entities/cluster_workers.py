@@ -59,6 +59,7 @@ class ShortLivedWorkers:
 
     Args:
         processes: where they run.
+        agent: SID of the node agent.
         package: where the modules `analysis` and `sample` are.
         place: the part of their payload that is the same for all: cluster, node, servers.
         logs: folder of their log files.
@@ -75,6 +76,7 @@ class ShortLivedWorkers:
         self,
         processes: ForkServerClient,
         *,
+        agent: str,
         package: str,
         place: dict[str, Any],
         logs: Path,
@@ -91,6 +93,7 @@ class ShortLivedWorkers:
         self._processes = processes
         self._start = start
         self._tell = tell
+        self._agent = agent
         self._package = package
         self._place = place
         self._credential = credential
@@ -144,7 +147,7 @@ class ShortLivedWorkers:
 
     async def _answer(self, row: Subject, message: Message, job: str) -> None:
         try:
-            await self._tell(row, message, job=job)
+            await self._tell(row, message, agent=self._agent, job=job)
         except DmscError as error:
             log.warning(f"{row.name} refused", node=self._node, job=job, error=error.text)
 

@@ -391,7 +391,9 @@ class Router:
     async def _told(self, message: ComputeNotification, envelope: Envelope) -> None:
         """What another cluster's router says of its instances (draft §3: routers are linked)."""
         for entry in message.entries:
-            if entry.job in self.book.active:
+            record = self.follower.view.records.get(entry.sid)
+            theirs = record is not None and record.endpoint.cluster == message.cluster
+            if theirs and entry.job in self.book.active:
                 self._measured.add_told(entry)
                 self._heard.add((entry.job, entry.stage))
 

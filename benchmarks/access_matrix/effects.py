@@ -135,7 +135,7 @@ AGENT = Effects(
         *("signal.registration.a-n", "registry.state.a-n", "registry.heartbeat.a-n", "registry.resolve"),
         *("registry.instance_record.a-n.*", "registry.instance_state.a-n.*"),
         *("log.a-n", "dead_letter.a-n", "mesh.node.a-n", "telemetry.node.a-n"),
-        *("topology.model.*", "topology.failed.*", "topology.sample.*", "broker.cluster.a.a-n"),
+        *("topology.model.a-n.*", "topology.failed.a-n.*", "topology.sample.a-n.*", "broker.cluster.a.a-n"),
     ),
     learns=("cluster.a-n.*", "mesh.leader", *_EVERYBODY),
 )

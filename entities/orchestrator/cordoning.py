@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from entities.orchestrator.cordons import affected_slots, find_node
+from entities.orchestrator.cordons import affected_slots, find_node, works_on
 from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.mesh_view import MeshView
 from schemas.cluster import Cordon, NodeStatus
@@ -19,6 +19,7 @@ from schemas.envelope import Envelope
 from schemas.errors import BadInput, NotFound
 from schemas.fault import FaultReport, FaultTask, FaultVerdict
 from schemas.step import Member
+from schemas.task_graph import Placement
 
 log = get_logger("orchestrator")
 
@@ -130,13 +131,16 @@ class Cordoning:
     def _answer(self, agent: str) -> Cordons:
         return Cordons(agent=agent, cordons=self._mesh.cordons.active(agent))
 
-    async def device(self, report: FaultReport) -> None:
+    async def device(self, report: FaultReport, placed: Placement | None) -> None:
         """An instance's device told of errors: none of its slots gets anything new, and what runs there moves
-        elsewhere, as for a drain; where nothing else has room, it works on, and the drain says so."""
-        async with self._turn:  # the instances of one device tell of it at the same time
-            await self._close_device(report)
+        elsewhere, as for a drain; where nothing else has room, it works on, and the drain says so.
 
-    async def _close_device(self, report: FaultReport) -> None:
+        `placed`: where the instance's job has it.
+        """
+        async with self._turn:  # the instances of one device tell of it at the same time
+            await self._close_device(report, placed)
+
+    async def _close_device(self, report: FaultReport, placed: Placement | None) -> None:
         record = self._mesh.last_of(Member(sid=report.sid, incarnation=report.incarnation))
         if record is None or report.device is None:
             return
@@ -144,6 +148,14 @@ class Cordoning:
         agent = self._mesh.agent_of(where.cluster, where.node)
         status = self._mesh.nodes.get(agent) if agent is not None else None
         if status is None:
+            return
+        if not works_on(status, report.device.device, report.sid, placed):
+            log.warning(
+                "an instance tells of a device that it is not on: ignored",
+                sid=report.sid,
+                agent=status.sid,
+                device=report.device.device,
+            )
             return
         slots = affected_slots(status, report.device, self._mesh.cordons)
         if not slots:

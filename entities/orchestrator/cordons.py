@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from schemas.cluster import Cordon, NodeStatus
 from schemas.errors import BadInput, NotFound
 from schemas.fault import DeviceErrors
+from schemas.task_graph import Placement
 
 Place = tuple[str, int | None]
 """(SID of a node agent, slot); slot None: the whole node."""
@@ -68,6 +69,18 @@ def find_node(name: str, nodes: Iterable[NodeStatus], book: CordonBook) -> tuple
     if not named:
         raise NotFound(f"no node {name}; there are {', '.join(sorted(known)) or 'none'}")
     raise BadInput(f"node {name} is in several clusters: say {' or '.join(place[0] for place in named)}")
+
+
+def works_on(status: NodeStatus, device: str, sid: str, placed: Placement | None) -> bool:
+    """Whether an instance is on this device of a node, by the node's agent or as the orchestrator has placed
+    it. Where it says itself that it is counts for nothing."""
+    if any(slot.busy_with == sid and slot.device == device for slot in status.slots):
+        return True
+    return placed is not None and (placed.cluster, placed.node, placed.device) == (
+        status.cluster,
+        status.node,
+        device,
+    )
 
 
 def affected_slots(status: NodeStatus, errors: DeviceErrors, book: CordonBook) -> tuple[int, ...]:

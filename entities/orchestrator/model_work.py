@@ -45,15 +45,17 @@ class ModelWork:
         self._spec = journal.record.spec
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._analysts: set[str] = set()
+        self._writers: set[str] = set()
 
-    # --- what agents answer -------------------------------------------------------------------------------
-    def topology(self, message: ModelTopology) -> None:
-        if not self._topology.done():
+    # --- what agents answer: those that were asked, nobody else ---------------------------------------------
+    def topology(self, message: ModelTopology, agent: str) -> None:
+        if self._is_asked(agent, self._analysts, "topology") and not self._topology.done():
             self._topology.set_result(message)
 
-    def analysis_failed(self, message: AnalysisFailed) -> None:
+    def analysis_failed(self, message: AnalysisFailed, agent: str) -> None:
         """A verdict on the model, or what its worker lacked, the bus for instance; or it did not get on."""
-        if self._topology.done():
+        if not self._is_asked(agent, self._analysts, "analysis") or self._topology.done():
             return
         lacked = ErrorReply(code=message.code, text=message.text).to_exception()
         if isinstance(lacked, DeadlineExceeded):
@@ -63,9 +65,14 @@ class ModelWork:
                 lacked if isinstance(lacked, Unavailable) else BadModel(message.text)
             )
 
-    def sample_written(self, message: SampleWritten) -> None:
-        if not self._sample.done():
+    def sample_written(self, message: SampleWritten, agent: str) -> None:
+        if self._is_asked(agent, self._writers, "sample") and not self._sample.done():
             self._sample.set_result(message.text)
+
+    def _is_asked(self, agent: str, asked: set[str], what: str) -> bool:
+        if agent not in asked:
+            log.warning(f"{what} of a node that was not asked: ignored", job=self._job, agent=agent)
+        return agent in asked
 
     # --- what they are asked ------------------------------------------------------------------------------
     async def analyse(self) -> ModelTopology:
@@ -111,6 +118,7 @@ class ModelWork:
                 secrets=await secrets_for(self._bus, self._spec),
             )  # fmt: skip
             key = self._mesh.nodes[agents[0]].sealing_key
+            self._writers.add(agents[0])
             await self._bus.command(
                 WRITE_SAMPLE, order, deadline_s=10.0, while_heard=True, agent=agents[0], seal_to=key
             )
@@ -121,6 +129,7 @@ class ModelWork:
             return ""
 
     async def _analysed_by(self, agent: str, order: Analyse) -> ModelTopology:
+        self._analysts.add(agent)
         while not self._topology.done():
             key = self._mesh.nodes[agent].sealing_key
             await self._bus.command(

@@ -509,17 +509,17 @@ class Leader:
     # --- messages on their way to a job -----------------------------------------------------------------
     async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
-            run.model_work.topology(message)
+            run.model_work.topology(message, envelope.sender.name)
         return Ack()
 
     async def _analysis_failed(self, message: AnalysisFailed, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
-            run.model_work.analysis_failed(message)
+            run.model_work.analysis_failed(message, envelope.sender.name)
         return Ack()
 
     async def _sample_written(self, message: SampleWritten, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
-            run.model_work.sample_written(message)
+            run.model_work.sample_written(message, envelope.sender.name)
         return Ack()
 
     async def _claim(self, message: MicrobatchClaim, envelope: Envelope) -> None:
@@ -531,10 +531,13 @@ class Leader:
             run.clean_up.terminated(message)
 
     async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
-        if message.kind == "device":
-            await self._cordoning.device(message)  # who reports it repeats what was not answered
-            return Ack(note="taken up")
         run = self._runs.get(message.job) if message.job else None
+        if message.kind == "device":  # who reports it repeats what was not answered
+            graph = run.instances.graph if run is not None else None
+            placements = graph.placements if graph is not None else ()
+            placed = next((one for one in placements if one.sid == message.sid), None)
+            await self._cordoning.device(message, placed)
+            return Ack(note="taken up")
         if run is not None:
             self._spawn(run.fault(message))
         return Ack(note="taken up" if run else "no such job runs")

@@ -7,13 +7,18 @@ import asyncio
 import pytest
 
 from bus import subjects
+from bus.buckets import Change
 from entities.orchestrator.cordoning import Cordoning
 from entities.orchestrator.fault_queue import FaultQueue
 from entities.orchestrator.mesh_view import MeshView
-from schemas.cluster import Cordon, NodeStatus
+from schemas.cluster import Cordon, NodeStatus, Slot
 from schemas.door import CordonPlace, UncordonPlace
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import NotFound
+from schemas.fault import DeviceErrors, FaultReport
+from schemas.registry import Endpoint
+from schemas.task_graph import Placement
+from tests.entity_records import instance
 from tests.integration.entities.conftest import Dial
 
 AGENT = "a-n"
@@ -72,3 +77,36 @@ async def test_progress_of_a_drain_that_was_asked_for_anew_does_not_take_its_rea
     kept = await (await dial("reader")).bucket(subjects.CORDON).entries()
     assert [one.message for one in kept] == [held]
     assert isinstance(held, Cordon)
+
+
+DEVICE = DeviceErrors(device="cuda:0", ecc_errors=3)
+THERE = Placement(sid="j-s0-r0", cluster="a", node="n", slot=0, device="cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("busy_with", "placed", "drained"),
+    [
+        (None, None, False),
+        ("j-s0-r0", None, True),
+        (None, THERE, True),
+        ("k-s0-r0", THERE.model_copy(update={"node": "m"}), False),
+        (None, THERE.model_copy(update={"device": "cuda:1"}), False),
+    ],
+)
+async def test_a_device_is_drained_on_the_word_of_an_instance_that_is_there(
+    dial: Dial, busy_with: str | None, placed: Placement | None, drained: bool
+) -> None:
+    """Its own record says that it is on node n, which is the instance's word as much as the errors are."""
+    serving, mesh = await cordoning(dial)
+    slots = (Slot(index=0, device="cuda:0", busy_with=busy_with),)
+    await mesh.node(mesh.nodes[AGENT].model_copy(update={"slots": slots}))
+    said = instance("j-s0-r0", endpoint=Endpoint(cluster="a", node="n"))
+    await mesh.record(Change(key=said.sid, message=said, revision=1))
+    report = FaultReport(
+        reporter="router-a", job="j", sid=said.sid, incarnation=said.incarnation, kind="device",
+        evidence="ecc", device=DEVICE,
+    )  # fmt: skip
+    await serving.device(report, placed)
+    assert [(one.agent, one.slot, one.draining) for one in mesh.cordons.active()] == (
+        [(AGENT, 0, True)] if drained else []
+    )

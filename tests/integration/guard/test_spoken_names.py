@@ -7,18 +7,24 @@ from typing import Any
 
 import pytest
 
-from bus import codec, inboxes, subjects
+from bus import codec, inboxes
+from bus import subjects as rows
 from bus.credentials import issue
 from bus.identity import Identity
 from bus.subject import Subject
 from schemas.base import Message
+from schemas.cluster import AnalysisFailed, NodeStatus
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
 from schemas.errors import Ack
-from schemas.registry import Heartbeat, InstanceState, StateChange
+from schemas.fault import FaultReport
+from schemas.policy import ModuleLifecycle, ModuleState
+from schemas.registry import Endpoint, Heartbeat, InstanceState, StateChange
+from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member, MicrobatchClaim
+from schemas.telemetry import NodeSample
 from tests.integration.guard.conftest import Guarded
-from tests.integration.guard.test_threats import SMO, SRD, bus_of, instance, of_agent
+from tests.integration.guard.test_threats import AGENT, MODULE, ROUTER, SMO, SRD, bus_of, instance, of_agent
 from tests.integration.guard.wire import wire
 from tests.patience import PATIENCE_S
 
@@ -29,41 +35,69 @@ CLAIM = MicrobatchClaim(
     job="k", epoch=1, step=1, attempt=0, microbatch=0, stage=0, upstream="x",
     owner=Member(sid=OTHER, incarnation="x"),
 )  # fmt: skip
+STATUS = NodeStatus(
+    sid="a-n", cluster="b", node="n", incarnation="x", slots=(), address="127.0.0.1", warm=True
+)
+REGISTRATION = NodeRegistration(
+    sid="router-a", kind=K.ROUTER, incarnation="x", endpoint=Endpoint(cluster="b", node="n")
+)
+REPORT = QosReport(sid="router-a", cluster="b", window_s=1.0)
+FAULT = FaultReport(
+    reporter="router-b", job="j", sid=OWN, incarnation="x", kind="instance", evidence="forged"
+)
+LIFECYCLE = ModuleLifecycle(module="mine", version="1", state=ModuleState.ACTIVE, sid="another")
 
 
 @pytest.mark.parametrize(
-    ("row", "listener", "forged", "tokens"),
+    ("row", "listener", "speaker", "name", "forged", "tokens"),
     [
-        (subjects.HEARTBEAT, SRD, BEAT, {"sid": OWN}),
+        (rows.HEARTBEAT, SRD, instance(), OTHER, BEAT, {"sid": OWN}),
+        (rows.HEARTBEAT, SRD, instance(), OTHER, BEAT.model_copy(update={"sid": OWN}), {"sid": OWN}),
+        (rows.STATE_CHANGE, SRD, instance(), OWN, CHANGE, {"sid": OWN}),
+        (rows.STATE_CHANGE, SRD, instance(), OTHER, CHANGE.model_copy(update={"sid": OWN}), {"sid": OWN}),
+        (rows.INSTANCE_STATE, SRD, AGENT, "a-n", CHANGE, {"agent": "a-n", "sid": OWN}),
+        (rows.INSTANCE_STATE, SRD, AGENT, "b-n", CHANGE, {"agent": "a-n", "sid": OTHER}),
+        (rows.STEP_CLAIM, SMO, instance(), OTHER, CLAIM, {"job": "j", "sid": OWN}),
+        (rows.NODE_STATUS, SMO, AGENT, "a-n", STATUS, {"sid": "a-n"}),
+        (rows.NODE_SAMPLE, SMO, AGENT, "a-n", NodeSample(cluster="b", node="n"), {"agent": "a-n"}),
         (
-            subjects.HEARTBEAT,
-            SRD,
-            BEAT.model_copy(update={"sid": OWN}),
-            {"sid": OWN},
-        ),  # the sender is another
-        (subjects.STATE_CHANGE, SRD, CHANGE, {"sid": OWN}),
-        (subjects.STEP_CLAIM, SMO, CLAIM, {"job": "j", "sid": OWN}),
+            rows.ANALYSIS_FAILED, SMO, AGENT, "b-n", AnalysisFailed(job="j", code="x", text="forged"),
+            {"agent": "a-n", "job": "j"},
+        ),
+        (rows.MESH_REGISTRATION, SMO, ROUTER, "router-a", REGISTRATION, {"sid": "router-a"}),
+        (rows.QOS_REPORT, SMO, ROUTER, "router-a", REPORT, {"sid": "router-a"}),
+        (rows.FAULT_REPORT, SMO, ROUTER, "router-a", FAULT, {"sid": "router-a"}),
+        (rows.MODULE_LIFECYCLE, SMO, MODULE, "mine", LIFECYCLE, {"module": "mine"}),
     ],
-)
+)  # fmt: skip
 async def test_nobody_is_spoken_of_in_anothers_name(
-    mesh: Guarded, row: Subject, listener: Identity, forged: Message, tokens: dict[str, Any]
+    mesh: Guarded,
+    row: Subject,
+    listener: Identity,
+    speaker: Identity,
+    name: str,
+    forged: Message,
+    tokens: dict[str, Any],
 ) -> None:
+    """`name`: of the envelope's sender, and of the inbox for the answer; both are the speaker's word."""
     handled: list[Message] = []
 
     async def handle(message: Message, envelope: Envelope) -> Ack:
         handled.append(message)
         return Ack()
 
-    # who asks must be who is answered (`bus.inboxes`), so that is no forgery
-    name = OTHER if row.reply is None else OWN
-    sender = codec.sender_map(Sender(name=name, kind=K.INSTANCE, incarnation="x"))
-    async with bus_of(mesh, listener) as bus, wire(mesh.url, of_agent(mesh, instance()), OWN) as attacker:
+    sender = codec.sender_map(Sender(name=name, kind=speaker.kind, incarnation="x"))
+    token = of_agent(mesh, speaker) if speaker.kind is K.INSTANCE else issue(mesh.root, speaker)
+    async with (
+        bus_of(mesh, listener) as bus,
+        wire(mesh.url, token, speaker.name, speaker.kind) as attacker,
+    ):
         listen = bus.serve if row.reply is not None else bus.subscribe
         await listen(row, handle)
         payload = codec.encode(forged, sender, "forged-1")
-        subject = row(**tokens)
-        answerer = "service-registry._"
-        reply = f"_INBOX.instance.{OWN}.{'0' * 16}.{answerer}.{inboxes.question(subject, payload, answerer)}"
+        subject, answerer = row(**tokens), row.answerer(tokens)
+        question = inboxes.question(subject, payload, answerer)
+        reply = f"_INBOX.{speaker.kind}.{name}.{'0' * 16}.{answerer}.{question}"
         attacker.writer.write(f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n")
         await attacker.until_pong()
         async with asyncio.timeout(PATIENCE_S):
@@ -80,7 +114,7 @@ async def test_who_speaks_of_itself_is_heard(mesh: Guarded) -> None:
 
     token = issue(mesh.root, instance())
     async with bus_of(mesh, SRD) as registry, bus_of(mesh, instance(), token) as bus:
-        await registry.subscribe(subjects.HEARTBEAT, handle)
-        await bus.publish(subjects.HEARTBEAT, BEAT.model_copy(update={"sid": OWN}), sid=OWN)
+        await registry.subscribe(rows.HEARTBEAT, handle)
+        await bus.publish(rows.HEARTBEAT, BEAT.model_copy(update={"sid": OWN}), sid=OWN)
         async with asyncio.timeout(PATIENCE_S):
             assert (await heard.get()).sid == OWN
