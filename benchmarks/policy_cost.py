@@ -44,6 +44,7 @@ from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError
 from schemas.job import JobEvent
 from schemas.module_status import ModuleAnswer, ModuleQuestion
+from schemas.names import MESH
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion, SetWeights
 from schemas.registry import Endpoint, Heartbeat, InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, NodeRegistration, StagePolicy
@@ -284,7 +285,7 @@ async def adoption(rounds: int) -> dict[str, Any]:
         stack.push_async_callback(communication.close)
         await mi.bucket(subjects.ROUTE_TABLE).watch(written)
         alive = ModuleLifecycle(module="bench-module", version="1", state=ModuleState.ACTIVE)
-        await fm.command(subjects.MODULE_LIFECYCLE, alive, module="bench-module")
+        await fm.command(subjects.MODULE_LIFECYCLE, alive, owner=MESH, module="bench-module")
         found = []
         for number in range(rounds + 10):
             share = 1.2 + 0.3 * (number % 2)  # of the first half; the mean weight is 1
@@ -297,7 +298,7 @@ async def adoption(rounds: int) -> dict[str, Any]:
             )  # fmt: skip
             seen = {round(share, 4): asyncio.get_running_loop().create_future()}
             begun = time.perf_counter()
-            await fm.publish(subjects.SUGGESTION, suggestion, module="bench-module")
+            await fm.publish(subjects.SUGGESTION, suggestion, owner=MESH, module="bench-module")
             async with asyncio.timeout(30):
                 took_ms = 1e3 * (await seen[round(share, 4)] - begun)
             if number >= 10:

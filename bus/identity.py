@@ -28,7 +28,8 @@ class Identity:
 
     `name` is the SID; `job` belongs to instances, `cluster` to everybody of a cluster, `node` to agents and
     instances, `module` to functional modules. `jobs` are those whose instances' stores a module asks: each
-    by default, as the mesh's own do; none of a user's, for whom a broker asks.
+    by default, as the mesh's own do; none of a user's, for whom a broker asks. `owner` is the user for whose
+    jobs alone a module suggests; no credential has one, as those are for the mesh's.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Identity:
     job: str = ""
     module: str = ""
     jobs: tuple[str, ...] = (ANY,)
+    owner: str = ""
 
     def __post_init__(self) -> None:
         """
@@ -46,7 +48,7 @@ class Identity:
         """
         if not is_token(self.name):
             raise BadInput(f"name {self.name!r} is not one token (letters, digits, _, -)")
-        for key in ("cluster", "node", "job", "module"):
+        for key in ("cluster", "node", "job", "module", "owner"):
             value = getattr(self, key)
             if value not in ("", ANY) and not is_token(value):
                 raise BadInput(f"{key} {value!r} is not one token (letters, digits, _, -)")

@@ -28,6 +28,7 @@ from bus.subject import Delivery, Names, Subject
 from bus.subjects import DISCONNECTED, SUBJECTS
 from schemas.base import is_token
 from schemas.envelope import EntityKind as K
+from schemas.names import MESH
 from schemas.signals import Role
 
 API = "$JS.API"
@@ -126,7 +127,7 @@ def _of_identity(identity: Identity) -> _Lists:
     if identity.kind is K.SERVICE_REGISTRY:
         lists.subscribe.add(DISCONNECTED)
     if identity.kind is K.FUNCTIONAL_MODULE:  # what it said before, to go on from there
-        _read_stream(lists, subjects.SUGGESTION, subjects.SUGGESTION.wildcard(module=identity.module))
+        _read_stream(lists, subjects.SUGGESTION, sent(subjects.SUGGESTION, identity))
     if identity.kind in _WINDOWS:
         _show(lists)
     if identity.kind in _PROVISIONING:
@@ -165,7 +166,8 @@ def readable_by(role: Role) -> tuple[tuple[str, str], ...]:
 
 def of_users_module(module: Identity, user: str, inbox: str) -> Permissions:
     """What a functional module of a user's may besides what the user may: be itself, and have a broker ask
-    the stores of the user's own jobs. `inbox`: the user's prefix."""
+    the stores of the user's own jobs. `module.owner`: the user, where it suggests for their jobs alone.
+    `inbox`: the user's prefix."""
     itself = of_identity(replace(module, jobs=()))
     asks = (Asker.of_owner(user, inbox).subject,) if is_token(user) else ()
     return itself.with_(Permissions(asks, ()))
@@ -268,6 +270,8 @@ def _filled(row: Subject, identity: Identity, own: bool) -> str:
             tokens["cluster"] = identity.cluster
         if identity.module and identity.module != ANY:
             tokens["module"] = identity.module
+        if identity.kind is K.FUNCTIONAL_MODULE:
+            tokens["owner"] = identity.owner or MESH
     return row.wildcard(**tokens)
 
 

@@ -35,6 +35,8 @@ _OF_CLUSTER = _Follows("the one of its kind and cluster", lambda said: f"{said.k
 """Gateways and routers are called by their cluster."""
 _REPORTER = _Follows("the one of its cluster", lambda said: f"{said.sid.partition('-')[0]}-{said.cluster}")
 _MODULE = _Follows("the module of its sid", lambda said: names.module_of(said.sid or said.module))
+_OF_PEER = _Follows("the job of its peer", lambda said: names.job_of(said.peer))
+_OF_REPORTER = _Follows("the job of its reporter", lambda said: names.job_of(said.reporter))
 
 _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     rows.REGISTRATION: {"sid": ("record.sid", _SENDER)},
@@ -60,9 +62,10 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     rows.STORE_QUERY: {"job": ("job",)},
     rows.INSTANCE_SAMPLE: {"job": ("job",), "sid": ("sid", _SENDER)},
     rows.NODE_SAMPLE: {"agent": (_SENDER, _AGENT)},
-    rows.SUGGESTION: {"module": ("module",)},
-    rows.POLICY_SCORE: {"module": ("module",)},
-    rows.MODULE_LIFECYCLE: {"module": ("module", _MODULE)},
+    rows.SUGGESTION: {"owner": ("owner",), "module": ("module",)},
+    rows.POLICY_SCORE: {"owner": ("owner",), "module": ("module",)},
+    rows.MODULE_LIFECYCLE: {"owner": ("owner",), "module": ("module", _MODULE)},
+    rows.LINK_FAULT: {"job": ("job", _OF_PEER, _OF_REPORTER)},
     rows.LOG: {"sid": (_SENDER,)},
     rows.DEAD_LETTER: {"sid": ("service", _SENDER)},
 }

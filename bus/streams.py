@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bus import codec, jetstream, stream_specs
+from bus import codec, jetstream, spoken_names, stream_specs
 from bus.dead_letters import bury
 from bus.jetstream import NANO
 from bus.link import Link
@@ -313,6 +313,8 @@ async def _items(reader: Reader, follow: bool) -> AsyncGenerator[jetstream.Store
 async def _decoded(bus: Bus, row: Subject, item: jetstream.Stored) -> Recorded | None:
     try:
         message, envelope = codec.decode(item.data, row.schema)
+        if bus.link.guarded:  # a stream keeps what the server let through, whatever it says of others
+            spoken_names.check(row, item.subject, message, envelope)
     except BadMessage as error:
         await bury(bus, row, item.subject, item.data, error)
         return None

@@ -6,6 +6,8 @@ No string literal of a subject stands anywhere else. The tap's decoding, the doc
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bus.subject import ANSWER_BYTES, Delivery, Names, Subject
 from schemas import (
     access,
@@ -394,7 +396,7 @@ JOB_TOPOLOGY = _row(
     CORE, "a job's units, edges and places, whenever they are decided", stream="SIGNALS",
 )  # fmt: skip
 SUGGESTION = _row(
-    "policy suggestion", "policy.suggestion.{module}", policy.PolicySuggestion, FM, SMO,
+    "policy suggestion", "policy.suggestion.{owner}.{module}", policy.PolicySuggestion, FM, SMO,
     CORE, "what a functional module would do", stream="POLICIES",
 )  # fmt: skip
 POLICY_DECISION = _row(
@@ -402,7 +404,7 @@ POLICY_DECISION = _row(
     CORE, "adopted or declined, and why", stream="POLICIES", names=Names.NOBODY,
 )  # fmt: skip
 POLICY_SCORE = _row(
-    "policy score", "policy.score.{module}", policy.PolicyScore, FM, SMO + CLIENT,
+    "policy score", "policy.score.{owner}.{module}", policy.PolicyScore, FM, SMO + CLIENT,
     CORE, "what a suggestion was worth, by what then happened", stream="POLICIES",
 )  # fmt: skip
 POLICY_SWITCH = _row(
@@ -426,7 +428,7 @@ MODULE_STANDING = _row(
     "what a module was ordered to be, and how it has fared, for the next orchestrator", bucket="standings",
 )  # fmt: skip
 MODULE_LIFECYCLE = _row(
-    "module lifecycle", "policy.lifecycle.{module}", policy.ModuleLifecycle, FM, SMO,
+    "module lifecycle", "policy.lifecycle.{owner}.{module}", policy.ModuleLifecycle, FM, SMO,
     REQUEST, "a functional module's state and version", reply=Ack, names=Names.SENDER,
 )  # fmt: skip
 MODULE_ORDER = _row(
@@ -448,7 +450,7 @@ MODULE_QUESTION = _row(
     REQUEST, "what would you do now? `version` is one, or `active`", reply=module_status.ModuleAnswer,
 )  # fmt: skip
 LINK_FAULT = _row(
-    "link fault", "fault.link.{cluster}", fault.LinkFault, MI, SR, CORE, "a neighbour's link broke",
+    "link fault", "fault.link.{cluster}.{job}", fault.LinkFault, MI, SR, CORE, "a neighbour's link broke",
     stream="FAULTS", names=Names.BOTH,
 )  # fmt: skip
 FAULT_REPORT = _row(
@@ -544,10 +546,29 @@ BROKER_REQUEST = _row(
 )  # fmt: skip
 
 
+_EARLIER = tuple(
+    (replace(row, pattern=pattern), row)
+    for row, pattern in (
+        (TOPOLOGY, "topology.model.{job}"),
+        (ANALYSIS_FAILED, "topology.failed.{job}"),
+        (SAMPLE_WRITTEN, "topology.sample.{job}"),
+        (SUGGESTION, "policy.suggestion.{module}"),
+        (POLICY_SCORE, "policy.score.{module}"),
+        (MODULE_LIFECYCLE, "policy.lifecycle.{module}"),
+        (LINK_FAULT, "fault.link.{cluster}"),
+    )
+)
+"""How subjects of rows were before they said who speaks, as in runs that were recorded then."""
+
+
 def lookup(subject: str) -> tuple[Subject, dict[str, str]] | None:
     """The row of a concrete subject and its tokens; None for subjects that are not ours."""
     for row in _candidates(subject):
         tokens = row.matches(subject)
+        if tokens is not None:
+            return row, tokens
+    for earlier, row in _EARLIER:
+        tokens = earlier.matches(subject)
         if tokens is not None:
             return row, tokens
     return None

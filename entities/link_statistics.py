@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
+from schemas import names
 from schemas.signals import LinkReport
 from schemas.telemetry import InstanceSample, LinkFigures
 
@@ -45,7 +46,7 @@ class LinkStatistics:
         for link in sample.links:
             if link.figures is None:
                 continue
-            if not _sound(link.figures):
+            if names.job_of(link.peer) != sample.job or not _sound(link.figures):
                 self.refused += 1
                 continue
             receivers.add(link.peer)

@@ -435,9 +435,8 @@ class Router:
     async def _link_fault(self, message: LinkFault, envelope: Envelope) -> None:
         told = "does not reach it" if message.unreachable else "lost its link to it"
         self._count_fault(message, told)
-        witness = None
-        if message.reporter_incarnation is not None:
-            witness = Member(sid=message.reporter, incarnation=message.reporter_incarnation)
+        # without its incarnation nobody knows whether it is fenced itself: then it is no witness
+        witness = Member(sid=message.reporter, incarnation=message.reporter_incarnation or "unknown")
         self._faults.report(
             FaultReport(
                 reporter=self.config.sid,

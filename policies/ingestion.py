@@ -48,6 +48,7 @@ class Ingestion:
         queue: events that may wait; beyond it the oldest are dropped and counted (`dropped`).
         gather_s: seconds that an event may wait for others.
         is_urgent: whether one need not wait: a decision may come of it now.
+        owner: under whose name it suggests.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Ingestion:
         queue: int,
         gather_s: float,
         is_urgent: Callable[[Event | Result, float], bool],
+        owner: str,
     ) -> None:
         self.dropped = 0
         self._news = asyncio.Event()
@@ -67,6 +69,7 @@ class Ingestion:
         self._oldest = 0.0  # time.monotonic() of the first that waits
         self._bus = bus
         self._policy = policy
+        self._owner = owner
         self._rows = rows
         self._queue = queue
         self._waiting: deque[Event | Result] = deque()
@@ -151,7 +154,7 @@ class Ingestion:
             for row in self._rows:
                 if row.stream is not None:
                     events += [_event(row, *one) for one in await self._recent(row, since)]
-            said = await self._recent(subjects.SUGGESTION, since, module=self._policy.name)
+            said = await self._recent(subjects.SUGGESTION, since, owner=self._owner, module=self._policy.name)
             events += [_event(subjects.SUGGESTION, *one) for one in said if self._is_ours(one[0])]
         except DmscError as error:
             log.warning("history not read, starting without", module=self._policy.name, reason=error.text)

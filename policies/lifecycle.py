@@ -83,7 +83,11 @@ class Lifecycle:
     async def _tell(self, lifecycle: ModuleLifecycle) -> None:
         try:
             await self._bus.command(
-                subjects.MODULE_LIFECYCLE, lifecycle, deadline_s=self._answer_s, module=lifecycle.module
+                subjects.MODULE_LIFECYCLE,
+                lifecycle,
+                deadline_s=self._answer_s,
+                owner=lifecycle.owner,
+                module=lifecycle.module,
             )
             self._unheard = False
         except DmscError as error:

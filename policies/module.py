@@ -31,6 +31,7 @@ from policies.policy_thread import PolicyThread
 from policies.questions import Questions
 from policies.scoreboard import NEEDS, Scoreboard
 from policies.store_reads import StoreReader
+from schemas import names
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError, Unavailable
 from schemas.module_status import ModuleAnswer, ModuleQuestion, version_token
@@ -52,7 +53,8 @@ class ModuleConfig:
     """The user who runs it; empty: the mesh itself. They may order it about (rule own-policies)."""
 
     own_jobs: bool = False
-    """Whether it reads the local stores of its owner's jobs alone, as researchers' modules do."""
+    """Whether it suggests for its owner's jobs alone, and reads their local stores, as researchers' modules
+    do."""
 
     history_s: float = 300.0
     """Seconds of the streams from which state is rebuilt. Longer remembers more and starts later."""
@@ -105,6 +107,7 @@ class FunctionalModule:
         self.engine = Engine(policy, self.config.engine)
         self._bus = bus
         self._policy = policy
+        self._owner = self.config.owner if self.config.own_jobs and self.config.owner else names.MESH
         self._lifecycle = Lifecycle(
             bus,
             ModuleLifecycle(
@@ -115,6 +118,7 @@ class FunctionalModule:
                 jobs=self.config.engine.jobs,
                 sid=bus.sender.name,
                 incarnation=bus.sender.incarnation,
+                owner=self._owner,
             ),
             every_s=self.config.lifecycle_every_s,
             answer_s=self.config.answer_s,
@@ -131,7 +135,7 @@ class FunctionalModule:
         )
         rows = tuple(dict.fromkeys((*self.engine.rows(), *NEEDS)))
         self._inbox = Ingestion(
-            bus, policy, rows, self.config.queue, self.config.gather_s, self.engine.is_urgent
+            bus, policy, rows, self.config.queue, self.config.gather_s, self.engine.is_urgent, self._owner
         )
         self._turn = asyncio.Lock()
         self._thread: PolicyThread | None = None
@@ -295,7 +299,12 @@ class FunctionalModule:
     async def _say(self, suggestion: PolicySuggestion) -> None:
         correlate(self._inbox.correlation(suggestion.job))
         try:
-            id = await self._bus.publish(subjects.SUGGESTION, suggestion, module=self._policy.name)
+            id = await self._bus.publish(
+                subjects.SUGGESTION,
+                suggestion.model_copy(update={"owner": self._owner}),
+                owner=self._owner,
+                module=self._policy.name,
+            )
         except DmscError as error:
             log.warning("suggestion not sent", module=self._policy.name, reason=error.text)
             return
@@ -308,7 +317,12 @@ class FunctionalModule:
         for score in self._scores:
             correlate(self._inbox.correlation(score.job))
             with contextlib.suppress(DmscError):
-                await self._bus.publish(subjects.POLICY_SCORE, score, module=self._policy.name)
+                await self._bus.publish(
+                    subjects.POLICY_SCORE,
+                    score.model_copy(update={"owner": self._owner}),
+                    owner=self._owner,
+                    module=self._policy.name,
+                )
 
     def _log(self, output: Output) -> None:
         for problem in output.problems:

@@ -20,6 +20,9 @@ RESERVED = (
 )
 """The control plane's, and what stands in such a place."""
 
+MESH = "system"
+"""Stands where a user's name would, for functional modules that are no user's: no user is called so."""
+
 _job = re.compile(r"j[0-9a-f]{6}")
 
 
@@ -31,6 +34,11 @@ def job_of(sid: str) -> str:
 def module_of(sid: str) -> str:
     """The functional module whose process a SID is: a shadow has a name of its own, `mine-shadow-2`."""
     return sid.partition("-shadow-")[0] or sid
+
+
+def is_users(module: str, user: str) -> bool:
+    """Whether a functional module bears this user's name, as those do that the user runs: `ann`, `ann-…`."""
+    return module == user or module.startswith(f"{user}-")
 
 
 def taken(name: str) -> str | None:

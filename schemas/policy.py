@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from schemas import names
 from schemas.base import Message, Part, Time, Token
 from schemas.marks import EnvelopeId
 from schemas.stage_move import MoveForecast
@@ -37,7 +38,7 @@ MODULE_TRANSITIONS: dict[ModuleState, frozenset[ModuleState]] = {
 """Legal transitions of one life of a module: a new process starts again at registered."""
 
 
-class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 1)):
+class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 2)):
     """A functional module says what it is and in which state (draft §4.2, lifecycle control)."""
 
     module: Token
@@ -49,6 +50,9 @@ class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 1)):
     sid: Token | None = Field(None, description="its name on the bus, at which it takes orders")
     incarnation: Token | None = None
     reason: str = ""
+    owner: Token = Field(
+        names.MESH, description="the user for whose jobs alone it suggests; `system`: for all"
+    )
 
 
 class ModuleOp(StrEnum):
@@ -137,7 +141,7 @@ def scope_of(action: Action) -> str:
             return "job"
 
 
-class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 2)):
+class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 3)):
     """What a module would do, how sure it is, why, and for how long that holds.
 
     `scope` is what it concerns within the job, as `scope_of` says it. `input_revision` names what it was
@@ -153,6 +157,7 @@ class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 2)):
     input_revision: int
     valid_s: float = Field(gt=0)
     scope: str = Field("", description="job, stage N, or instance SID; empty: of a sender that knows none")
+    owner: Token = Field(names.MESH, description="as in the module's lifecycle")
 
 
 class PolicyDecision(Message, wire="policy.decision"):
@@ -167,7 +172,7 @@ class PolicyDecision(Message, wire="policy.decision"):
     policy_revision: int | None = None
 
 
-class PolicyScore(Message, wire="policy.score"):
+class PolicyScore(Message, wire="policy.score", version=(1, 1)):
     """What a suggestion was worth, by what then happened (docs/policies-scoring.md); from its module's host.
 
     `score` is 1 where hindsight would have said the same, 0.5 where it was no better than doing nothing, None
@@ -188,6 +193,7 @@ class PolicyScore(Message, wire="policy.score"):
     score: float | None = Field(ge=0, le=1)
     right: bool | None = Field(description="whether it was better than doing nothing")
     reason: str
+    owner: Token = Field(names.MESH, description="as in the module's lifecycle")
 
 
 class PromoteModule(Message, wire="policy.promote"):
@@ -218,7 +224,7 @@ class PolicySwitch(Message, wire="policy.switch"):
     reason: str
 
 
-class ModuleStanding(Message, wire="policy.module-standing"):
+class ModuleStanding(Message, wire="policy.module-standing", version=(1, 1)):
     """What one version of a module was ordered to be and how it has fared, as the orchestrator keeps it for
     the next one in the bucket `standings`. Times are seconds since the epoch."""
 
@@ -240,6 +246,7 @@ class ModuleStanding(Message, wire="policy.module-standing"):
     crashed_at: tuple[Time, ...] = ()
     suspended_until: Time | None = None
     suspended_for: str = ""
+    owner: Token = names.MESH
 
 
 class ModuleRecord(Message, wire="policy.module"):

@@ -13,6 +13,7 @@ from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import EntityKind, Sender
 from schemas.job import JobEvent, JobState, StepResult
+from schemas.names import MESH
 from schemas.policy import PolicyDecision, PolicySuggestion, SetWeights
 from tests.unit.policies.builders import advertisement, record, sample
 
@@ -75,7 +76,7 @@ def frames(seconds: int = 60, *, slow_from: int = 20) -> list[Frame]:
         adopted=False,
         reason="would change nothing",
     )  # fmt: skip
-    found.append(frame(subjects.SUGGESTION, 24.7, said, "p1", module="equaliser"))
+    found.append(frame(subjects.SUGGESTION, 24.7, said, "p1", owner=MESH, module="equaliser"))
     found.append(frame(subjects.POLICY_DECISION, 24.71, decided, "d1", module="equaliser"))
     found.append(event(float(seconds), JobState.DONE))
     return sorted(found, key=lambda one: one.at_ns)

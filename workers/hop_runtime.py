@@ -141,7 +141,7 @@ class HopRuntime(ABC):
             unreachable=unreachable,
             silent=bool(error.fields.get("unreached")),
         )
-        await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster)
+        await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster, job=self.job)
 
     # --- copies of other stages -----------------------------------------------------------------------------
     def shelve(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:

@@ -66,12 +66,13 @@ _EVERYBODY = ("fault.verdict.*", "job.event.*", "$KV.registry.*", "$KV.jobs.*")
 """What all entities, instances and modules learn."""
 
 
-def _of_module(name: str) -> tuple[str, ...]:
-    """What a functional module of this name says."""
+def _of_module(name: str, owner: str = "system") -> tuple[str, ...]:
+    """What a functional module of this name says; `owner`: for whose jobs, where not for all."""
     return (
         *(f"signal.registration.{name}", f"registry.state.{name}", f"registry.heartbeat.{name}"),
         *("registry.resolve", f"log.{name}", f"dead_letter.{name}"),
-        *(f"policy.suggestion.{name}", f"policy.score.{name}", f"policy.lifecycle.{name}"),
+        *(f"policy.suggestion.{owner}.{name}", f"policy.score.{owner}.{name}"),
+        f"policy.lifecycle.{owner}.{name}",
     )
 
 
@@ -90,7 +91,7 @@ RESEARCHERS_MODULE = Effects(
     "a broker asks stores for it, of the researcher's jobs (there are none)",
     says=(
         *RESEARCHER.says,
-        *_of_module("researcher-bold"),
+        *_of_module("researcher-bold", "researcher"),
         "broker.owner.researcher.{label}",
     ),
     learns=(*_OPEN, *_EVERYBODY),
@@ -109,7 +110,7 @@ ADMIN = Effects(
         *OPERATOR.says,
         *("signal.>", "access.>", "registry.>", "mesh.>", "cluster.>", "step.>", "state.>", "data.>"),
         *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
-        *("fault.link.*", "fault.report.*", "fault.verdict.*"),
+        *("fault.link.*.*", "fault.report.*", "fault.verdict.*"),
     ),
     learns=OPERATOR.learns,
 )
@@ -119,7 +120,7 @@ INSTANCE = Effects(
         *("signal.registration.j-s0-r0", "registry.state.j-s0-r0", "registry.heartbeat.j-s0-r0"),
         *("registry.resolve", "log.j-s0-r0", "dead_letter.j-s0-r0"),
         *("step.claim.j.j-s0-r0", "data.notice.j.*", "data.answer.j.*", "telemetry.instance.j.j-s0-r0"),
-        *("fault.link.a", "broker.instance.j.j-s0-r0"),
+        *("fault.link.a.j", "broker.instance.j.j-s0-r0"),
     ),
     learns=(
         *("step.*.j.j-s0-r0", "state.*.j.j-s0-r0", "store.query.j.j-s0-r0"),
@@ -146,7 +147,7 @@ MODULE = Effects(
         *("signal.advertisement", "signal.compute.*", "signal.qos.report.*", "mesh.leader"),
         *("step.claim.*.*", "data.notice.*.*", "telemetry.instance.*.*", "telemetry.node.*"),
         *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
-        *("policy.order.mine", "policy.question.mine.*", "policy.suggestion.mine", *_EVERYBODY),
+        *("policy.order.mine", "policy.question.mine.*", "policy.suggestion.system.mine", *_EVERYBODY),
     ),
 )
 _BOUND = tuple(said.replace("mine", "bound") for said in MODULE.says if said != "store.query.*.*")

@@ -112,7 +112,19 @@ def concrete(party: Party) -> list[str]:
         neighbour = own | {token: "j-s1-r0" for token in parties if token == "sid"}
         entity = own | {token: "orchestrator" for token in parties if token == "sid"}
         agent = own | {token: "b-n" for token in parties if token == "sid"}
-        for tokens in (own, other, mine, neighbour, entity, agent, mine | {"job": "k"}, other | {"job": "j"}):
+        owned = mine | {"owner": "researcher"}
+        variants = (
+            own,
+            other,
+            mine,
+            neighbour,
+            entity,
+            agent,
+            owned,
+            mine | {"job": "k"},
+            other | {"job": "j"},
+        )
+        for tokens in variants:
             found[row(**{token: tokens[token] for token in row.tokens})] = None
     return [*found, *party.asks_as]
 

@@ -374,10 +374,11 @@ def tokens_of(row: Subject, own: bool) -> dict[str, str]:
         "gateway": "gateway-a",
         "cluster": "a",
         "module": "mine",
+        "owner": "system",
     }
     theirs = {
         "job": "k", "sid": "k-s0-r0", "agent": "b-n", "gateway": "gateway-b", "cluster": "b",
-        "module": "another",
+        "module": "another", "owner": "researcher",
     }  # fmt: skip
     known = mine if own else theirs
     return {token: known.get(token, "x") for token in row.tokens}

@@ -251,9 +251,10 @@ def refused_connection(caller: Caller, error: Refused) -> Refusal:
 def module_of(user: User, sid: str) -> Identity | None:
     """The functional module that a user may run under this SID: one that bears the user's name, `alice` or
     `alice-…`; an administrator any. A viewer runs none."""
-    mine = sid == user.name or sid.startswith(f"{user.name}-")
+    mine = names.is_users(sid, user.name)
     if user.role is Role.VIEWER or not is_token(sid) or not (mine or user.role is Role.ADMIN):
         return None
     if names.taken(sid) is not None:  # not even an administrator's module is called like an entity
         return None
-    return Identity(name=sid, kind=EntityKind.FUNCTIONAL_MODULE, module=names.module_of(sid))
+    owner = user.name if user.role is Role.RESEARCHER else ""  # others may change anybody's jobs themselves
+    return Identity(name=sid, kind=EntityKind.FUNCTIONAL_MODULE, module=names.module_of(sid), owner=owner)

@@ -33,6 +33,7 @@ from entities.authorizer.user_desk import ThrowOut, TokenConfig, UserDesk, nobod
 from entities.authorizer.user_directory import UserDirectory
 from entities.authorizer.user_file import RulesFile
 from entities.authorizer.user_records import UserRecords
+from schemas import names
 from schemas.access import (
     AccessExplanation,
     ExplainAccess,
@@ -262,7 +263,11 @@ class Authorizer:
         """Who runs the module; nobody where not all of its versions are the same user's."""
         found = await resolve(self._bus, Resolve(prefix=f"module/{module}"))
         owners = {owner_of(record) for record in found.records if record.state is not InstanceState.GONE}
-        return owners.pop() if len(owners) == 1 else None
+        owner = owners.pop() if len(owners) == 1 else None
+        if owner is None or not self._bus.link.guarded:
+            return owner
+        # its own word: on a guarded bus a user's modules are called by the user's name
+        return owner if names.is_users(module, owner) else None
 
     def _record(self) -> ServiceRecord:
         return ServiceRecord(

@@ -7,7 +7,8 @@ carries adopted weights out as a `CommunicationPolicy`, and puts each answer on 
 What is checked, in this order; the first that fails gives the reason:
 
 1. the module: not suspended, not flooding, registered in this version, enabled for the job;
-2. the job: running here, and the suggestion neither expired nor derived from long ago;
+2. the job: running here, of the module's owner where it has one, and the suggestion neither expired nor
+   derived from long ago;
 3. sense: known stage and instances, finite non-negative weights, someone left to do the work;
 4. worth: confident enough, changes something, no better-founded suggestion within the cool-down;
 5. shadow modules get the answer that they would have got, and nothing is adopted.
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from entities.orchestrator import module_standing
 from entities.orchestrator.module_standing import STRANGERS, Key, Standing, StandingConfig
 from entities.orchestrator.suggestion_sense import JobFacts, lag_of, nonsense_in, weights_in_force
+from schemas import names
 from schemas.errors import BadInput
 from schemas.policy import (
     AvoidInstance,
@@ -194,7 +196,8 @@ def arbitrate(
     """
     config = config or ArbitrationConfig()
     key = (suggestion.module, suggestion.version)
-    if key not in state.modules or (sid is not None and state.modules[key].sid not in (None, sid)):
+    known = state.modules.get(key)
+    if known is None or known.owner != suggestion.owner or (sid is not None and known.sid not in (None, sid)):
         key = STRANGERS
     standing, within_rate = module_standing.heard(state.modules.get(key, Standing()), now, config.standing)
     if now < standing.suspended_until:
@@ -271,6 +274,10 @@ def _judge(
         return _no(f"{_name(suggestion)} is {standing.state.value}, not active"), state
     if facts is None:
         return _no(f"job {job} is not running"), state
+    if suggestion.owner not in (names.MESH, facts.user):
+        return _no(
+            f"{_name(suggestion)} is {suggestion.owner}'s, and has a say in {suggestion.owner}'s jobs alone"
+        ), state
     if isinstance(suggestion.action, NoAction):
         return _no("an observation, nothing to adopt"), state
     if nonsense:

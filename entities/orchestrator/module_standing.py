@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from schemas import names
 from schemas.errors import BadInput, NotFound
 from schemas.policy import ModuleLifecycle, ModuleOp, ModuleState
 
@@ -83,6 +84,7 @@ class Standing:
     crashed_at: tuple[float, ...] = ()
     suspended_until: float = -math.inf
     suspended_for: str = ""
+    owner: str = names.MESH
     suggestions: int = 0
     adopted: int = 0
     strikes: int = 0
@@ -111,6 +113,7 @@ def register(
         jobs=lifecycle.jobs,
         without=lifecycle.without,
         said=lifecycle.reason,
+        owner=lifecycle.owner,
     )
     return {**modules, key: standing}
 

@@ -26,6 +26,7 @@ from entities.orchestrator.job_run import JobRun
 from entities.orchestrator.module_standing import Key, Standing
 from entities.orchestrator.standing_records import StandingRecords
 from entities.orchestrator.suggestion_sense import JobFacts
+from schemas import names
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError
 from schemas.module_status import ModuleList, ModuleQuery, ModuleStatus
@@ -96,7 +97,8 @@ class PolicyDesk:
         if (
             known is not None
             and known.state not in module_standing.OVER
-            and known.sid not in (None, message.sid)
+            and known.sid is not None
+            and (known.sid, known.owner) != (message.sid, message.owner)
             and self._alive(known.sid)
         ):
             runs = f"{message.module} {message.version} runs already, as {known.sid}"
@@ -107,6 +109,14 @@ class PolicyDesk:
     def standings(self) -> dict[module_standing.Key, ModuleState]:
         """The state that each version of each module is in, by what it says itself."""
         return {key: one.state for key, one in self._state.modules.items() if one.sid is not None}
+
+    def owner_of(self, module: str, version: str) -> str:
+        """Whose this version is, or the module, where that version is not known."""
+        found = [
+            one for (name, which), one in self._state.modules.items() if (name, which) == (module, version)
+        ]
+        found += [one for (name, _), one in self._state.modules.items() if name == module]
+        return found[0].owner if found else names.MESH
 
     def promoted(self, module: str, version: str | None, *, retracted: str | None = None) -> None:
         """From here on this version of a module is the active one (None: as they say themselves), and what
@@ -312,4 +322,5 @@ def _facts(run: JobRun) -> JobFacts | None:
         weights=run.communication.weights(),
         revision=policy.revision,
         step=run.step,
+        user=run.journal.record.user,
     )

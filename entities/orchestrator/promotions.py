@@ -76,7 +76,7 @@ class Promotions:
                 self._bus.history(subjects.POLICY_SCORE, since=trial.since, module=module)
             ) as items:
                 async for item in items:
-                    if isinstance(item.message, PolicyScore):
+                    if isinstance(item.message, PolicyScore) and self._is_owners(item.message):
                         trial.take(item.message, self._records[module], self._config)
 
     async def promote(self, message: PromoteModule, envelope: Envelope) -> PolicySwitch:
@@ -105,8 +105,12 @@ class Promotions:
     async def score(self, message: PolicyScore, envelope: Envelope) -> None:
         """One more, of a module that may have a version on trial."""
         trial = self._trials.get(message.module)
-        if trial is not None:
+        if trial is not None and self._is_owners(message):
             trial.take(message, self._records[message.module], self._config)
+
+    def _is_owners(self, score: PolicyScore) -> bool:
+        """Of that module, and not of another user's with the same name."""
+        return score.owner == self._desk.owner_of(score.module, score.version)
 
     async def forget(self, module: str) -> None:
         """Somebody ordered one of its versions by hand: what was promoted counts no more."""

@@ -68,6 +68,7 @@ def as_record(key: Key, standing: Standing, since_epoch: float) -> ModuleStandin
         crashed_at=tuple(round(at + since_epoch, 1) for at in standing.crashed_at),
         suspended_until=round(standing.suspended_until + since_epoch, 1) if standing.suspended_for else None,
         suspended_for=standing.suspended_for,
+        owner=standing.owner,
     )
 
 
@@ -91,6 +92,7 @@ def from_record(record: ModuleStanding, since_epoch: float) -> Standing:
         crashed_at=tuple(at - since_epoch for at in record.crashed_at),
         suspended_until=-math.inf if until is None else until - since_epoch,
         suspended_for=record.suspended_for,
+        owner=record.owner,
     )
 
 

@@ -20,13 +20,14 @@ from schemas.policy import (
 class JobFacts:
     """What the orchestrator knows of a running job: active SIDs and weights by stage, policy revision, step.
 
-    A SID that `weights` does not name has weight 1 (as in `StagePolicy`).
+    A SID that `weights` does not name has weight 1 (as in `StagePolicy`). `user` submitted it.
     """
 
     active: Mapping[int, Collection[str]]
     weights: Mapping[int, Mapping[str, float]]
     revision: int
     step: int | None = None
+    user: str = ""
 
 
 def weights_in_force(facts: JobFacts, stage: int) -> dict[str, float]:

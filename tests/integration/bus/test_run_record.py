@@ -10,6 +10,7 @@ from bus import run_record, subjects
 from bus.run_file import RunFile, write_run
 from schemas.errors import NotFound
 from schemas.job import JobEvent, JobState
+from schemas.names import MESH
 from schemas.policy import NoAction, PolicySuggestion
 from schemas.telemetry import InstanceSample, LogLine, NodeSample
 from tests.conftest import Connect
@@ -44,7 +45,7 @@ async def test_a_run_is_what_concerns_it_in_order(connect: Connect, tmp_path: Pa
             await bus.barrier()
             await bus.publish(subjects.NODE_SAMPLE, NodeSample(cluster="c", node="n"), agent="c-n")
             for job in ("run1", "run2"):
-                await bus.publish(subjects.SUGGESTION, suggestion(job), module="m")
+                await bus.publish(subjects.SUGGESTION, suggestion(job), owner=MESH, module="m")
             await bus.publish(subjects.LOG, LogLine(level="info", event="said"), sid="someone")
             await bus.barrier()
     running = await run_record.span_of(bus, "run1")

@@ -11,12 +11,15 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from bus.presence import Presence
 from entities.lease import LeaseConfig
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.orchestrator.promotion import PromotionConfig
+from entities.service_registry import ServiceRegistry
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Conflict, NotFound
 from schemas.module_status import ModuleQuery
+from schemas.names import MESH
 from schemas.policy import (
     DirectModule,
     ModuleLifecycle,
@@ -28,6 +31,7 @@ from schemas.policy import (
     PromoteModule,
     RollBackModule,
 )
+from tests.entity_records import service
 from tests.integration.entities.conftest import Dial, Start
 from tests.patience import PATIENCE_S
 
@@ -55,7 +59,7 @@ class Version:
         await self.tell()
 
     async def tell(self) -> None:
-        await self.bus.command(subjects.MODULE_LIFECYCLE, self.lifecycle(), module="m")
+        await self.bus.command(subjects.MODULE_LIFECYCLE, self.lifecycle(), owner=MESH, module="m")
 
     def lifecycle(self) -> ModuleLifecycle:
         return ModuleLifecycle(
@@ -80,7 +84,7 @@ class Version:
                 action="set_weights", at=now, step=1, shadow=self.state is ModuleState.SHADOW, confidence=0.9,
                 adopted=False, score=value, right=value > 0.5, reason="r",
             )  # fmt: skip
-            await self.bus.publish(subjects.POLICY_SCORE, told, module="m")
+            await self.bus.publish(subjects.POLICY_SCORE, told, owner=MESH, module="m")
         await self.bus.barrier()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -207,3 +211,25 @@ async def test_orders_and_counts_outlive_the_orchestrator(dial: Dial, start: Sta
     await after.until(lambda: after.state is ModuleState.SHADOW and after.without == ("j",))
     [status] = (await ask(dial, subjects.MODULE_QUERY, ModuleQuery())).modules
     assert (status.state, status.without, status.crashes) == (ModuleState.SHADOW, ("j",), 1)
+
+
+async def test_a_module_that_runs_is_taken_over_by_nobody_elses_of_the_same_name(
+    dial: Dial, start: Start, registry: ServiceRegistry
+) -> None:
+    await orchestrator(dial, start)
+    mine = await dial("m", EntityKind.FUNCTIONAL_MODULE)
+    record = service(
+        "m", kind=EntityKind.FUNCTIONAL_MODULE, prefix="module/m", incarnation=mine.sender.incarnation
+    )
+    async with Presence(mine, record):
+        one = Version(mine, "1", ModuleState.ACTIVE)
+        await one.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while not (await ask(dial, subjects.MODULE_QUERY, ModuleQuery())).modules[0].alive:
+                pass  # the registry's word of it is still on its way
+        theirs = one.lifecycle().model_copy(update={"owner": "ann"})
+        with pytest.raises(Conflict, match="runs already, as m"):
+            await mine.command(
+                subjects.MODULE_LIFECYCLE, theirs, deadline_s=PATIENCE_S, owner="ann", module="m"
+            )
+        await one.tell()

@@ -230,7 +230,7 @@ async def test_who_keeps_breaking_links_is_ejected_and_the_stage_keeps_working(
             fault = LinkFault(
                 job="j", reporter="j-data-r0", peer=sid, peer_incarnation="i1", text=f"{number}"
             )
-            await agent.bus.publish(subjects.LINK_FAULT, fault, cluster="east")
+            await agent.bus.publish(subjects.LINK_FAULT, fault, cluster="east", job=fault.job)
     ejected = await table(agent.bus, weights={"j-s0-r0": 0.0, "j-s0-r1": 1.0})
     assert "ejected: j-s0-r0" in ejected.reason
     assert "j-data-r0 lost its link to it" in ejected.entries[0].reason
@@ -248,7 +248,7 @@ async def test_faults_are_reported_once_per_incarnation(
         fault = LinkFault(
             job="j", reporter="j-s0-r0", peer="j-s1-r0", peer_incarnation="i1", text="connection reset"
         )
-        await agent.bus.publish(subjects.LINK_FAULT, fault, cluster="east")
+        await agent.bus.publish(subjects.LINK_FAULT, fault, cluster="east", job=fault.job)
     await eventually(lambda: len(smo.faults) >= 2)
     await agent.put(instance("j-s0-r0", incarnation="i2"))
     await eventually(lambda: router.follower.view.records["j-s0-r0"].incarnation == "i2")

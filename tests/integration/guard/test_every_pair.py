@@ -69,7 +69,12 @@ OTHER = "somebody-else"
 
 def tokens_of(row: Subject, who: Identity, *, party: bool, job: bool) -> dict[str, str]:
     """Tokens of `who`; foreign ones where `party` or `job` say so."""
-    own = {"cluster": who.cluster or "a", "module": who.module or "m", "job": who.job or "j"}
+    own = {
+        "cluster": who.cluster or "a",
+        "module": who.module or "m",
+        "job": who.job or "j",
+        "owner": "system",
+    }
     found = {token: own.get(token, who.name if token in PARTIES else "x") for token in row.tokens}
     if party:
         found |= {token: OTHER for token in row.tokens if token in PARTIES}

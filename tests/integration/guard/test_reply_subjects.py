@@ -21,6 +21,7 @@ from schemas.audit import AuditRecord
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Sender
 from schemas.errors import Ack, NotFound
+from schemas.names import MESH
 from schemas.registry import Heartbeat, InstanceState
 from schemas.signals import Role
 from tests.entity_records import job
@@ -153,7 +154,7 @@ async def test_no_answer_lands_where_the_asker_may_not_write(mesh: Guarded, name
     who = ATTACKERS[name]
     sid = "mine" if isinstance(who, Role) else who.name
     own = (
-        subjects.SUGGESTION(module=sid)
+        subjects.SUGGESTION(owner=MESH, module=sid)
         if name in ("module", "researcher", "admin")
         else subjects.LOG(sid=sid)
     )

@@ -9,6 +9,7 @@ import pytest
 
 from bus import codec, inboxes
 from bus import subjects as rows
+from bus.connection import Bus
 from bus.credentials import issue
 from bus.identity import Identity
 from bus.subject import Subject
@@ -17,18 +18,22 @@ from schemas.cluster import AnalysisFailed, NodeStatus
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
 from schemas.errors import Ack
-from schemas.fault import FaultReport
-from schemas.policy import ModuleLifecycle, ModuleState
+from schemas.fault import FaultReport, LinkFault
+from schemas.names import MESH
+from schemas.policy import AvoidInstance, ModuleLifecycle, ModuleState, PolicySuggestion
 from schemas.registry import Endpoint, Heartbeat, InstanceState, StateChange
-from schemas.signals import NodeRegistration, QosReport
+from schemas.signals import NodeRegistration, QosReport, Role
 from schemas.step import Member, MicrobatchClaim
 from schemas.telemetry import NodeSample
-from tests.integration.guard.conftest import Guarded
+from tests import entity_records
+from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.test_threats import AGENT, MODULE, ROUTER, SMO, SRD, bus_of, instance, of_agent
 from tests.integration.guard.wire import wire
 from tests.patience import PATIENCE_S
 
 OWN, OTHER = "j-s0-r0", "k-s0-r0"
+RESEARCHERS = f"{Role.RESEARCHER}-one"
+"""The researcher, and a module of theirs."""
 BEAT = Heartbeat(sid=OTHER, incarnation="x", state=InstanceState.FAULTED, digest="0")
 CHANGE = StateChange(sid=OTHER, incarnation="x", state=InstanceState.FAULTED, reason="forged")
 CLAIM = MicrobatchClaim(
@@ -44,6 +49,9 @@ REGISTRATION = NodeRegistration(
 REPORT = QosReport(sid="router-a", cluster="b", window_s=1.0)
 FAULT = FaultReport(
     reporter="router-b", job="j", sid=OWN, incarnation="x", kind="instance", evidence="forged"
+)
+LINK = LinkFault(
+    job="j", reporter=OWN, reporter_incarnation="x", peer=OTHER, peer_incarnation="x", text="forged"
 )
 LIFECYCLE = ModuleLifecycle(module="mine", version="1", state=ModuleState.ACTIVE, sid="another")
 
@@ -67,7 +75,16 @@ LIFECYCLE = ModuleLifecycle(module="mine", version="1", state=ModuleState.ACTIVE
         (rows.MESH_REGISTRATION, SMO, ROUTER, "router-a", REGISTRATION, {"sid": "router-a"}),
         (rows.QOS_REPORT, SMO, ROUTER, "router-a", REPORT, {"sid": "router-a"}),
         (rows.FAULT_REPORT, SMO, ROUTER, "router-a", FAULT, {"sid": "router-a"}),
-        (rows.MODULE_LIFECYCLE, SMO, MODULE, "mine", LIFECYCLE, {"module": "mine"}),
+        (rows.LINK_FAULT, ROUTER, instance(), OWN, LINK, {"cluster": "a", "job": "j"}),
+        (
+            rows.LINK_FAULT, ROUTER, instance(), OWN, LINK.model_copy(update={"job": "k"}),
+            {"cluster": "a", "job": "j"},
+        ),
+        (
+            rows.LINK_FAULT, ROUTER, instance(), OWN,
+            LINK.model_copy(update={"reporter": OTHER, "peer": "j-s1-r0"}), {"cluster": "a", "job": "j"},
+        ),
+        (rows.MODULE_LIFECYCLE, SMO, MODULE, "mine", LIFECYCLE, {"owner": MESH, "module": "mine"}),
     ],
 )  # fmt: skip
 async def test_nobody_is_spoken_of_in_anothers_name(
@@ -93,7 +110,7 @@ async def test_nobody_is_spoken_of_in_anothers_name(
         wire(mesh.url, token, speaker.name, speaker.kind) as attacker,
     ):
         listen = bus.serve if row.reply is not None else bus.subscribe
-        await listen(row, handle)
+        await listen(row, handle, **{key: value for key, value in tokens.items() if key == "cluster"})
         payload = codec.encode(forged, sender, "forged-1")
         subject, answerer = row(**tokens), row.answerer(tokens)
         question = inboxes.question(subject, payload, answerer)
@@ -118,3 +135,46 @@ async def test_who_speaks_of_itself_is_heard(mesh: Guarded) -> None:
         await bus.publish(rows.HEARTBEAT, BEAT.model_copy(update={"sid": OWN}), sid=OWN)
         async with asyncio.timeout(PATIENCE_S):
             assert (await heard.get()).sid == OWN
+
+
+SUGGESTION = PolicySuggestion(
+    module=RESEARCHERS, version="1", job="j", action=AvoidInstance(sid="k-s0-r0"), confidence=1.0,
+    reason="why", input_revision=1, valid_s=60.0,
+)  # fmt: skip
+
+
+async def test_a_researchers_module_suggests_under_the_researchers_name(mesh: Guarded) -> None:
+    heard: asyncio.Queue[PolicySuggestion] = asyncio.Queue()
+
+    async def handle(message: PolicySuggestion, envelope: Envelope) -> None:
+        heard.put_nowait(message)
+
+    token = TOKENS[Role.RESEARCHER]
+    async with (
+        bus_of(mesh, SMO) as orchestrator,
+        Bus.connect(mesh.url, name=RESEARCHERS, kind=K.FUNCTIONAL_MODULE, token=token) as module,
+    ):
+        await orchestrator.subscribe(rows.SUGGESTION, handle)
+        for owner in (MESH, "bob", RESEARCHERS):  # in the message; the subject is the server's
+            said = SUGGESTION.model_copy(update={"owner": owner})
+            await module.publish(rows.SUGGESTION, said, owner=RESEARCHERS, module=RESEARCHERS)
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await heard.get()).owner == RESEARCHERS
+        assert heard.empty()
+        assert orchestrator.counters.dead_letters == 2
+
+
+async def test_what_a_stream_has_kept_speaks_of_nobody_else_either(mesh: Guarded) -> None:
+    """Modules and orchestrators rebuild what they know from streams, which keep whatever was let through."""
+    sample = entity_records.sample(OTHER)
+    async with (
+        bus_of(mesh, instance()) as member,
+        bus_of(mesh, Identity(name="tap", kind=K.TAP), mesh.root) as reader,
+    ):
+        await member.publish(rows.INSTANCE_SAMPLE, sample, job="j", sid=OWN)
+        own = entity_records.sample(OWN)
+        await member.publish(rows.INSTANCE_SAMPLE, own, job="j", sid=OWN)
+        await member.barrier()
+        found = [item.message async for item in reader.history(rows.INSTANCE_SAMPLE)]
+        assert found == [own]
+        assert reader.counters.dead_letters == 1

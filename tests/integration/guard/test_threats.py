@@ -25,6 +25,7 @@ from schemas.door import CancelJob
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
 from schemas.errors import BusUnreachable, DmscError, NoResponders, Refused
+from schemas.names import MESH
 from schemas.registry import Heartbeat, InstanceState, Resolve, Resolved
 from schemas.signals import Role
 from tests.entity_records import job
@@ -71,7 +72,8 @@ MAY_NOT_PUBLISH = [
     # … and only for its job
     (instance(), f"{V}.step.claim.k.j-s0-r0"),
     (instance(), f"{V}.data.notice.k.k-s0-r0"),
-    (instance(), f"{V}.fault.link.b"),
+    (instance(), f"{V}.fault.link.b.j"),
+    (instance(), f"{V}.fault.link.a.k"),
     # it steers nothing
     (instance(), f"{V}.step.commit.j.j-s0-r1"),
     (instance(), f"{V}.step.prepare.j.j-s0-r0"),
@@ -105,7 +107,8 @@ MAY_NOT_PUBLISH = [
     (AGENT, f"{V}.telemetry.node.b-n"),
     (AGENT, f"{V}.cluster.b-n.start"),
     (AGENT, f"{V}.job.command.submit"),
-    (MODULE, f"{V}.policy.suggestion.another"),
+    (MODULE, f"{V}.policy.suggestion.system.another"),
+    (MODULE, f"{V}.policy.suggestion.researcher.mine"),
     (MODULE, f"{V}.policy.decision.mine"),
     (MODULE, f"{V}.policy.command.promote"),
     (MODULE, f"{V}.step.claim.j.j-s0-r0"),
@@ -148,10 +151,10 @@ MAY_NOT_LISTEN = [
 MAY_PUBLISH = [
     (instance(), f"{V}.registry.heartbeat.j-s0-r0"),
     (instance(), f"{V}.data.notice.j.j-s1-r0"),
-    (instance(), f"{V}.fault.link.a"),
+    (instance(), f"{V}.fault.link.a.j"),
     (instance(), f"{V}.broker.instance.j.j-s0-r0"),
     (AGENT, f"{V}.registry.instance_state.a-n.j-s0-r0"),
-    (MODULE, f"{V}.policy.suggestion.mine"),
+    (MODULE, f"{V}.policy.suggestion.system.mine"),
     (ROUTER, "$KV.routes.j.a.0"),
     (GATEWAY, f"{V}.signal.access.gateway-a"),
     (SMO, f"{V}.cluster.a-n.start"),
@@ -384,7 +387,7 @@ async def test_a_stored_message_can_not_be_sent_elsewhere_by_reading_it(mesh: Gu
         wire(mesh.url, TOKENS[Role.VIEWER]) as reader,
     ):
         subscription = await orchestrator.serve(subjects.CANCEL, cancel)
-        place = subjects.SUGGESTION(module="mine")
+        place = subjects.SUGGESTION(owner=MESH, module="mine")
         await module.link.send(place, crafted)
         await module.barrier()
         assert await reader.denied(publish=[f"$JS.API.DIRECT.GET.POLICIES.{place}"])
@@ -444,16 +447,23 @@ async def test_a_wide_subscription_hears_no_more_than_the_narrow_ones(mesh: Guar
 
 
 async def test_a_researcher_runs_modules_that_bear_the_name_and_no_others(mesh: Guarded) -> None:
-    for role, sid, may in (
-        (Role.RESEARCHER, "researcher-one-bold", True),
-        (Role.RESEARCHER, "transience", False),
-        (Role.OPERATOR, "transience", False),
-        (Role.ADMIN, "transience", True),
-        (Role.VIEWER, "viewer-one", False),
+    for role, sid, owner, may in (
+        (Role.RESEARCHER, "researcher-one-bold", "researcher-one", True),
+        (Role.RESEARCHER, "researcher-one-bold", MESH, False),  # it has no say in others' jobs
+        (Role.RESEARCHER, "researcher-one-bold", "operator-one", False),
+        (Role.RESEARCHER, "transience", "researcher-one", False),
+        (Role.RESEARCHER, "transience", MESH, False),
+        (Role.OPERATOR, "operator-one-bold", MESH, True),
+        (Role.OPERATOR, "transience", MESH, False),
+        (Role.ADMIN, "transience", MESH, True),
+        (Role.VIEWER, "viewer-one", "viewer-one", False),
+        (Role.VIEWER, "viewer-one", MESH, False),
     ):
         async with wire(mesh.url, TOKENS[role], sid) as connection:
-            subject = subjects.SUGGESTION(module=sid)
-            assert (await connection.denied(publish=[subject]) == set()) is may, (role, sid)
+            for row in (subjects.SUGGESTION, subjects.MODULE_LIFECYCLE, subjects.POLICY_SCORE):
+                subject = row(owner=owner, module=sid)
+                said = await connection.denied(publish=[subject]) == set()
+                assert said is (may or role is Role.ADMIN), (role, subject)
         inbox = inbox_of_token(TOKENS[role])
         async with wire(mesh.url, TOKENS[role]) as connection:
             assert await connection.denied(subscribe=[f"{inbox}.x"]) == set()

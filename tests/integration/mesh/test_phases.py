@@ -30,6 +30,7 @@ from schemas.door import DoorRequest, JobList
 from schemas.envelope import EntityKind, Envelope
 from schemas.fault import FaultReport, FaultVerdict
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
+from schemas.names import MESH
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicySuggestion, SetWeights
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, RouteAdvertisement
@@ -225,14 +226,14 @@ async def test_the_six_phases_of_section_4_4(connect: Connect, recording: Record
     # phase 4's functional module
     lifecycle = ModuleLifecycle(module="two-to-one", version="1", state=ModuleState.ACTIVE)
     module = await connect("two-to-one", EntityKind.FUNCTIONAL_MODULE)
-    await module.command(subjects.MODULE_LIFECYCLE, lifecycle, module="two-to-one")
+    await module.command(subjects.MODULE_LIFECYCLE, lifecycle, owner=MESH, module="two-to-one")
     await until(recording, lambda: committed() >= 2, "three steps")
     suggestion = PolicySuggestion(
         module="two-to-one", version="1", job=job, confidence=0.9, reason="the test wants it",
         input_revision=committed(), valid_s=600,
         action=SetWeights(stage=1, weights={f"{job}-s1-r0": 2.0, f"{job}-s1-r1": 1.0}),
     )  # fmt: skip
-    await module.publish(subjects.SUGGESTION, suggestion, module="two-to-one")
+    await module.publish(subjects.SUGGESTION, suggestion, owner=MESH, module="two-to-one")
     await until(recording, lambda: bool(recording.find(subjects.POLICY_DECISION)), "a decision")
     await until(recording, lambda: bool(recording.find(subjects.QOS_REPORT)), "a report")
     # phase 5's fault

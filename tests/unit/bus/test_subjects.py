@@ -25,6 +25,15 @@ def test_each_row_is_found_again_by_its_concrete_subject(row: Subject) -> None:
     assert found[1] == tokens
 
 
+def test_what_was_recorded_before_subjects_named_their_speakers_is_found_too() -> None:
+    for subject, row, tokens in (
+        ("policy.suggestion.m", subjects.SUGGESTION, {"module": "m"}),
+        ("topology.model.j", subjects.TOPOLOGY, {"job": "j"}),
+        ("fault.link.a", subjects.LINK_FAULT, {"cluster": "a"}),
+    ):
+        assert lookup(f"dmsc.v1.{subject}") == (row, tokens)
+
+
 def test_names_and_patterns_are_unique() -> None:
     assert len({row.name for row in SUBJECTS}) == len(SUBJECTS)
     assert len({row.wildcard() for row in SUBJECTS}) == len(SUBJECTS)

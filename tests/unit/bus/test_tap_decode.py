@@ -16,6 +16,7 @@ from bus.subjects import SUBJECTS
 from bus.tap import Rate
 from bus.tapped import decode
 from schemas.envelope import EntityKind, Sender
+from schemas.names import MESH
 from schemas.policy import PolicySuggestion, SetWeights
 from schemas.redaction import redact
 from schemas.signals import AccessRequest
@@ -75,7 +76,7 @@ GOOD = codec.encode(
     ),
     SENDER, "e-1",
 )  # fmt: skip
-SUBJECT = subjects.SUGGESTION(module="m")
+SUBJECT = subjects.SUGGESTION(owner=MESH, module="m")
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 40, len(GOOD) // 2, len(GOOD) - 1])
@@ -130,7 +131,7 @@ def test_key_value_marks_are_words():
 
 def test_a_line_has_the_fields_that_say_something():
     line = tap_render.render(decode(SUBJECT, GOOD, at=0.0))
-    assert (line.sender, line.subject, line.what) == ("me", "policy.suggestion.m", "policy suggestion")
+    assert (line.sender, line.subject, line.what) == ("me", "policy.suggestion.system.m", "policy suggestion")
     assert line.summary == (
         "version=1 job=j action={action=set_weights stage=0 weights={a=1 b=0.5}} confidence=0.8 "
         'reason="two words" input_revision=1 valid_s=60'

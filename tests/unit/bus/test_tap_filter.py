@@ -34,7 +34,7 @@ SUGGESTION = tapped(
         module="m", version="1", job="j", action=SetWeights(stage=0, weights={"a": 1.0}), confidence=0.8,
         reason="because", input_revision=1, valid_s=1.0,
     ),
-    module="m",
+    owner="system", module="m",
 )  # fmt: skip
 
 

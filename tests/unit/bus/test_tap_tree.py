@@ -11,6 +11,7 @@ from bus.correlation import correlated
 from bus.tap_tree import CausalTree, draw, draw_node
 from bus.tapped import Tapped
 from schemas.errors import Ack
+from schemas.names import MESH
 from schemas.policy import PolicyDecision, PolicySuggestion, SetWeights
 from schemas.registry import ReleaseJob
 from schemas.telemetry import NodeSample
@@ -87,7 +88,7 @@ def test_a_decision_belongs_to_the_suggestion_that_it_is_about() -> None:
     decision = PolicyDecision(module="m", version="1", job="j", suggestion="s-1", adopted=True, reason="r")
     tree = CausalTree("s-1")
     tree.add(look(arrived(subjects.POLICY_DECISION, decision, "d-1", module="m")))
-    tree.add(look(arrived(subjects.SUGGESTION, suggestion, "s-1", module="m")))
+    tree.add(look(arrived(subjects.SUGGESTION, suggestion, "s-1", owner=MESH, module="m")))
     assert [node.id for node in tree.walk()] == ["s-1", "d-1"]
 
 

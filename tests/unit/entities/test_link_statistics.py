@@ -95,3 +95,9 @@ def test_type_5_reports_the_slowest_links_of_the_job() -> None:
         ("j-s0-r9", "j-s1-r1"),
         ("j-s0-r8", "j-s1-r1"),
     ]
+
+
+def test_nobody_tells_of_links_of_another_job() -> None:
+    links = statistics(told("j-s0-r0", k_s1_r0=9_000.0))
+    assert not links.knows("k-s1-r0")
+    assert links.refused == 1

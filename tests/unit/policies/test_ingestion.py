@@ -24,7 +24,7 @@ def event(number: int = 0) -> Event:
 
 def inbox(urgent: bool = False, gather_s: float = FOR_EVER, queue: int = 10_000) -> Ingestion:
     policy = cast(Policy, object())
-    return Ingestion(cast(Any, None), policy, (), queue, gather_s, lambda event, now: urgent)
+    return Ingestion(cast(Any, None), policy, (), queue, gather_s, lambda event, now: urgent, "system")
 
 
 async def waits(task: asyncio.Task[None]) -> bool:

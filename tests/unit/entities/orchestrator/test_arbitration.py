@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -340,3 +341,38 @@ def test_expected_failures_are_passed_on_and_nonsense_is_not() -> None:
         assert "a failure every" in outcome.reason
     outcome, _ = arbitrate(state, suggestion(ExpectFailures(between_s=9.0), confidence=0.1), FACTS, 10.0)
     assert "below" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        SetWeights(stage=0, weights={"a": 1.0, "b": 3.0}),
+        AvoidInstance(sid="a"),
+        MoveInstance(
+            sid="c",
+            stage=0,
+            forecast=MoveForecast(step_before_s=1, step_after_s=0.5, cost_s=1, gain_s=50, steps_left=100),
+        ),
+        ExpectFailures(between_s=600.0),
+    ],
+    ids=lambda action: action.action,
+)
+def test_a_users_module_has_a_say_in_that_users_jobs_alone(action) -> None:
+    mesh = Mesh()
+    mesh.state = register(mesh.state, lifecycle().model_copy(update={"owner": "ann"}), 0.0)
+    anns = suggestion(action).model_copy(update={"owner": "ann"})
+    mesh.facts = replace(FACTS, user="bob")
+    declined = mesh.ask(anns)
+    assert not declined.adopted
+    assert declined.reason == "m 1 is ann's, and has a say in ann's jobs alone"
+    mesh.facts = replace(FACTS, user="ann")
+    assert mesh.ask(anns).adopted
+
+
+def test_a_module_of_the_same_name_speaks_for_its_own_owner() -> None:
+    """Users `ann` and `ann-b` may both run a module `ann-b`; a mesh's module may bear a user's name, too."""
+    mesh = Mesh()
+    mesh.facts = replace(FACTS, user="bob")
+    bobs = weights(a=1.0, b=3.0).model_copy(update={"owner": "bob"})
+    assert "has not registered" in mesh.ask(bobs).reason
+    assert mesh.ask(weights(a=1.0, b=3.0)).adopted
