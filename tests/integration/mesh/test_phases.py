@@ -22,7 +22,7 @@ import yaml
 
 from bus import subjects
 from bus.embedded import EmbeddedServer
-from bus.subject import Subject
+from bus.subject import Names, Subject
 from bus.tap import Tap
 from bus.tapped import Tapped
 from schemas.base import Message
@@ -59,7 +59,7 @@ class Seen:
 def receiver(seen: Seen) -> str:
     """Who a message is for: the name in its subject, or the kind that the table of subjects names."""
     for token in ("agent", "gateway"):
-        if token in seen.tokens and seen.row.name != "access":
+        if token in seen.tokens and seen.row.names is not Names.SENDER:
             return seen.tokens[token]
     directed = (
         subjects.QOS_POLICY, subjects.STEP_DISPATCH, subjects.GROUP_FORM, subjects.STEP_PREPARE,
@@ -366,7 +366,7 @@ def check_policy_update(recording: Recording, job: str) -> None:
 def check_fault_handling(recording: Recording, job: str, victim: str) -> None:
     """§4.4(5), §5.5: SR reports, SMO locates with SRD and MIC, replaces, and the step goes on."""
     agent = "b-n"
-    recording.index((agent, "service-registry", "state change"))
+    recording.index((agent, "service-registry", "instance state"))
     reported = recording.find(
         subjects.FAULT_REPORT, lambda one: isinstance(one.message, FaultReport) and one.message.sid == victim
     )[0]  # a neighbour's router may be first: its instance lost a link before the registry knew
