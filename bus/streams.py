@@ -313,8 +313,9 @@ async def _items(reader: Reader, follow: bool) -> AsyncGenerator[jetstream.Store
 async def _decoded(bus: Bus, row: Subject, item: jetstream.Stored) -> Recorded | None:
     try:
         message, envelope = codec.decode(item.data, row.schema)
-        if bus.link.guarded:  # a stream keeps what the server let through, whatever it says of others
-            spoken_names.check(row, item.subject, message, envelope)
+        check = spoken_names.check_of(row)
+        if check is not None and bus.link.guarded:  # a stream keeps what the server let through, all the same
+            check(item.subject, message, envelope)
     except BadMessage as error:
         await bury(bus, row, item.subject, item.data, error)
         return None
