@@ -210,13 +210,19 @@ class Doorkeeper:
     def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
         inbox = inbox_of_token(caller.token)
         permissions = of_role(user.role, inbox)
-        module = module_of(user, caller.name.partition("/")[0])
+        module = module_of(user, caller.name.partition("/")[0], self._names())
         if module is not None:
             permissions = permissions.with_(of_users_module(module, user.name, inbox))
         expires = int(now + USER_CONNECTION_S)
         if user.expires_at is not None:  # with the token, so does the connection
             expires = min(expires, int(user.expires_at))
         return user.role, Grant(connection_of(user.name), permissions, expires, self.account)
+
+    def _names(self) -> set[str]:
+        users = self._users()
+        if not isinstance(users, Users):
+            users = Users(listed=users)
+        return {*(user.name for user in users.listed), *users.records}
 
     def knows(self, token: str) -> bool:
         """Whether this is, or was, a token of one of our users."""
@@ -248,10 +254,12 @@ def refused_connection(caller: Caller, error: Refused) -> Refusal:
     )
 
 
-def module_of(user: User, sid: str) -> Identity | None:
+def module_of(user: User, sid: str, users: Collection[str] = ()) -> Identity | None:
     """The functional module that a user may run under this SID: one that bears the user's name, `alice` or
-    `alice-…`; an administrator any. A viewer runs none."""
-    mine = names.is_users(sid, user.name)
+    `alice-…`; an administrator any. A viewer runs none. `users`: the names of all: `alice-smith` is not
+    alice's where there is a user of that name."""
+    longer = (name for name in users if name != user.name and names.is_users(name, user.name))
+    mine = names.is_users(sid, user.name) and not any(names.is_users(sid, name) for name in longer)
     if user.role is Role.VIEWER or not is_token(sid) or not (mine or user.role is Role.ADMIN):
         return None
     if names.taken(sid) is not None:  # not even an administrator's module is called like an entity

@@ -26,7 +26,7 @@ from schemas.access import IssuedToken, Revocation, UserAnswer, UserCommand, Use
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict, DmscError, NotFound
-from schemas.registry import Resolve
+from schemas.registry import Resolve, owner_of
 from schemas.signals import Role
 
 log = get_logger("authorizer")
@@ -123,6 +123,8 @@ class UserDesk:
         names.refuse_taken("user", command.name)
         if command.name in await self._clusters():
             raise Conflict(f"there is a cluster {command.name}: choose another name")
+        if module := await self._module_called(command.name):
+            raise Conflict(f"there is a module {module} of the mesh's own: choose another name")
         if command.role is None:
             raise BadInput(f"user {command.name}: which role? {', '.join(role.value for role in Role)}")
         if any(user.name == command.name for user in self._directory.users.listed):
@@ -154,6 +156,16 @@ class UserDesk:
             log.warning("clusters not known", reason=error.text)
             return set()
         return {record.endpoint.cluster for record in found.records}
+
+    async def _module_called(self, name: str) -> str:
+        """A module that is no user's, and would bear the name of this one; empty if there is none."""
+        try:
+            found = await resolve(self._bus, Resolve(kind=EntityKind.FUNCTIONAL_MODULE), timeout_s=CLUSTERS_S)
+        except DmscError as error:
+            log.warning("modules not known", reason=error.text)
+            return ""
+        theirs = (record.sid for record in found.records if owner_of(record) is None)
+        return next((sid for sid in theirs if names.is_users(sid, name)), "")
 
     async def _token(self, command: UserCommand, actor: User) -> UserAnswer:
         self._refuse_listed(command.name)

@@ -11,6 +11,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.embedded import EmbeddedServer
+from bus.presence import Presence
 from dmsc.async_client import AsyncClient
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.access_policy import default_text
@@ -24,7 +25,7 @@ from schemas.access import UserAnswer, UserCommand
 from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict, NotFound, Refused
-from schemas.registry import owner_tag
+from schemas.registry import Endpoint, InstanceState, ServiceRecord, owner_tag
 from tests.entity_records import job, service
 from tests.integration.entities.conftest import Dial, Start, end, eventually, write_users
 from tests.patience import NEVER_S, PATIENCE_S
@@ -128,6 +129,25 @@ async def test_a_revoked_users_connections_are_ended_and_that_is_recorded(
     assert thrown_out == ["nina"]
     last = (await entries(bus))[-1].record
     assert (last.kind, last.resource, last.reason) == ("eviction", "nina", "2 connections to the bus ended")
+
+
+async def test_nobody_is_called_so_that_a_module_of_the_meshs_were_theirs(
+    authorizer: Authorizer, registry: ServiceRegistry, dial: Dial, bus: Bus
+) -> None:
+    module = await dial("routing-bandit", EntityKind.FUNCTIONAL_MODULE)
+    record = ServiceRecord(
+        sid="routing-bandit",
+        prefix="module/routing-bandit",
+        kind=EntityKind.FUNCTIONAL_MODULE,
+        incarnation=module.sender.incarnation,
+        state=InstanceState.ACTIVE,
+        endpoint=Endpoint(cluster="mesh", node="n"),
+    )
+    async with Presence(module, record):
+        for name in ("routing", "routing-bandit"):
+            with pytest.raises(Conflict, match="module routing-bandit of the mesh's own: choose another"):
+                await add(bus, name, "researcher")
+        await add(bus, "rout", "researcher")
 
 
 async def test_a_stream_ends_with_the_token_that_opened_it(authorizer: Authorizer, bus: Bus) -> None:

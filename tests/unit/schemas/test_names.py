@@ -40,6 +40,17 @@ def test_nobody_is_called_like_a_part_of_the_mesh_or_an_instance(name: str) -> N
         names.refuse_taken("user", name)
 
 
+def test_a_module_is_the_user_s_whose_name_it_bears_longest() -> None:
+    users = ("alice", "alice-smith", "bob")
+    alice, smith = (User(name=name, role=Role.RESEARCHER, token_sha256="0" * 64) for name in users[:2])
+    assert module_of(alice, "alice-idea", users) is not None
+    assert module_of(smith, "alice-smith-idea", users) is not None
+    for sid in ("alice-smith", "alice-smith-idea"):
+        assert module_of(alice, sid, users) is None
+        assert module_of(alice, sid, ("alice", "bob")) is not None
+    assert module_of(alice, "alice-smithy", users) is not None
+
+
 @pytest.mark.parametrize("name", ["alice", "gatewayish", "routing-bandit", "j", "jury", "my-gateway-a"])
 def test_other_names_are_free(name: str) -> None:
     names.refuse_taken("user", name)
