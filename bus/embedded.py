@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import errno
 import fcntl
 import json
 import os
@@ -31,7 +30,7 @@ from bus.accounts import ALONE, Account
 from bus.codec import MAX_MESSAGE_BYTES
 from bus.departures import access_clause
 from bus.logs import get_logger
-from bus.plain_files import plain
+from bus.plain_files import APPEND, plain
 from schemas.errors import BadInput, Conflict, Unavailable
 
 if TYPE_CHECKING:
@@ -242,7 +241,9 @@ class EmbeddedServer:
         config = self._write_config()
         for stale in self.store_dir.glob("*.ports"):
             stale.unlink(missing_ok=True)
-        self._log_offset = self.log_path.stat().st_size if self.log_path.exists() else 0
+        log = plain(self.log_path, APPEND)  # the server itself would write through a link
+        self._log_offset = os.fstat(log).st_size
+        os.close(log)
         assert self._lock is not None
         # The kernel's signal fires when the spawning thread ends, which only the main one does with us.
         by_kernel = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
@@ -402,13 +403,8 @@ def find_binary() -> Path:
 
 def _locked(path: Path) -> IO[str] | None:
     """The file with the lock on it; None while another process has that."""
-    try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        lock = open(os.open(path, flags, 0o600), "a+", encoding="ascii")  # noqa: SIM115  # held by the caller
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise
-        raise BadInput(f"{path} is no plain file: remove it, somebody has put it there") from None
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    lock = open(plain(path, flags), "a+", encoding="ascii")  # noqa: SIM115  # held by the caller
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

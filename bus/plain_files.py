@@ -1,9 +1,10 @@
-"""Files that nobody has put there for us to write through: an `opener` for `open`, or a descriptor."""
+"""Files that nobody has put there for us to write through, or to wait at."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from schemas.errors import BadInput
 
@@ -18,8 +19,31 @@ def plain(path: str | os.PathLike[str], flags: int) -> int:
         BadInput: a link, a pipe or a folder is there.
     """
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno not in _NO_PLAIN_FILE:
             raise
-        raise BadInput(f"{path} is no plain file: remove it, somebody has put it there") from None
+        raise no_plain_file(path) from None
+    return _checked(found, path)
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """What a file says, also one that a link names; a pipe would have us wait.
+
+    Raises:
+        BadInput: a pipe or a device is there.
+    """
+    found = _checked(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
+    with os.fdopen(found, encoding="utf-8") as file:
+        return file.read()
+
+
+def no_plain_file(path: str | os.PathLike[str]) -> BadInput:
+    return BadInput(f"{path} is no plain file: remove it, somebody has put it there")
+
+
+def _checked(found: int, path: str | os.PathLike[str]) -> int:
+    if stat.S_ISREG(os.fstat(found).st_mode):
+        return found
+    os.close(found)
+    raise no_plain_file(path)

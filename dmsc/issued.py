@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bus.credentials import ID_DIGITS, Credential
+from bus.plain_files import plain, text_of
 from dmsc.state_folder import write_private
 from schemas.errors import BadInput
 
@@ -47,7 +48,7 @@ class Issued:
         if not self._path.exists():
             return []
         found: dict[str, Entry] = {}
-        for number, line in enumerate(self._path.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(text_of(self._path).splitlines(), start=1):
             try:
                 entry = Entry(**json.loads(line))
             except (ValueError, TypeError):
@@ -87,7 +88,7 @@ class Issued:
     def _write(self, entry: Entry) -> None:
         if not self._path.exists():
             write_private(self._path, "")
-        with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "a") as file:
+        with os.fdopen(plain(self._path, os.O_WRONLY | os.O_APPEND), "a") as file:
             file.write(json.dumps(asdict(entry)) + "\n")
 
 

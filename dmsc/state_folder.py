@@ -27,9 +27,10 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from bus.roots import Roots
     from schemas.errors import BadInput
 
+_OTHERS = ("jetstream", "stores", "tenants")
+"""Folders of others in it: the server's, instances' and tenants', who look themselves."""
 DEFAULT_STATE = ".dmsc"
 FORMAT = 1
 """Of a state folder. What is written changes so that older software would spoil it: one more (ADR-0041)."""
@@ -151,6 +154,7 @@ class StateFolder:
             raise BadInput(
                 f"can't use {self.path} as a state folder: {reason}; choose --state DIR"
             ) from error
+        self._refuse_pipes()
         try:
             descriptor = self._lock()
         except OSError as error:
@@ -170,6 +174,19 @@ class StateFolder:
                 self.mesh_file.unlink(missing_ok=True)
                 self.lock_file.unlink(missing_ok=True)
             os.close(descriptor)
+
+    def _refuse_pipes(self) -> None:
+        """Whoever opened one, of a mesh's own files, would wait for whoever has put it there."""
+        from bus.plain_files import no_plain_file
+
+        for folder, below, files in os.walk(self.path):
+            below[:] = [name for name in below if name not in _OTHERS]
+            for name in files:
+                path = Path(folder, name)
+                with suppress(FileNotFoundError):
+                    mode = path.lstat().st_mode
+                    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                        raise no_plain_file(path)
 
     def check_format(self) -> None:
         """Raises `BadInput` where newer software has written this folder, or its stamp says no format."""
@@ -252,8 +269,10 @@ class StateFolder:
     # --- what it says -------------------------------------------------------------------------------
     def mesh(self) -> MeshFile | None:
         """The running mesh's own account; None if there is none, or a dead one left it behind."""
+        from bus.plain_files import text_of
+
         try:
-            body: dict[str, Any] = json.loads(self.mesh_file.read_text())
+            body: dict[str, Any] = json.loads(text_of(self.mesh_file))
             mesh = MeshFile(**{**body, "servers": tuple(body["servers"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -366,8 +385,10 @@ def _write_new_key(path: Path) -> None:
 
 
 def _read_secret(path: Path) -> str | None:
+    from bus.plain_files import text_of
+
     try:
-        return path.read_text().strip() or None
+        return text_of(path).strip() or None
     except OSError:
         return None
 
@@ -384,8 +405,10 @@ def write_private(path: Path, text: str, mode: int = 0o600) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Whether this process has the lock for the length of the block; a link there is an error (`OSError`)."""
-    descriptor = os.open(path, _LOCK_FLAGS | os.O_CREAT, 0o600)
+    """Whether this process has the lock for the length of the block; `BadInput` at a link or a pipe."""
+    from bus.plain_files import plain
+
+    descriptor = plain(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

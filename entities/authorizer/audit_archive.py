@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.plain_files import plain
 from schemas.audit import AuditEntry, AuditHead, AuditRecord
 from schemas.errors import BadInput, DmscError, Unavailable
 
@@ -171,8 +172,7 @@ class AuditArchive:
 @contextlib.contextmanager
 def _opened(path: Path, more: int = os.O_APPEND) -> Iterator[BinaryIO]:
     """For writing, for us alone, and never through a link that somebody has put there."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | more
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+    with os.fdopen(plain(path, os.O_WRONLY | os.O_CREAT | more), "wb") as file:
         yield file
 
 

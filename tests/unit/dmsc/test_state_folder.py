@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -154,3 +155,35 @@ def test_a_planted_link_is_neither_locked_nor_written_through(tmp_path: Path) ->
         assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert folder.token()
     assert precious.read_text() == "keep"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lock", "mesh.json", "version", "token", "bus_token", "tokens.yaml", "guard.json", "user_key"),
+        *("logs/up.log", "nats/server.conf", "nats/server.log", "tls/ca.pem", "audit/authorizer/1.head"),
+    ],
+)
+def test_nobody_waits_at_a_pipe_in_a_files_place(tmp_path: Path, name: str) -> None:
+    pipe = tmp_path / name
+    pipe.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(pipe)
+    with pytest.raises(BadInput, match=f"{pipe} is no plain file: remove it"), StateFolder(tmp_path).hold():
+        raise AssertionError
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+
+
+def test_pipes_of_others_are_theirs(tmp_path: Path) -> None:
+    pipe = tmp_path / "stores" / "j" / "pipe"
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    with StateFolder(tmp_path).hold():
+        pass
+
+
+@pytest.mark.parametrize("ask", [StateFolder.token, StateFolder.bus_token, StateFolder.mesh])
+def test_who_asks_a_folder_waits_at_no_pipe(tmp_path: Path, ask: Callable[[StateFolder], object]) -> None:
+    for name in ("token", "bus_token", "mesh.json"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(BadInput, match="is no plain file: remove it"):
+        ask(StateFolder(tmp_path))
