@@ -26,14 +26,15 @@ class HopLoad(Part):
     service_ms: float = 0.0
 
 
-class MicrobatchNotice(Message, wire="data.notice", version=(1, 1)):
+class MicrobatchNotice(Message, wire="data.notice", version=(1, 2)):
     """Sender → receiver: these tensors wait for you on our link; repeated until accepted (rule 11).
 
     direction `forward`: activations and what travels with them (targets); `backward`: the gradient of
     what was sent forward (no tensors after an evaluation: it only returns the credit);
     `state`: parameters and optimizer state of version `step`, for a newcomer; `copy`: the same, for a
     holder of a peer copy (no tensors: forget it); `redo`: the clipped mean gradients that `step` was
-    applied with (no tensors: it was skipped), for a holder, or for a newcomer that takes a copy over.
+    applied with (no tensors: it was skipped), for a holder, or for a newcomer after its state. `transfer`
+    numbers what a newcomer is sent: its redos belong to the state of the same number.
     `link` names the process group (both ends build it on first sight); `tag` is the first of
     `len(tensors)` consecutive tags on it. `load`: how the sender is, when it returns a microbatch.
     """
@@ -53,6 +54,7 @@ class MicrobatchNotice(Message, wire="data.notice", version=(1, 1)):
     tensors: tuple[TensorMeta, ...]
     evaluate: bool = False
     load: HopLoad | None = None
+    transfer: int = 0
 
 
 class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 1)):

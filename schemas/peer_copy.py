@@ -47,3 +47,4 @@ class CopySend(Message, wire="state.copy.send"):
     stage: int
     to: Member
     version: int
+    transfer: int = Field(0, ge=0, description="as in `StateSend`")

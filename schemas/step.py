@@ -338,12 +338,19 @@ class Adopted(Message, wire="step.adopted"):
 
 
 class StateSend(Message, wire="state.send"):
-    """SMO → MI: stream your parameters and optimizer state at `version` to this newcomer."""
+    """SMO → MI: stream your parameters and optimizer state to this newcomer, as transfer number `transfer`.
+
+    `follow`: it follows you while you train, by a snapshot and then each step as a redo; answered once it
+    has what you have, or after a while in any case, and asked again then. Without: the state of `version`
+    goes as it is, and you apply no step meanwhile.
+    """
 
     job: Token
     epoch: int
     to: Member
     version: int
+    transfer: int = Field(0, ge=0, description="of this newcomer in this epoch; a higher one overtakes")
+    follow: bool = False
 
 
 class StateRestore(Message, wire="state.restore"):
@@ -359,19 +366,25 @@ class StateRestore(Message, wire="state.restore"):
 
 
 class StateReady(Message, wire="state.ready"):
-    """The answer to `StateSend` and `StateRestore`, and to `StateWait`."""
+    """The answer to `StateSend` and `StateRestore`, and to `StateWait`.
+
+    To a `StateSend` that is followed: `version` is what the newcomer was brought to, −1 while it is on its
+    way; `slow`: it does not keep up, and does not follow any more.
+    """
 
     member: Member
     version: int
     bytes: int = 0
+    slow: bool = False
 
 
 class StateWait(Message, wire="state.wait"):
-    """SMO → newcomer: answer once you hold the state of `version`."""
+    """SMO → newcomer: answer once you hold the state of `version`; `Conflict` if that is not so in time."""
 
     job: Token
     epoch: int
     version: int
+    within_s: float | None = Field(None, gt=0, description="seconds; none: however long it takes")
 
 
 class ExportOrder(Message, wire="state.export", version=(1, 1)):

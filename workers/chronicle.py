@@ -262,7 +262,11 @@ def _told(order: Any, answer: Message) -> str | None:
     if isinstance(order, GroupForm):
         return f"generation {order.generation}: {', '.join(member.sid for member in order.members)}"
     if isinstance(order, StateSend) and isinstance(answer, StateReady):
-        return f"version {order.version} sent to {order.to.sid} {order.to.incarnation}, {answer.bytes} bytes"
+        if answer.slow:
+            return f"{order.to.sid} {order.to.incarnation} can't follow"
+        if answer.version < 0:
+            return None
+        return f"version {answer.version} sent to {order.to.sid} {order.to.incarnation}, {answer.bytes} bytes"
     if isinstance(order, CopyTo):
         return f"kept at {order.holder.sid} {order.holder.incarnation}" if order.holder else "kept nowhere"
     if isinstance(order, CopySend):

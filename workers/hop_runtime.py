@@ -179,19 +179,29 @@ class HopRuntime(ABC):
     async def _send_whole(
         self, order: CopySend, direction: Direction, step: int, tensors: Sequence[Tensor]
     ) -> None:
-        outcome = await self.send_aside(order.to, direction, order.stage, step, tensors)
+        outcome = await self.send_aside(
+            order.to, direction, order.stage, step, tensors, transfer=order.transfer
+        )
         if outcome != "delivered":
             raise Conflict(f"{order.to.sid} takes no {direction} of step {step}: {outcome}")
 
     async def send_aside(
-        self, to: Member, direction: Direction, stage: int, step: int, tensors: Sequence[Tensor]
+        self,
+        to: Member,
+        direction: Direction,
+        stage: int,
+        step: int,
+        tensors: Sequence[Tensor],
+        *,
+        transfer: int = 0,
     ) -> Outcome:
         """Sends what belongs to no microbatch and outlives attempts."""
         if self.exchange is None:
             raise PeerUnreachable(f"{self.member.sid} has no links yet", peer=to.sid)
         return await self.exchange.send(
-            direction=direction, receiver=to, stage=stage, step=step, attempt=0, microbatch=0, tensors=tensors
-        )
+            direction=direction, receiver=to, stage=stage, step=step, attempt=0, microbatch=0,
+            transfer=transfer, tensors=tensors,
+        )  # fmt: skip
 
     def _track(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

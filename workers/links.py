@@ -68,6 +68,7 @@ class _Offer:
     microbatch: int
     evaluate: bool
     round: int
+    transfer: int
     tensors: Sequence[Tensor]
     answer: Answer | None = None
     answered_at: float = 0.0
@@ -176,6 +177,7 @@ class HopExchange:
         microbatch: int,
         evaluate: bool = False,
         round: int = 0,
+        transfer: int = 0,
         tensors: Sequence[Tensor] = (),
     ) -> Outcome:
         """Brings tensors to `receiver`; returns when it has them, or has declined them.
@@ -183,7 +185,7 @@ class HopExchange:
         Cancelling the caller withdraws the offer: what was posted is finished behind the scenes.
 
         Args:
-            direction, stage, step, attempt, microbatch, evaluate, round: as in `MicrobatchNotice`.
+            direction, stage, step, attempt, microbatch, evaluate, round, transfer: as in `MicrobatchNotice`.
             receiver: the incarnation that is meant; another one of the same name never gets them.
             tensors: any dtypes, shapes and devices; not to be changed until this returns.
 
@@ -192,7 +194,9 @@ class HopExchange:
         """
         if self._closed:
             raise PeerUnreachable(f"the hop exchange of {self._member.sid} is closed", peer=receiver.sid)
-        offer = _Offer(direction, receiver, stage, step, attempt, microbatch, evaluate, round, tensors)
+        offer = _Offer(
+            direction, receiver, stage, step, attempt, microbatch, evaluate, round, transfer, tensors
+        )
         self._open.add(offer)
         task = self._start(self._deliver(offer), f"offer {direction} {step}/{microbatch}")
         task.add_done_callback(lambda _: self._open.discard(offer))
@@ -333,6 +337,7 @@ class HopExchange:
             tensors=describe(tensors),
             evaluate=offer.evaluate,
             round=offer.round,
+            transfer=offer.transfer,
             load=self._load() if offer.direction == "backward" else None,
         )
 

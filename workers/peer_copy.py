@@ -9,7 +9,6 @@ the source's bits, for an optimizer step is a pure function of state, gradient a
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,14 +19,14 @@ from bus.logs import get_logger
 from schemas.errors import DmscError
 from schemas.step import Member
 from workers.links import Outcome
+from workers.redo_queue import RedoQueue
+from workers.staging import HostCopy
 
 log = get_logger("instance")
 
 SNAPSHOT_EVERY = 16
 """Steps between snapshots. A holder keeps three times the stage's parameters (AdamW) and once more per step
 since the snapshot; a rarer one costs memory and time to catch up, a more frequent one bandwidth."""
-QUEUED_REDOS = 4
-"""Redos waiting for a slow holder; beyond, they are dropped and a snapshot takes their place."""
 HELD_REDOS = 2 * SNAPSHOT_EVERY
 """Redos that a holder keeps: a source that never sends the next snapshot must not fill its memory."""
 
@@ -45,8 +44,7 @@ class CopySource:
         self.holder: Member | None = None
         self._send = send
         self._snapshot = snapshot
-        self._redos: deque[tuple[int, Sequence[Tensor]]] = deque()
-        self._reached: int | None = None  # the version that the holder has reached; None: it needs all
+        self._queue: RedoQueue[HostCopy] = RedoQueue()
         self._since = 0
         self._leaving: list[Member] = []
         self._task: asyncio.Task[None] | None = None
@@ -57,27 +55,21 @@ class CopySource:
             return
         if self.holder is not None:
             self._leaving.append(self.holder)
-        self.holder, self._reached = holder, None
-        self._redos.clear()
+        self.holder = holder
+        self._queue.afresh()
         self._stop()  # the send that is on its way may be to one that is dead
         self._start()
 
-    def applied(self, step: int, gradients: Sequence[Tensor]) -> None:
-        """`step` was applied with these clipped mean gradients, in parameter order; none: it was skipped.
-
-        They are kept until the holder has them, not copied: nobody may change them any more.
-        """
+    def applied(self, step: int, gradients: HostCopy) -> None:
+        """`step` was applied with these clipped mean gradients, in parameter order; none: it was skipped."""
         if self.holder is None:
             return
-        if len(self._redos) >= QUEUED_REDOS:
-            self._redos.clear()
-            self._reached = None
-        self._redos.append((step, gradients))
+        self._queue.applied(step, gradients)
         self._start()
 
     def close(self) -> None:
         self.holder = None
-        self._redos.clear()
+        self._queue.afresh()
         self._stop()
 
     def _start(self) -> None:
@@ -96,35 +88,31 @@ class CopySource:
                 if not self._due:
                     await self._tell(self._leaving.pop(), "copy", 0, ())
                 elif self.holder is not None and not await self._next(self.holder):
-                    self._redos.clear()
-                    self._reached = None
+                    self._queue.afresh()
                     return
         except Exception as error:  # the copy is a precaution: the stage itself goes on
             log.error("peer copy", exc_info=error)
-            self._redos.clear()
-            self._reached = None
+            self._queue.afresh()
 
     @property
     def _due(self) -> bool:
-        return self.holder is not None and (bool(self._redos) or self._reached is None)
+        return self.holder is not None and self._queue.due
 
     async def _next(self, holder: Member) -> bool:
-        if self._reached is None or self._since >= SNAPSHOT_EVERY:
+        redo = self._queue.next() if self._since < SNAPSHOT_EVERY else None
+        if redo is None:
             version, tensors = await self._snapshot()
-            while self._redos and self._redos[0][0] < version:
-                self._redos.popleft()
+            self._queue.taken(version)
             if not await self._tell(holder, "copy", version, tensors):
                 return False
-            self._reached, self._since = version, 0
+            self._queue.brought_to(version)
+            self._since = 0
             return True
-        step, gradients = self._redos.popleft()
-        if step != self._reached:  # everyone went back to a checkpoint meanwhile
-            self._reached = None
-            return True
-        if not await self._tell(holder, "redo", step, gradients):
+        step, gradients = redo
+        if not await self._tell(holder, "redo", step, await gradients.there()):
             return False
-        if self._reached == step:  # not overtaken by one redo too many
-            self._reached, self._since = step + 1, self._since + 1
+        self._queue.brought_to(step + 1, redo=True)
+        self._since += 1
         return True
 
     async def _tell(self, to: Member, direction: CopyDirection, step: int, tensors: Sequence[Tensor]) -> bool:

@@ -158,6 +158,10 @@ class StageCompute:
         self.sum.clear()
         self.version = order.step + 1
 
+    def left_out(self, step: int) -> None:
+        """`step` is over without an update; its sum was cleared."""
+        self.version = step + 1
+
     def redo(self, step: int, gradients: Sequence[Tensor]) -> None:
         """Applies a step again with the clipped gradients of it; none: it was skipped.
 

@@ -73,12 +73,13 @@ class StageFlow(HopRuntime):
 
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
         """Tensors of an accepted offer are here."""
-        if notice.direction == "state":
-            self._track(self.state.take(notice.step, list(tensors)))
-        elif notice.direction in COPIES and notice.stage != self.stage:
+        if notice.direction in COPIES and notice.stage != self.stage:
             self.shelve(notice, tensors)
+        elif notice.direction == "state":
+            if self.machine.takes(notice):
+                self._track(self.state.take(notice.step, list(tensors), lambda: self.machine.takes(notice)))
         elif notice.direction == "redo":
-            self._track(self.state.redo(notice.step, tensors))
+            self._track(self.state.redo(notice.step, tensors, lambda: self.machine.takes(notice)))
         else:
             self._run(self.machine.arrived(notice, tensors))
 

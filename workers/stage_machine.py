@@ -89,6 +89,10 @@ class StageMachine:
         self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
         self._round = FIRST_ROUND
         self.cut = Cut()
+        self.belongs = False
+        """It is a member of its stage: its weights change by commits and restorations alone."""
+        self.transfer = 0
+        """The number of the state that it took last, as a newcomer."""
 
     # --- hops in ----------------------------------------------------------------------------------------
     def offered(self, notice: MicrobatchNotice) -> str:
@@ -101,7 +105,7 @@ class StageMachine:
         ):
             return "stale"
         if direction in ("state", "copy", "redo"):
-            return "accepted"
+            return self._offered_state(notice)
         if epoch > self.epoch or attempt > self.attempt:
             return "later"
         if attempt < self.attempt or step < self.version:
@@ -120,6 +124,23 @@ class StageMachine:
         if hop.downstream is not notice.sender and hop.downstream != notice.sender:
             return "later"  # the path that makes it our neighbour is on its way here
         return "accepted" if hop.returned is None else "held"
+
+    def _offered_state(self, notice: MicrobatchNotice) -> str:
+        if notice.direction != "state" and notice.stage != self.stage:
+            return "accepted"  # another stage's, to be kept here
+        if self.belongs or notice.direction == "copy" or notice.transfer < self.transfer:
+            return "stale"
+        if notice.direction == "redo" and notice.transfer > self.transfer:
+            return "later"  # the state that it belongs to is just arriving
+        return "accepted"
+
+    def takes(self, notice: MicrobatchNotice) -> bool:
+        """Whether a state, or the redo of a step, that was accepted is still wanted now that it is here."""
+        if self.belongs or notice.transfer < self.transfer:
+            return False
+        if notice.direction == "state":
+            self.transfer = notice.transfer
+        return notice.transfer == self.transfer
 
     def _offered_forward(self, notice: MicrobatchNotice, hop: Hop | None) -> str:
         if hop is not None:
@@ -245,7 +266,8 @@ class StageMachine:
         return self.cut.tell((epoch, self.version, attempt, number), held)
 
     def admitted(self, step: int, order: RoundKey) -> None:
-        """A newcomer: all others have answered this round."""
+        """A newcomer: all others have answered this round. It belongs to its stage from here on."""
+        self.belongs = True
         epoch, attempt, number = order
         self.cut.reach((epoch, step, attempt, number))
 

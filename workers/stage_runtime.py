@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from bus import progress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
-from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Ack, Conflict, Fenced
 from schemas.files import PublishFile
 from schemas.peer_copy import CopyTo
@@ -26,6 +25,7 @@ from schemas.step import (
     ExportOrder,
     GroupForm,
     GroupFormed,
+    Member,
     StateReady,
     StateRestore,
     StateSend,
@@ -43,12 +43,16 @@ from schemas.step import (
     StepVote,
 )
 from workers.compute import Priority
+from workers.followers import Followers
 from workers.link_proof import secret_of
-from workers.links import COPIES
 from workers.peer_copy import CopySource
 from workers.reduction import ReductionGroup, reduce_timeout_s
 from workers.stage_flow import StageFlow
+from workers.staging import HostCopy
 
+FOLLOW_ANSWER_S = 10.0
+"""After this time a newcomer that follows and is not there yet is told of all the same: its transfer may take
+as long as it moves (`workers.links` ends one that stands still)."""
 FENCE_PATIENCE_S = 10.0
 """How long a fence waits for the step that it names to open here."""
 
@@ -86,12 +90,12 @@ class StageRuntime(StageFlow):
             lambda to, direction, step, tensors: self.send_aside(to, direction, self.stage, step, tensors),
             self.state.snapshot,
         )
-
-    def decide(self, notice: MicrobatchNotice) -> str:
-        mine = notice.direction == "state" or (notice.direction in COPIES and notice.stage == self.stage)
-        if mine and (self.group is not None or notice.direction == "copy"):
-            return "stale"  # a member's weights change by commits alone
-        return super().decide(notice)
+        self.followers = Followers(
+            lambda to, transfer, direction, step, tensors: self.send_aside(
+                to, direction, self.stage, step, tensors, transfer=transfer
+            ),
+            self.state.snapshot,
+        )
 
     # --- the step transaction ---------------------------------------------------------------------------
     async def form_group(self, order: GroupForm) -> GroupFormed:
@@ -107,6 +111,7 @@ class StageRuntime(StageFlow):
         self._fence_links(order.fenced)
         self.machine.fence(order.fenced)
         self.machine.admitted(order.step, (order.epoch, order.attempt, order.round))
+        self.followers.end(order.members, "it is a member of its stage")
         if order.generation > self.generation or self.group is None:
             self._release_group()
             self.generation = order.generation
@@ -133,6 +138,10 @@ class StageRuntime(StageFlow):
             ports=self.ports,
             secret=secret_of(self.start),
         )
+
+    def _fence_links(self, fenced: Sequence[Member]) -> None:
+        super()._fence_links(fenced)
+        self.followers.end(fenced, "it is fenced")
 
     async def fence(self, order: StepFence) -> StepFenced:
         """Nothing of the fenced counts here any more; answers with what is held of the open step.
@@ -255,9 +264,10 @@ class StageRuntime(StageFlow):
                 raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
             await self.compute.submit(Priority.ORDER, lambda: self.trained.apply(order, prepared.gradients))
             self._prepared = None  # not before: until then we can follow this decision
-            self._run(self.machine.applied(order.step + 1))  # before anything can be awaited: hops look at it
+            # before anything can be awaited: hops look at it, and no snapshot may be ahead of the redos
+            self._run(self.machine.applied(order.step + 1))
+            self._tell_applied(order.step, prepared.gradients if order.action == "apply" else ())
         await self.state.move_to(self.version)
-        self.copied.applied(order.step, prepared.gradients if order.action == "apply" else ())
         return StepApplied(member=self.member, version=self.version)
 
     async def _leave_out(self, order: StepCommit) -> StepApplied:
@@ -269,16 +279,29 @@ class StageRuntime(StageFlow):
             )
         self._prepared = None
         await self.forget(order.attempt)  # nothing of it may be in the sum
+        await self.compute.submit(Priority.ORDER, lambda: self.trained.left_out(order.step))
         self._run(self.machine.applied(order.step + 1))
+        self._tell_applied(order.step, ())
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
+    def _tell_applied(self, step: int, gradients: Sequence[Tensor]) -> None:
+        """Whoever is kept at this version gets the step as redo; without gradients it was left out."""
+        if self.followers or self.copied.holder is not None:
+            redo = HostCopy(gradients)
+            self.copied.applied(step, redo)
+            self.followers.applied(step, redo)
+
     async def abort(self, order: StepAbort) -> StepAborted:
-        """Forgets the open step below `order.attempt`: queues, sums, offers, group. Idempotent."""
+        """Forgets the open step below `order.attempt`: queues, sums, offers, group. Idempotent.
+
+        Members alone are told; one that was a newcomer until now takes no state of others any more.
+        """
         self._check_epoch(order.epoch)
         self._fence_links(order.fenced)
         self.machine.fence(order.fenced)
         if order.attempt > self.attempt:
+            self.machine.belongs = True
             self._release_group()
             await self.forget(order.attempt)
             await self.state.told()
@@ -300,28 +323,45 @@ class StageRuntime(StageFlow):
         await self.state.build()
 
     async def send_state(self, order: StateSend) -> StateReady:
-        """Streams parameters and optimizer state to a newcomer (between steps: weights do not change)."""
+        """Streams parameters and optimizer state to a newcomer.
+
+        It follows from then on, or, where it can't keep up, weights do not change until it has them.
+        """
+        if order.follow:
+            return await self._followed(order)
         self._check_version(order.epoch, order.version)
+        self.followers.end([order.to], "it is sent the state as it is")
         assert self.exchange is not None
         async with self.state.sending():
             tensors = await self.state.tensors()
-            await self.exchange.send(
+            outcome = await self.exchange.send(
                 direction="state",
                 receiver=order.to,
                 stage=self.stage,
                 step=self.version,
                 attempt=self.attempt,
                 microbatch=0,
+                transfer=order.transfer,
                 tensors=tensors,
             )
+        if outcome != "delivered":
+            raise Conflict(f"{order.to.sid} takes no state of version {order.version}: {outcome}")
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return StateReady(member=self.member, version=order.version, bytes=size)
+
+    async def _followed(self, order: StateSend) -> StateReady:
+        self._check_epoch(order.epoch)
+        if order.to in self._fenced:
+            raise Conflict(f"{order.to.sid} {order.to.incarnation} is fenced")
+        follower = self.followers.follow(order.to, order.transfer)
+        version = await follower.caught_up(FOLLOW_ANSWER_S)
+        return StateReady(member=self.member, version=version, bytes=follower.sent_bytes, slow=follower.slow)
 
     async def wait_state(self, order: StateWait) -> StateReady:
         """Answers once this instance holds the state of `order.version`."""
         self._check_epoch(order.epoch)
         progress.follow(self.compute.computed)  # which has nothing to do but to take the state over
-        return await self.state.wait_for(order.version)
+        return await self.state.wait_for(order.version, order.within_s)
 
     async def keep_copy(self, order: CopyTo) -> Ack:
         """Keeps a copy of this stage's state at a peer from now on, or no more. Idempotent."""
@@ -330,8 +370,10 @@ class StageRuntime(StageFlow):
         return Ack()
 
     async def restore(self, order: StateRestore) -> StateReady:
-        """Takes the state of a checkpoint, or builds it again from the seed."""
+        """Takes the state of a checkpoint, or builds it again from the seed: nobody else's any more."""
         self._check_epoch(order.epoch)
+        self.machine.belongs = True
+        self.followers.end_all("all go back to a checkpoint")
         return await self.state.restore(order)
 
     async def checkpoint(self, order: CheckpointOrder) -> CheckpointTaken:
@@ -370,6 +412,7 @@ class StageRuntime(StageFlow):
 
     async def close(self) -> None:
         self.copied.close()
+        self.followers.end_all("its source ends")
         await self.state.checkpoints.close()
         await super().close()
         self._release_group()

@@ -12,7 +12,7 @@ from torch import Tensor
 from bus import progress
 from bus.connection import Bus
 from schemas.cluster import InstanceStart
-from schemas.errors import NotFound
+from schemas.errors import Conflict, NotFound
 from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
 from workers.checkpoint import restore_checkpoint
 from workers.checkpoint_writer import CheckpointWriter
@@ -97,10 +97,19 @@ class StageState:
         async with self._moved:
             await self._moved.wait_for(lambda: not self._sending)
 
-    async def wait_for(self, version: int) -> StateReady:
-        """Returns once the stage is at `version`."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.version == version)
+    async def wait_for(self, version: int, within_s: float | None = None) -> StateReady:
+        """Returns once the stage is at `version`.
+
+        Raises:
+            Conflict: it is not so within `within_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(within_s), self._moved:
+                await self._moved.wait_for(lambda: self.version == version)
+        except TimeoutError:
+            raise Conflict(
+                f"version {version} is not here after {within_s:g} s, but version {self.version}"
+            ) from None
         return StateReady(member=self._member, version=self.version)
 
     async def tensors(self) -> tuple[Tensor, ...]:
@@ -111,16 +120,22 @@ class StageState:
         )
         return tuple(found)
 
-    async def take(self, version: int, tensors: list[Tensor]) -> None:
-        """Takes over what `tensors` gave at another replica."""
+    async def take(
+        self, version: int, tensors: list[Tensor], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Takes over what `tensors` gave at another replica, if it is `wanted` still when its turn comes."""
         async with self._loading:
+            if not wanted():
+                return
             await self._thread.submit(Priority.ORDER, lambda: self._stage.load(version, tensors))
             await self.move_to(version)
 
-    async def redo(self, step: int, gradients: Sequence[Tensor]) -> None:
+    async def redo(
+        self, step: int, gradients: Sequence[Tensor], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Applies a step again as it was applied elsewhere; out of its turn it counts for nothing."""
         async with self._loading:
-            if step != self.version:
+            if step != self.version or not wanted():
                 return
             await self._thread.submit(Priority.ORDER, lambda: self._stage.redo(step, gradients))
             await self.move_to(step + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from schemas.data_plane import TensorMeta
 from schemas.errors import BadMessage
+from workers.gloo import in_thread
 
 
 def describe(tensors: Sequence[Tensor]) -> tuple[TensorMeta, ...]:
@@ -40,6 +42,26 @@ def dtype_of(meta: TensorMeta) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise BadMessage(f"a notice offers a tensor of unknown dtype {meta.dtype!r}", dtype=meta.dtype)
     return dtype
+
+
+class HostCopy:
+    """Tensors on their way to host memory from now on, so that those that wait there hold no device's.
+
+    Host tensors are kept as they are: nobody may change them any more. To be made on the event loop.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors: Sequence[Tensor] = tensors
+        self._copying: asyncio.Task[Sequence[Tensor]] | None = None
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            self._copying = asyncio.create_task(in_thread("to-host", lambda: to_host(tensors)))
+            self._tensors = ()
+
+    async def there(self) -> Sequence[Tensor]:
+        """The tensors, once they are on the host."""
+        if self._copying is None:
+            return self._tensors
+        return await asyncio.shield(self._copying)
 
 
 def to_host(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -147,6 +147,8 @@ class SimulatedJob(JobMembers):
                 after(over.control_ms / 1e3, self._assign, effect)
             case ev.SendState():
                 after(self._state_s(effect), self._sent_state, effect)
+            case ev.AwaitState():
+                after(self._redo_s(effect), self._awaited, effect)
             case ev.StageLost(stage, version):
                 after(over.start_s, self._bring_back, stage, version)
             case ev.Condemn(member):
@@ -375,12 +377,29 @@ class SimulatedJob(JobMembers):
         )
 
     def _sent_state(self, effect: ev.SendState) -> None:
+        target, source = self._stage_instance(effect.to), self._stage_instance(effect.source)
+        if not target.alive or not source.alive:
+            self.event(ev.JoinFailed(effect.to, effect.transfer))
+        elif effect.follow:  # redos keep up: steps here are no faster than they
+            self.event(ev.Followed(effect.to, effect.transfer, source.machine.version))
+        else:
+            target.machine.version = effect.version
+            self.event(ev.Joined(effect.to, effect.transfer, effect.version))
+
+    def _redo_s(self, effect: ev.AwaitState) -> float:
+        target = self.instances[effect.to]
+        size = self.stages[target.stage].parameter_bytes
+        return self._overheads.control_ms / 1e3 + self.network.transfer_s(
+            target.cluster, target.cluster, size
+        )
+
+    def _awaited(self, effect: ev.AwaitState) -> None:
         target = self._stage_instance(effect.to)
-        if not target.alive or not self.instances[effect.source].alive:
-            self.event(ev.JoinFailed(effect.to))
+        if not target.alive:
+            self.event(ev.JoinFailed(effect.to, effect.transfer))
             return
         target.machine.version = effect.version
-        self.event(ev.Joined(effect.to, effect.version))
+        self.event(ev.Joined(effect.to, effect.transfer, effect.version))
 
     def _bring_back(self, stage: int, version: int) -> None:
         """A stage that lost everyone comes back from a copy, at the open step's version."""

@@ -179,7 +179,10 @@ class PeerCopies:
 
     async def _send(self, stage: int, version: int, holder: Member, newcomer: Member) -> bool:
         """Has the holder bring the newcomer to `version`; whether that worked."""
-        send = CopySend(job=self._job, epoch=self._epoch, stage=stage, to=newcomer, version=version)
+        send = CopySend(
+            job=self._job, epoch=self._epoch, stage=stage, to=newcomer, version=version,
+            transfer=next(self._progress.transfers),
+        )  # fmt: skip
         wait = StateWait(job=self._job, epoch=self._epoch, version=version)
         patience_s = self._instances.patience_s(SEND_DEADLINE_S)
         try:

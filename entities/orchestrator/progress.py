@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
@@ -48,6 +49,8 @@ class Progress:
         self._loop: StepLoop | None = None
         self._last_attempt = 0
         self.step = 0
+        self.transfers = itertools.count(1)
+        """Numbers for what newcomers are sent."""
 
     # --- the loop -------------------------------------------------------------------------------------
     async def open(self, settled: Settled) -> None:
@@ -60,6 +63,7 @@ class Progress:
             data=settled.data,
             pauses=self._pauses,
             generation=settled.generation,
+            transfers=self.transfers,
         )
         machine.attempt = settled.attempt
         self._loop = StepLoop(

@@ -98,16 +98,30 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Followed:
+    """A newcomer was brought to `version`, where its source was then; `slow`: it can't keep up with that."""
+
+    member: Member
+    transfer: int
+    version: int
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """The newcomer holds the state of `version`."""
 
     member: Member
+    transfer: int
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class JoinFailed:
+    """What this transfer was to bring does not arrive."""
+
     member: Member
+    transfer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +153,7 @@ class Tick:
 
 Event = (
     Opened | Begun | Claimed | Lost | Fenced | Assigned | GroupFormed | GroupFailed | Voted | Recorded
-    | Committed | Arrived | Joined | JoinFailed | Restored | Stalled | Restarted | Tick
+    | Committed | Arrived | Followed | Joined | JoinFailed | Restored | Stalled | Restarted | Tick
 )  # fmt: skip
 
 
@@ -219,16 +233,32 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class SendState:
-    """Have `source` stream its state at `version` to `to`; answered by `Joined` or `JoinFailed`."""
+    """Have `source` bring its state to `to`, as transfer number `transfer`.
+
+    `follow`: while steps go on; answered by `Followed` or `JoinFailed`, and given again where that came too
+    late. Otherwise the state at `version`, which does not change meanwhile; answered by `Joined` or
+    `JoinFailed`.
+    """
 
     source: Member
     to: Member
     version: int
+    transfer: int
+    follow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitState:
+    """Ask a newcomer that follows for `version`: its last redo. Answered by `Joined` or `JoinFailed`."""
+
+    to: Member
+    version: int
+    transfer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Have `source` stop sending its state to a newcomer that was lost: until then it can't commit."""
+    """Have `source` stop sending its state to a newcomer that was lost: until then it may not commit."""
 
     newcomer: Member
     source: Member
@@ -272,7 +302,7 @@ class Replay:
 
 Effect = (
     Begin | Fence | Assign | FormGroup | Prepare | Record | Commit | Boundary | SendState | StageLost
-    | Condemn | Restart | Replay | Withdraw
+    | AwaitState | Condemn | Restart | Replay | Withdraw
 )  # fmt: skip
 
 

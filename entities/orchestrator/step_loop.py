@@ -203,7 +203,10 @@ class StepLoop:
                 if self._boundary is not None and not self._boundary.done():
                     self._boundary.set_result(step)
             case ev.SendState():
-                self._tasks.spawn(self._orders.send_state(effect))
+                give = self._orders.follow if effect.follow else self._orders.send_state
+                self._tasks.spawn(give(effect))
+            case ev.AwaitState():
+                self._tasks.spawn(self._orders.await_state(effect))
             case ev.Withdraw():
                 self._tasks.spawn(self._orders.withdraw(effect))
             case ev.StageLost(stage, version):

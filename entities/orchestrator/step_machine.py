@@ -12,7 +12,8 @@ stays. A loss while deciding or committing waits: the decision stands, whoever l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 
 from entities.orchestrator import step_events as ev
 from entities.orchestrator.fence_round import FenceRound
@@ -26,7 +27,10 @@ from schemas.step import PHASES, Member, Phase, StepDecision, StepFenced, StepVo
 
 
 class StepMachine:
-    """One job's steps. `pauses(step)`: whether the shell wants a boundary before that step."""
+    """One job's steps. `pauses(step)`: whether the shell wants a boundary before that step.
+
+    `transfers`: numbers for what is sent to newcomers, above any that were given in this epoch.
+    """
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class StepMachine:
         data: Iterable[Member],
         pauses: Callable[[int], bool],
         generation: int = 0,
+        transfers: Iterator[int] | None = None,
     ) -> None:
         self.job = job
         self.epoch = epoch
@@ -53,6 +58,7 @@ class StepMachine:
         self._groups = [StageGroup(stage, tuple(members), generation) for stage, members in enumerate(stages)]
         self._data = list(data)
         self._newcomers = Newcomers()
+        self._transfer_numbers = transfers or itertools.count(1)
         self._begun = False
         self._torn = False  # a data instance was lost while the gateway dispatched
         self._round: FenceRound | None = None
@@ -84,6 +90,10 @@ class StepMachine:
     def stage_of(self, newcomer: Member) -> int | None:
         """The stage that a newcomer is about to join."""
         return self._newcomers.stage_of(newcomer)
+
+    def transfer_of(self, newcomer: Member) -> int:
+        """The number of what a newcomer is being sent; 0: nothing."""
+        return self._newcomers.transfer_of(newcomer)
 
     @property
     def newcomers(self) -> tuple[Member, ...]:
@@ -132,10 +142,13 @@ class StepMachine:
                 return self._committed(step, silent)
             case ev.Arrived(member, stage):
                 return self._arrive(member, stage)
-            case ev.Joined(member, version):
-                return self._join(member, version)
-            case ev.JoinFailed(member):
-                self._newcomers.drop(member)
+            case ev.Followed(member, transfer, version, slow):
+                self._newcomers.followed(member, transfer, version, slow=slow)
+                return self._transfers()
+            case ev.Joined(member, transfer, version):
+                return self._join(member, transfer, version)
+            case ev.JoinFailed(member, transfer):
+                self._newcomers.failed(member, transfer)
                 return self._prepare_ready()
             case ev.Restored(stage, members):
                 return self._restored(stage, members)
@@ -221,7 +234,8 @@ class StepMachine:
             source = self._newcomers.drop(member)
             if source is not None and source not in self.dead:
                 effects.append(ev.Withdraw(member, source, self.step, self.attempt))
-        return effects + self._without(news)
+        self._newcomers.forsaken(self.dead, self._groups)
+        return effects + self._without(news) + self._transfers()
 
     def _without(self, news: list[Member]) -> list[ev.Effect]:
         if not self._present() & set(news):
@@ -336,21 +350,23 @@ class StepMachine:
             # the gateway may have told one that is fenced: what nobody living was told goes to this one
             self._again = True
             return self._start_round() if self._still else []
+        if member in self._groups[stage].members:
+            return []  # it has joined since it was told to be tried again
         self._newcomers.arrived(member, stage)
         return self._transfers()
 
     def _transfers(self) -> list[ev.Effect]:
-        """State goes to newcomers while a step computes: weights do not change before its commit."""
+        """Newcomers are sent the state, or waited for: while nothing is decided, versions stand still."""
         if not self._still:
             return []
-        return [*self._newcomers.transfers(self._groups, self.dead, self.step)]
+        return [*self._newcomers.transfers(self._groups, self.dead, self.step, self._transfer_numbers)]
 
-    def _join(self, member: Member, version: int) -> list[ev.Effect]:
-        if not self._newcomers.received(member):
+    def _join(self, member: Member, transfer: int, version: int) -> list[ev.Effect]:
+        stage = self._newcomers.reached(member, transfer, version)
+        if stage is None:
             return []
-        stage = self._newcomers.stage_of(member)
-        if stage is None or version != self.step or not self._still:
-            return self._transfers()  # too late for this step: once more at the next
+        if version != self.step or not self._still:
+            return self._transfers() + self._prepare_ready()  # too late for this step: once more at the next
         group = self._groups[stage]
         if group.preparing:
             return []

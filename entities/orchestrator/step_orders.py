@@ -36,6 +36,7 @@ from schemas.step import (
     GroupForm,
     Member,
     PathUpdate,
+    StateReady,
     StateSend,
     StateWait,
     StepAbort,
@@ -59,6 +60,11 @@ COMMIT_DEADLINE_S = 30.0
 GROUP_DEADLINE_S = 20.0
 STATE_DEADLINE_S = 120.0
 """Without progress, of a small state. A large one has more: it may be one tensor (`Instances.patience_s`)."""
+FOLLOW_DEADLINE_S = 30.0
+"""An instance that a newcomer follows answers every 10 s, however far that is."""
+LAST_REDO_S, LAST_REDO_PART = 5.0, 0.25
+"""How long a stage waits for a newcomer's last redo: that of a small state, and the part of the time for a
+whole large one that its redo may take."""
 AGAIN_S = 0.2
 """Pause before an order that failed without a culprit is given again."""
 
@@ -262,8 +268,48 @@ class StepOrders:
         if silent:
             self._observer.losing(silent, f"no commit of step {decision.step}")
 
+    async def follow(self, effect: ev.SendState) -> None:
+        """A living source answers within moments, however long the transfer takes."""
+        ready: StateReady | None = None
+        while ready is None or (ready.version < 0 and not ready.slow):
+            try:
+                answers = await self._instances.order(
+                    STATE_SEND, self._state_send(effect), [effect.source], deadline_s=FOLLOW_DEADLINE_S
+                )
+            except DmscError as error:
+                await self._join_failed(effect.to, effect.transfer, [error])
+                return
+            ready = answers[effect.source.sid]
+            assert isinstance(ready, StateReady)
+            if self._machine.transfer_of(effect.to) != effect.transfer:
+                return
+        self._post(ev.Followed(effect.to, effect.transfer, ready.version, ready.slow))
+
+    def _state_send(self, effect: ev.SendState) -> StateSend:
+        return StateSend(
+            job=self._job,
+            epoch=self._epoch,
+            to=effect.to,
+            version=effect.version,
+            transfer=effect.transfer,
+            follow=effect.follow,
+        )
+
+    async def await_state(self, effect: ev.AwaitState) -> None:
+        """A stage waits for this one redo: whoever does not have it in time is tried again in another way."""
+        within_s = self._instances.patience_s(LAST_REDO_S, times=LAST_REDO_PART)
+        wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version, within_s=within_s)
+        try:
+            await self._instances.order(
+                STATE_WAIT, wait, [effect.to], deadline_s=within_s + FOLLOW_DEADLINE_S
+            )
+        except DmscError as error:
+            await self._join_failed(effect.to, effect.transfer, [error])
+        else:
+            self._post(ev.Joined(effect.to, effect.transfer, effect.version))
+
     async def send_state(self, effect: ev.SendState) -> None:
-        send = StateSend(job=self._job, epoch=self._epoch, to=effect.to, version=effect.version)
+        send = self._state_send(effect)
         wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version)
         patience_s = self._instances.patience_s(STATE_DEADLINE_S)
         moving = Progress()  # of the newcomer's work counts for who sends, too
@@ -273,18 +319,24 @@ class StepOrders:
                 both.create_task(order(STATE_SEND, send, [effect.source]))
                 both.create_task(order(STATE_WAIT, wait, [effect.to]))
         except* DmscError as errors:
-            stage = self._machine.stage_of(effect.to)
-            self._post(ev.JoinFailed(effect.to))
-            for error in errors.exceptions:
-                if isinstance(error, MemberLost):
-                    self._observer.losing(error.members, str(error))
-            log.info("state not sent", job=self._job, to=effect.to.sid, reason=str(errors.exceptions[0]))
-            if stage is not None:
-                await asyncio.sleep(AGAIN_S)
-                if effect.to not in self._instances.lost:
-                    self._post(ev.Arrived(effect.to, stage))
+            await self._join_failed(effect.to, effect.transfer, errors.exceptions)
         else:
-            self._post(ev.Joined(effect.to, effect.version))
+            self._post(ev.Joined(effect.to, effect.transfer, effect.version))
+
+    async def _join_failed(self, to: Member, transfer: int, errors: Iterable[BaseException]) -> None:
+        """Another transfer begins after a pause, where this one was not given up before."""
+        given_up = self._machine.transfer_of(to) != transfer
+        stage = self._machine.stage_of(to)
+        self._post(ev.JoinFailed(to, transfer))
+        for error in errors:
+            log.info("state not sent", job=self._job, to=to.sid, reason=str(error))
+            if isinstance(error, MemberLost):
+                self._observer.losing(error.members, str(error))
+        if stage is None or given_up:
+            return
+        await asyncio.sleep(AGAIN_S)
+        if to not in self._instances.lost:
+            self._post(ev.Arrived(to, stage))
 
     async def withdraw(self, effect: ev.Withdraw) -> None:
         """A fence like any other, but of no round: nothing is mended by what it answers."""

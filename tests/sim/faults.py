@@ -31,6 +31,7 @@ class Faults:
             ("freeze", plan.freezes),
             ("cut", plan.cuts),
             ("takeover", plan.takeovers),
+            ("join", plan.joins),
         ):
             for _ in range(count):
                 self._world.after(rng.uniform(0.0, horizon), lambda kind=kind: self._fault(kind))
@@ -44,6 +45,10 @@ class Faults:
             return
         if kind == "takeover":
             self._take_over()
+            return
+        if kind == "join":
+            world.fired.append("join")
+            world.join(world.leader)
             return
         node = world.rng.choice(self._living())
         world.fired.append(f"{kind} {node.member.sid}")

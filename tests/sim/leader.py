@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ class Leader:
         self.lost: set[Member] = set()
         self.machine: StepMachine | None = None
         self.backlog: list[ev.Event] = []
+        self.transfers = itertools.count(1)
 
     def start(self, settled: Settled) -> None:
         plan = self.world.plan
@@ -43,6 +45,7 @@ class Leader:
             data=settled.data,
             pauses=lambda step: step >= plan.steps or bool(plan.pause_every and step % plan.pause_every == 0),
             generation=settled.generation,
+            transfers=self.transfers,
         )
         self.event(ev.Opened(settled.step, settled.attempt))
 
@@ -118,10 +121,12 @@ class Leader:
                 else:
                     world.finished = True
             case ev.SendState():
-                world.send_state(self, effect)
+                world.transfers.order(self, effect)
+            case ev.AwaitState():
+                world.transfers.await_state(self, effect)
             case ev.Withdraw():
                 self.order_all(
-                    (effect.source,), lambda node: world.withdraw(node, effect), lambda answers: None
+                    (effect.source,), lambda node: world.transfers.withdraw(effect), lambda answers: None
                 )
             case ev.StageLost(stage, version):
                 world.restore(self, stage, version)

@@ -19,6 +19,7 @@ from schemas.step import (
     StepVote,
 )
 from tests.sim.arithmetic import Violation, mix
+from tests.sim.following import Following
 from workers.data_machine import DataMachine, Send
 from workers.microbatch import Hop
 from workers.next_hop import Binder
@@ -72,6 +73,8 @@ class StageNode(Node):
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.sending = 0
+        self.loaded_at = 0.0
+        self._followings: dict[Member, Following] = {}
 
     # --- compute ---
     def submit(self, priority: int, work: Callable[[], None]) -> None:
@@ -132,7 +135,7 @@ class StageNode(Node):
         machine = self.machine
         if machine.version != order.step or machine.attempt != order.attempt:
             return None
-        machine.fence(order.fenced)
+        self.apply_fence(order.fenced)
         held = machine.told((machine.epoch, order.attempt, order.round))
         if self.group is not None and set(self.group) & set(order.fenced):
             self.release()
@@ -150,6 +153,30 @@ class StageNode(Node):
 
     def apply_fence(self, fenced: Sequence[Member]) -> None:
         self.machine.fence(fenced)
+        self.end_following(fenced)
+
+    def follow(self, target: StageNode, transfer: int) -> Following | None:
+        """None: a later transfer has begun."""
+        present = self._followings.get(target.member)
+        if present is not None and present.transfer > transfer:
+            return None
+        if present is None or present.transfer < transfer:
+            self.end_following([target.member])
+            self._followings[target.member] = present = Following(self.world, self, target, transfer)
+        return present
+
+    def end_following(self, members: Sequence[Member]) -> None:
+        for member in members:
+            following = self._followings.pop(member, None)
+            if following is not None:
+                following.end()
+
+    def redo(self, step: int, total: int) -> None:
+        """A step again, as it was applied elsewhere."""
+        if self.machine.belongs:
+            raise Violation(f"{self.member} is a member, and takes the redo of step {step}")
+        self.weights = mix(self.weights, total)
+        self.run(self.machine.applied(step + 1))
 
     def release(self) -> None:
         self.group = None
@@ -162,6 +189,7 @@ class StageNode(Node):
         if order.attempt > self.machine.attempt:
             self.machine.restarted(order.attempt)
         self.machine.admitted(order.step, (self.machine.epoch, order.attempt, order.round))
+        self.end_following(order.members)
         if order.generation > self.generation:
             self.release()
             self.generation = order.generation
@@ -208,15 +236,19 @@ class StageNode(Node):
             raise Violation(f"{self.member} is to apply another gradient than it prepared")
         if self.world.decisions.get(decision.step) != decision.checksums:
             raise Violation(f"{self.member} applies step {decision.step} without a record")
-        self.weights = mix(self.weights, self.prepared[3])
+        total = self.prepared[3]
+        self.weights = mix(self.weights, total)
         self.prepared = None
         self.sum = {}
         self.run(self.machine.applied(decision.step + 1))
+        for following in list(self._followings.values()):
+            following.applied(decision.step, total)
         return "applied"
 
     def restart(self, order: ev.Restart) -> str | None:
         self.apply_fence(order.fenced)
         if order.attempt > self.machine.attempt:
+            self.machine.belongs = True
             self.machine.restarted(order.attempt)
             self.queue.clear()
             self.sum = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 
 import pytest
 
@@ -27,7 +28,20 @@ PLANS = {
     "cuts": Plan(kills=1, freezes=0, cuts=3),
     "pauses": Plan(kills=2, freezes=1, pause_every=2),
     "takeovers": Plan(kills=1, freezes=1, takeovers=2),
+    "joins": Plan(kills=2, freezes=1, joins=2, steps=6, state_s=(0.1, 0.5), redo_s=(0.005, 0.05)),
+    "slow joins": Plan(kills=1, freezes=0, joins=1, steps=16, state_s=(1.2, 2.0), redo_s=(0.3, 0.5)),
+    "joins and takeovers": Plan(
+        kills=1, freezes=1, joins=2, takeovers=2, steps=6, state_s=(0.05, 0.4), redo_s=(0.005, 0.1)
+    ),
 }
+
+SEEN = {
+    "kills": ("last redo", "redos"),
+    "joins": ("last redo", "redos", "steps beside a snapshot"),
+    "slow joins": ("last redo", "redos", "steps beside a snapshot", "slow", "held"),
+    "joins and takeovers": ("last redo", "redos", "steps beside a snapshot"),
+}
+"""What must have happened to newcomers in some schedule of a plan (`transfers.Transfers.seen`)."""
 
 
 def _seeds() -> list[int]:
@@ -39,6 +53,7 @@ def test_the_weights_are_those_of_a_quiet_run(kind: str) -> None:
     fixed = os.environ.get("DMSC_SIM_SEED")
     seeds = [int(fixed)] if fixed else _seeds()
     fired = replays = 0
+    seen: Counter[str] = Counter()
     for seed in seeds:
         world = World(seed, PLANS[kind])
         try:
@@ -48,10 +63,13 @@ def test_the_weights_are_those_of_a_quiet_run(kind: str) -> None:
             pytest.fail(f"seed {seed} of plan {kind}: {type(error).__name__}: {error}\n{trace}")
         fired += len(world.fired)
         replays += world.replays
+        seen += world.transfers.seen
     expected = PLANS[kind].kills + PLANS[kind].freezes + PLANS[kind].cuts
     if expected and not fixed:
         assert fired, "no fault ever fired"
         assert replays, "nothing was ever replayed"
+    if not fixed:
+        assert not [what for what in SEEN.get(kind, ()) if not seen[what]], seen
 
 
 def test_a_violation_is_found() -> None:

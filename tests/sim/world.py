@@ -33,11 +33,10 @@ from tests.sim.faults import Faults
 from tests.sim.hops import Hops
 from tests.sim.leader import JOB, RETRY_S, Leader
 from tests.sim.nodes import DataNode, StageNode
+from tests.sim.transfers import Transfers
 from workers.microbatch import Hop
 
 TIME_LIMIT_S = 60.0
-UNREACHABLE_S = 15.0
-"""How long an instance tries to reach another one that is dead, if nobody tells it."""
 MEMBER = re.compile(r"(?:Member\()?sid='([^']+)',? incarnation='([^']+)'\)?")
 
 
@@ -57,6 +56,9 @@ class Plan:
     takeovers: int = 0
     joins: int = 0
     pause_every: int = 0
+    state_s: tuple[float, float] = (0.01, 0.2)
+    """What a whole state takes on its way, at least and at most; `redo_s`: what the redo of a step does."""
+    redo_s: tuple[float, float] = (0.005, 0.06)
 
 
 class World(Kernel):
@@ -75,7 +77,7 @@ class World(Kernel):
         self.nodes: dict[Member, Any] = {}
         self.fired: list[str] = []
         self.replays = 0
-        self.sendings: dict[tuple[Member, Member], Callable[[], None]] = {}  # of states, to the dead
+        self.transfers = Transfers(self)
         self.restarts = 0
         self.contributed: dict[Any, dict[Member, tuple[frozenset[int], int]]] = defaultdict(dict)
         self._met: dict[tuple[int, int, int], set[Member]] = defaultdict(set)
@@ -83,9 +85,10 @@ class World(Kernel):
         self.cut: set[frozenset[Member]] = set()
         self._routed: dict[int, list[Member]] = {}
         self._revision = itertools.count(1)
+        self._added = itertools.count()
         self.handled: set[Member] = set()
         self.epochs = itertools.count(1)
-        self._snapshots: dict[tuple[int, int], int] = {}
+        self.snapshots: dict[tuple[int, int], int] = {}
         self.hops = Hops(self)
         stages = [
             [self._spawn(f"s{stage}-r{replica}", stage) for replica in range(plan.replicas)]
@@ -95,7 +98,7 @@ class World(Kernel):
         self.leader = Leader(self, next(self.epochs))
         self.record_epoch = self.leader.epoch
         for stage, members in enumerate(stages):
-            self._snapshots[stage, 0] = self.nodes[members[0]].weights
+            self.snapshots[stage, 0] = self.nodes[members[0]].weights
             self.admit(stage, members)
         self.leader.start(Settled(step=0, attempt=0, generation=0, stages=stages, data=data))
 
@@ -233,6 +236,15 @@ class World(Kernel):
 
         self.after(self.rng.uniform(0.1, 0.6), start)
 
+    def join(self, leader: Leader) -> None:
+        """One more replica of some stage, as `dmsc scale` has it."""
+        if not leader.alive or leader.machine is None or leader.epoch < self.record_epoch:
+            return
+        stage = self.rng.randrange(self.plan.stages)
+        newcomer = self._spawn(f"s{stage}-r{self.plan.replicas + next(self._added)}", stage, leader.epoch)
+        self.nodes[newcomer].machine.attempt = leader.machine.attempt
+        leader.event(ev.Arrived(newcomer, stage))
+
     def _has_successor(self, leader: Leader, member: Member) -> bool:
         """Started, or adopted, by this leader; what another one started is fenced by the registry."""
         return any(
@@ -256,62 +268,13 @@ class World(Kernel):
                 return
             newcomer = waiting[0] if waiting else self._spawn(f"s{stage}-r0", stage, leader.epoch)
             node = self.nodes[newcomer]
-            node.weights = self._snapshots[stage, version]
+            node.weights = self.snapshots[stage, version]
             node.machine.version = version
             node.machine.attempt = leader.machine.attempt
+            node.machine.transfer = next(leader.transfers)
             leader.event(ev.Restored(stage, (newcomer,)))
 
         self.after(self.rng.uniform(0.05, 0.3), start)
-
-    def withdraw(self, node: Any, effect: ev.Withdraw) -> str:
-        give_up = self.sendings.get((effect.source, effect.newcomer))
-        if give_up is not None:
-            give_up()
-        return "withdrawn"
-
-    def send_state(self, leader: Leader, effect: ev.SendState) -> None:
-        source, target = self.nodes[effect.source], self.nodes[effect.to]
-        state: dict[str, int] = {}
-
-        def begin() -> None:
-            if source.machine.epoch > leader.epoch:
-                leader.stop()
-                return
-            if source.machine.version != effect.version:
-                leader.event(ev.JoinFailed(effect.to))
-                return
-            source.sending += 1
-            state["weights"] = source.weights
-            self.after(self.rng.uniform(0.01, 0.2), finish)
-
-        def give_up() -> None:
-            if self.sendings.pop((effect.source, effect.to), None) is not None:
-                source.sending -= 1
-                self.after(0.3, lambda: leader.event(ev.JoinFailed(effect.to)))
-
-        def finish() -> None:
-            if not target.alive and source.alive and not source.frozen:
-                # it goes on trying to reach the dead until it is told, or has tried long enough
-                self.sendings[effect.source, effect.to] = give_up
-                self.after(UNREACHABLE_S, give_up)
-                return
-            source.sending -= 1
-            if not (source.alive and target.alive) or source.frozen or target.frozen:
-                self.after(0.3, lambda: leader.event(ev.JoinFailed(effect.to)))
-                return
-            if target.group is not None:  # a member's weights change by commits alone
-                leader.event(ev.JoinFailed(effect.to))
-                return
-            if state["weights"] != source.weights:
-                raise Violation(f"{source.member} changed its weights while it sent them")
-            target.weights = state["weights"]
-            target.machine.version = effect.version
-            leader.event(ev.Joined(effect.to, effect.version))
-
-        if source.alive and not source.frozen and target.alive:
-            self.after(0.005, begin)
-        else:
-            self.after(0.3, lambda: leader.event(ev.JoinFailed(effect.to)))
 
     # --- losses ---
     def notice_loss(self, member: Member) -> None:
@@ -374,8 +337,8 @@ class World(Kernel):
             self.decisions[decision.step] = decision.checksums
             self.recorded = decision
             for stage in range(self.plan.stages):
-                weights = self._snapshots[stage, decision.step]
-                self._snapshots[stage, decision.step + 1] = mix(weights, int(decision.checksums[stage], 16))
+                weights = self.snapshots[stage, decision.step]
+                self.snapshots[stage, decision.step + 1] = mix(weights, int(decision.checksums[stage], 16))
             self.after(0.003, lambda: leader.event(ev.Recorded(decision)))
 
         if not leader.frozen:

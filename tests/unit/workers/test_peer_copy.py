@@ -19,9 +19,11 @@ from workers.data_machine import DataMachine
 from workers.links import Outcome
 from workers.next_hop import Binder
 from workers.optimizer import state_tensors
-from workers.peer_copy import HELD_REDOS, QUEUED_REDOS, SNAPSHOT_EVERY, CopyDirection, CopyShelf, CopySource
+from workers.peer_copy import HELD_REDOS, SNAPSHOT_EVERY, CopyDirection, CopyShelf, CopySource
+from workers.redo_queue import QUEUED_REDOS
 from workers.stage_compute import StageCompute
 from workers.stage_machine import StageMachine
+from workers.staging import HostCopy
 
 HOLDER, OTHER, LOST = (Member(sid=sid, incarnation="i") for sid in ("holder", "other", "lost"))
 STATE = [torch.zeros(1)]
@@ -113,7 +115,7 @@ class Wire:
 
     def step(self, *, skipped: bool = False) -> None:
         self.version += 1
-        self.source.applied(self.version - 1, () if skipped else GRADIENTS)
+        self.source.applied(self.version - 1, HostCopy(() if skipped else GRADIENTS))
 
     async def settled(self) -> list[tuple[str, CopyDirection, int]]:
         """What was sent since the last call, once all of it is."""
@@ -155,7 +157,7 @@ async def test_a_slow_holder_gets_a_snapshot_instead_of_a_long_queue(wire: Wire)
     for _ in range(2 * QUEUED_REDOS + 3):
         wire.step()
         await asyncio.sleep(0)
-        assert len(wire.source._redos) <= QUEUED_REDOS
+        assert len(wire.source._queue) <= QUEUED_REDOS
     wire.open.set()
     last = 2 * QUEUED_REDOS + 3
     assert await wire.settled() == [("holder", "redo", 0), ("holder", "copy", last)]
@@ -196,7 +198,7 @@ async def test_another_holder_gets_all_of_it_and_the_one_before_forgets(wire: Wi
     wire.source.keep_at(None)
     wire.step()
     assert await wire.settled() == [("other", "copy", 0)]
-    assert wire.source._redos == type(wire.source._redos)()
+    assert not len(wire.source._queue)
 
 
 # --- who takes copies -----------------------------------------------------------------------------------

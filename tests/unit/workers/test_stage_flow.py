@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import torch
 
 from bus.presence import Presence
 from schemas.cluster import InstanceStart
-from schemas.data_plane import RouteEntry, RouteTable
+from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
 from schemas.errors import (
     BadModel,
     Conflict,
@@ -23,9 +24,13 @@ from schemas.errors import (
 from schemas.job import JobSpec
 from schemas.registry import Culprit, InstanceState
 from schemas.step import (
+    GroupForm,
     Member,
     MicrobatchDispatch,
     MicrobatchState,
+    StateRestore,
+    StateSend,
+    StateWait,
     StepAbort,
     StepCommit,
     StepPrepare,
@@ -267,3 +272,95 @@ async def test_a_registry_that_is_away_does_not_spoil_the_end() -> None:
     instance._fail(Fenced("replaced"))
     await instance._take_leave(presence)
     assert said == [InstanceState.DRAINING, InstanceState.FAULTED]
+
+
+# --- newcomers that follow --------------------------------------------------------------------------------
+async def following(compute: ComputeThread) -> tuple[Cell, list[tuple[str, int, bool]]]:
+    """A stage that has applied step 0 and is followed by `UP`, and what it has sent since: the redo has
+    tensors or has none."""
+    cell = Cell(compute, start(0, 1))
+    await cell.runtime.build()
+    sent: list[tuple[str, int, bool]] = []
+
+    async def send_aside(
+        to: Member, direction: str, stage: int, step: int, tensors: Any, *, transfer: int = 0
+    ) -> str:
+        sent.append((direction, step, bool(tensors)))
+        return "delivered"
+
+    cell.runtime.send_aside = send_aside  # type: ignore[assignment]  # no bus: what goes out is looked at
+    await form(cell.runtime, ME)
+    ready = await cell.runtime.send_state(follow())
+    assert (ready.version, ready.slow) == (0, False)
+    assert ready.bytes == cell.runtime.trained.state_bytes
+    return cell, sent
+
+
+def follow(transfer: int = 1) -> StateSend:
+    return StateSend(job="j", epoch=1, to=UP, version=0, transfer=transfer, follow=True)
+
+
+async def form(runtime: StageRuntime, *members: Member, generation: int = 0) -> None:
+    order = GroupForm(
+        job="j", epoch=1, stage=0, step=runtime.version, attempt=0, generation=generation, members=members
+    )
+    await runtime.form_group(order)
+
+
+async def train(runtime: StageRuntime) -> None:
+    """One step, by a gradient of ones."""
+    for microbatch in range(2):
+        runtime.trained.sum.add(microbatch, [torch.ones_like(one) for one in runtime.trained.parameters])
+    at = {"job": "j", "epoch": 1, "step": runtime.version, "attempt": runtime.attempt, "generation": 0}
+    vote = await runtime.prepare(StepPrepare.model_validate(at))
+    await runtime.commit(
+        StepCommit.model_validate({**at, "checksum": vote.checksum, "clip": 1.0, "action": "apply"})
+    )
+
+
+async def test_every_step_is_told_to_who_follows_also_one_that_is_left_out(compute: ComputeThread) -> None:
+    cell, sent = await following(compute)
+    await train(cell.runtime)
+    await cell.runtime.commit(left_out(step=1))
+    assert (await cell.runtime.send_state(follow())).version == 2
+    assert sent == [("state", 0, True), ("redo", 0, True), ("redo", 1, False)]
+    assert cell.runtime.trained.version == 2, "a snapshot of now says so"
+
+
+async def test_who_is_fenced_restored_or_admitted_follows_no_more(compute: ComputeThread) -> None:
+    cell, _ = await following(compute)
+    await cell.runtime.abort(StepAbort(job="j", epoch=1, step=0, attempt=0, fenced=(UP,)))
+    with pytest.raises(Conflict, match="fenced"):
+        await cell.runtime.send_state(follow(2))
+    cell, _ = await following(compute)
+    await cell.runtime.restore(StateRestore(job="j", epoch=1, version=0))
+    assert not cell.runtime.followers
+    cell, _ = await following(compute)
+    with pytest.raises(AttributeError):  # the group of two is built over a bus, and here is none
+        await form(cell.runtime, ME, UP, generation=1)
+    assert not cell.runtime.followers
+
+
+async def test_a_restored_instance_takes_no_state_that_was_on_its_way(compute: ComputeThread) -> None:
+    """Else it would be at the version of before, while all others are back at the checkpoint."""
+    cell = Cell(compute, start(0, 1))
+    await cell.runtime.build()
+    notice = MicrobatchNotice(
+        job="j", epoch=1, step=5, attempt=0, microbatch=0, stage=0, direction="state", sender=UP,
+        receiver=ME, link="l", tag=0, tensors=(), transfer=1,
+    )  # fmt: skip
+    assert cell.runtime.decide(notice) == "accepted"
+    _, tensors = await cell.runtime.state.snapshot()
+    async with cell.runtime.state._loading:  # it waits for its turn when all are told to go back
+        cell.runtime.received(notice, tensors)
+        await asyncio.sleep(0)
+        cell.runtime.machine.belongs = True
+    await cell.runtime.restore(StateRestore(job="j", epoch=1, version=0))
+    assert cell.runtime.version == 0
+    assert cell.runtime.decide(notice) == "stale"
+
+
+async def test_a_newcomer_without_its_last_redo_says_so(compute: ComputeThread) -> None:
+    cell = Cell(compute, start(0, 1))
+    with pytest.raises(Conflict, match="version 3 is not here"):
+        await cell.runtime.wait_state(StateWait(job="j", epoch=1, version=3, within_s=0.01))
