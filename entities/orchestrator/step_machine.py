@@ -182,12 +182,15 @@ class StepMachine:
 
     # --- opening ----------------------------------------------------------------------------------------
     def _open(self, step: int, attempt: int) -> list[ev.Effect]:
+        # a boundary's rounds are of the step behind it: who joins must know that all have answered them
+        answered = self._answered if (step, attempt) == (self.step, self.attempt) else 0
         self.step, self.attempt = step, attempt
         if self._restarting or self._round is not None:
             self._again = True  # what was begun at the boundary is done again
         self._restarting, self._started = False, True
         self._enter(Phase.GATHERING)
         self._fresh_step()
+        self._answered = answered
         return [*self._go_on(), ev.Begin(step, attempt)] if not self._torn else self._go_on()
 
     def _fresh_step(self) -> None:

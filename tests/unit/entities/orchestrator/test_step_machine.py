@@ -201,6 +201,22 @@ def test_a_stage_waits_for_a_redo_once_and_then_for_the_whole_state() -> None:
     assert (whole.version, whole.follow) == (1, False)
 
 
+def test_a_newcomer_is_told_of_the_rounds_of_the_boundary_before_its_step() -> None:
+    """Others put that number on their offers: one that does not know it would put them off for good."""
+    machine = opened(pause=1)
+    (boundary,) = committed(machine, prepared(summed(machine)))
+    assert boundary == ev.Boundary(1)
+    (fence,) = machine.decide(ev.Arrived(Member(sid="j-data-r1", incarnation="i1"), -1), 1.0)
+    assert isinstance(fence, ev.Fence)
+    machine.decide(ev.Fenced(fence.round, ()), 1.0)
+    machine.decide(ev.Opened(1, 0), 1.0)
+    sending = arrived(machine)
+    machine.decide(ev.Followed(NEWCOMER, sending.transfer, 1), 1.0)
+    (form,) = machine.decide(ev.Joined(NEWCOMER, sending.transfer, 1), 1.0)
+    assert isinstance(form, ev.FormGroup)
+    assert form.round == fence.round
+
+
 def test_who_has_joined_does_not_arrive_again() -> None:
     machine = opened()
     sending = arrived(machine)
