@@ -69,7 +69,7 @@ class Part:
 
 PARTS = {
     "connect": Part("doors.py", ("--rounds", "2", "--connections", "40", "--requests", "50"), own=True),
-    "messages": Part("message_cost.py", ("--rounds", "5", "--messages", "10000"), own=False),
+    "messages": Part("message_cost.py", ("--rounds", "30", "--messages", "1500"), own=False),
 }
 
 
