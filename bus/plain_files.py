@@ -14,9 +14,10 @@ _NO_PLAIN_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 def plain(path: str | os.PathLike[str], flags: int) -> int:
     """For `open(path, …, opener=plain)`: follows no link and waits at no pipe; mode 0600 where it is made.
+    `/dev/null` is taken, too: whoever does not want a log names it.
 
     Raises:
-        BadInput: a link, a pipe or a folder is there.
+        BadInput: a link, a pipe, a folder or another device is there.
     """
     try:
         found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -43,7 +44,8 @@ def no_plain_file(path: str | os.PathLike[str]) -> BadInput:
 
 
 def _checked(found: int, path: str | os.PathLike[str]) -> int:
-    if stat.S_ISREG(os.fstat(found).st_mode):
+    status = os.fstat(found)
+    if stat.S_ISREG(status.st_mode) or os.path.samestat(status, os.stat(os.devnull)):
         return found
     os.close(found)
     raise no_plain_file(path)
