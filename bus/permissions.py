@@ -28,7 +28,7 @@ from bus.subject import Delivery, Names, Subject
 from bus.subjects import DISCONNECTED, SUBJECTS
 from schemas.base import is_token
 from schemas.envelope import EntityKind as K
-from schemas.names import MESH
+from schemas.names import MESH, STANDING
 from schemas.signals import Role
 
 API = "$JS.API"
@@ -55,6 +55,7 @@ _WINDOWS = frozenset({K.GATEWAY})
 """Who shows users what their role may see: dashboard, logs, the tap in a browser; each after Type 3."""
 _OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR})
 """Who stores large things, and reads all of them; instances have a broker do that, for theirs."""
+_OF_STANDBYS = (subjects.REGISTRATION, subjects.STATE_CHANGE, subjects.HEARTBEAT)
 _ACKNOWLEDGED = frozenset(spec.name for spec in stream_specs.STREAMS if spec.acknowledged)
 _SPOKEN = frozenset(
     row
@@ -251,6 +252,8 @@ def _answers_as(row: Subject, identity: Identity) -> str:
 
 def sent(row: Subject, identity: Identity) -> str:
     """The pattern on which `identity` may send messages of this row, being one of its senders."""
+    if identity.kind in STANDING and row in _OF_STANDBYS:
+        return row.wildcard()  # one that stands by is there under a name of its own; readers look at it
     return _filled(row, identity, row.names in (Names.SENDER, Names.BOTH))
 
 

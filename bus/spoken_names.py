@@ -16,7 +16,7 @@ from bus import subjects as rows
 from bus.subject import Subject
 from schemas import names
 from schemas.base import Message
-from schemas.envelope import Envelope
+from schemas.envelope import Envelope, Sender
 from schemas.errors import BadMessage
 
 _SENDER = "sender"
@@ -111,13 +111,20 @@ def _check(row: Subject, said: dict[str, tuple[str | _Follows, ...]]) -> Check:
             raise _another_name(
                 subject, *next((path, is_said) for path, is_said, due in values if is_said != due)
             )
-        if sender is not None and envelope.sender.name != sender:
+        if sender is not None and not _is_called(sender, envelope.sender):
             raise _another_name(subject, _SENDER, envelope.sender.name)
         for (_, path), due in zip(follow, following, strict=True):
             if (is_said := path.of(message)) != due:
                 raise _another_name(subject, path.about, is_said)
 
     return check
+
+
+def _is_called(sid: str, sender: Sender) -> bool:
+    """Whether this is its own name, or that under which it stands by, which begins with a name of its own."""
+    if sender.name == sid:
+        return True
+    return sender.kind in names.STANDING and sid == names.standby(sender.name, sender.incarnation)
 
 
 def _another_name(subject: str, path: str, said: str) -> BadMessage:

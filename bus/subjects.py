@@ -102,7 +102,7 @@ CORE, REQUEST, STREAM, KV = Delivery.CORE, Delivery.REQUEST, Delivery.STREAM, De
 # --- the five signals (draft §4.3) ---------------------------------------------------------------------
 REGISTRATION = _row(
     "registration", "signal.registration.{sid}", signals.Registration,
-    MI + MG + SR + MIC + AAM + SMO + FM + BROKER, SRD,
+    MI + MG + SR + MIC + AAM + SMO + FM + BROKER + SRD, SRD,
     REQUEST, "Type 1: a service registers or updates its record", reply=signals.RegistrationLease,
     names=Names.SENDER,
 )  # fmt: skip
@@ -169,7 +169,7 @@ HEARTBEAT = _row(
 )  # fmt: skip
 STATE_CHANGE = _row(
     "state change", "registry.state.{sid}", registry.StateChange,
-    MI + MG + SR + MIC + AAM + SMO + FM + BROKER, SRD,
+    MI + MG + SR + MIC + AAM + SMO + FM + BROKER + SRD, SRD,
     REQUEST, "an incarnation's state moved", reply=Ack, names=Names.SENDER,
 )  # fmt: skip
 RESOLVE = _row(

@@ -20,6 +20,7 @@ from entities.registry_core import RegistryCore
 from entities.registry_leader import RegistryLeader, ServiceRegistryConfig
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, NewerRecord
+from schemas.names import standby
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 
 __all__ = ["ServiceRegistry", "ServiceRegistryConfig"]
@@ -124,7 +125,7 @@ class ServiceRegistry:
     async def _keep_present(self) -> None:
         incarnation = self._bus.sender.incarnation
         record = ServiceRecord(
-            sid=f"{self._bus.sender.name}-{incarnation}",
+            sid=standby(self._bus.sender.name, incarnation),
             prefix="entity/service-registry",
             kind=EntityKind.SERVICE_REGISTRY,
             incarnation=incarnation,

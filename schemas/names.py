@@ -59,6 +59,15 @@ def reserved(name: str) -> str | None:
     return None
 
 
+STANDING = ("orchestrator", "service-registry")
+"""Kinds of which one leads, and others stand by."""
+
+
+def standby(name: str, incarnation: str) -> str:
+    """As what an orchestrator or a registry that does not lead is registered: several may bear one name."""
+    return f"{name}-{incarnation}"
+
+
 def refuse_taken(what: str, name: str) -> None:
     """
     Raises:

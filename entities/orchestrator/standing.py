@@ -23,6 +23,7 @@ from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError
 from schemas.job import JobRecord
+from schemas.names import standby
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration
 
@@ -173,7 +174,7 @@ class Orchestrator:
     def _standby_record(self) -> ServiceRecord:
         incarnation = self._bus.sender.incarnation
         return self._record(
-            f"{self.config.sid}-{incarnation}", incarnation, InstanceState.PENDING, self._why_not()
+            standby(self._bus.sender.name, incarnation), incarnation, InstanceState.PENDING, self._why_not()
         )
 
     def _why_not(self) -> str:

@@ -15,6 +15,7 @@ from bus.connection import Bus
 from bus.credentials import issue
 from bus.identity import Identity
 from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
+from schemas import names
 from schemas.base import Message
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Sender
@@ -81,6 +82,27 @@ async def ended(bus: Bus, record: ServiceRecord) -> Ack:
 async def known(bus: Bus, **query: Any) -> dict[str, ServiceRecord]:
     found = await bus.request(subjects.RESOLVE, Resolve(**query), timeout_s=PATIENCE_S)
     return {record.sid: record for record in found.records}
+
+
+async def test_who_stands_by_and_who_reads_for_others_are_registered(
+    mesh: Guarded, registry: ServiceRegistry
+) -> None:
+    """A second registry, a second orchestrator, and the fixture's broker; an agent is nobody's standby."""
+    async with bus_of(mesh, SRD) as second, bus_of(mesh, SMO) as orchestrator, bus_of(mesh, AGENT) as agent:
+        standby = ServiceRegistry(second, ServiceRegistryConfig())
+        standing = asyncio.create_task(standby.run())
+        name = names.standby(SMO.name, orchestrator.sender.incarnation)
+        await register(orchestrator, service_record(name, prefix="entity/orchestrator", kind=K.ORCHESTRATOR))
+        expected = {name, names.standby(SRD.name, second.sender.incarnation), "broker"}
+        async with asyncio.timeout(PATIENCE_S):
+            while not expected <= (found := await known(orchestrator)).keys():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert found["broker"].kind is K.BROKER
+        theirs = names.standby(AGENT.name, agent.sender.incarnation)
+        with pytest.raises(Refused):
+            await register(agent, service_record(theirs, prefix="entity/orchestrator", kind=K.ORCHESTRATOR))
+        standing.cancel()
+        await asyncio.gather(standing, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
