@@ -182,7 +182,8 @@ _STREAMS = (
     *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LOGS", "POLICIES", "SIGNALS", "STEPS"),
     *("TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
     *("KV_answers", "KV_cordons", "KV_datasets", "KV_jobs", "KV_leadership", "KV_link_secrets", "KV_modules"),
-    *("KV_registry", "KV_revocations", "KV_routes", "KV_secrets", "KV_standings", "KV_steps", "KV_users"),
+    *("KV_registry", "KV_revocations", "KV_routes", "KV_secrets", "KV_standings", "KV_steps"),
+    *("KV_uploads", "KV_users"),
 )
 
 
@@ -214,7 +215,7 @@ def _itself(name: str) -> tuple[str, ...]:
     )
 
 
-_GATEWAY_KEEPS = ("$KV.answers.*", "$KV.datasets.*", "$KV.secrets.*.*")
+_GATEWAY_KEEPS = ("$KV.answers.*", "$KV.datasets.*", "$KV.secrets.*.*", "$KV.uploads.*")
 GATEWAY = Effects(
     "asks everybody for its users, after Type 3; hears all that is said; keeps data sets, answers, secrets, "
     "objects; writes no record of jobs, users, revocations, routes, the audit",
@@ -240,11 +241,13 @@ GATEWAY = Effects(
             {
                 "AUDIT": ("audit.*",),
                 "DEAD_LETTERS": ("dead_letter.*",),
-                "FAULTS": ("fault.link.*", "fault.verdict.*"),
+                "FAULTS": ("fault.link.*.*", "fault.verdict.*"),
                 "FAULT_QUEUE": ("fault.record.*.*",),
                 "JOBS": ("job.event.*",),
                 "LOGS": ("log.*",),
-                "POLICIES": ("policy.decision.*", "policy.score.*", "policy.suggestion.*", "policy.switch.*"),
+                "POLICIES": (
+                    *("policy.decision.*", "policy.score.*.*", "policy.suggestion.*.*", "policy.switch.*"),
+                ),
                 "SIGNALS": (
                     *("mesh.leader", "mesh.termination.*.*", "signal.advertisement", "signal.compute.*"),
                     *("signal.qos.report.*", "topology.graph.*"),
@@ -255,6 +258,7 @@ GATEWAY = Effects(
                 "KV_answers": ("$KV.answers.*",),
                 "KV_datasets": ("$KV.datasets.*",),
                 "KV_secrets": ("$KV.secrets.*.*",),
+                "KV_uploads": ("$KV.uploads.*",),
                 "KV_jobs": ("$KV.jobs.*",),
                 "KV_registry": ("$KV.registry.*",),
                 "KV_revocations": ("$KV.revocations.*.*",),
@@ -262,7 +266,7 @@ GATEWAY = Effects(
                 "OBJ_artifacts": ("$O.artifacts.M.>",),
             }
         ),
-        *(f"$JS.API.STREAM.MSG.GET.{stream}" for stream in ("KV_answers", "KV_datasets", "KV_secrets")),
+        *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("answers", "datasets", "secrets", "uploads")),
         *("$JS.API.STREAM.MSG.GET.OBJ_artifacts", "$JS.API.STREAM.PURGE.OBJ_artifacts", "$O.artifacts.>"),
         "_INBOX.*.*.*.any.gateway-a.*",
     ),
@@ -273,7 +277,7 @@ ROUTER = Effects(
     says=(*_itself("router-a"), "signal.compute.a", "policy.question.*.*", "$KV.routes.*.a.*"),
     learns=(
         *("signal.advertisement", "signal.compute.*", "signal.qos.policy.router-a", "mesh.leader"),
-        *("telemetry.instance.*.*", "telemetry.node.*", "fault.link.a", *_EVERYBODY, "$KV.routes.>"),
+        *("telemetry.instance.*.*", "telemetry.node.*", "fault.link.a.*", *_EVERYBODY, "$KV.routes.>"),
         *("log.*", "dead_letter.*", "unreadable.*", "signal.qos.report.*", "mesh.termination.*.*"),
     ),
     writes=("$KV.routes.*.a.*",),
@@ -282,7 +286,7 @@ ROUTER = Effects(
         *_reads(
             {
                 "DEAD_LETTERS": ("dead_letter.*",),
-                "FAULTS": ("fault.link.a", "fault.verdict.*"),
+                "FAULTS": ("fault.link.a.*", "fault.verdict.*"),
                 "JOBS": ("job.event.*",),
                 "LOGS": ("log.*",),
                 "SIGNALS": (

@@ -437,14 +437,13 @@ async def _refuse(message: Message, envelope: Envelope) -> Message:
 
 @contextlib.asynccontextmanager
 async def _brokering(bus: Bus) -> AsyncIterator[None]:
-    """The real one: what it decides is what is tried."""
-    serving = asyncio.create_task(Broker(bus).run(ready := asyncio.Event()))
-    await ready.wait()
+    """The real one: what it decides is what is tried. It is not registered, as nobody answers there."""
+    relay = Broker(bus).relay
+    await bus.listen(relay)
     try:
         yield
     finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        await relay.stop()
 
 
 async def _serve(bus: Bus, who: Identity) -> None:

@@ -68,9 +68,9 @@ class Analyst:
             self.asked.append(envelope.id)
             answer = self._answers.pop(0)
             if isinstance(answer, ModelTopology):
-                work.topology(answer)
+                work.topology(answer, sid)
             else:
-                work.analysis_failed(answer)
+                work.analysis_failed(answer, sid)
             return Ack()
 
         await bus.serve(subjects.ANALYSE, analyse, agent=sid)
