@@ -366,6 +366,8 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     took_s = (mesh.ready_at or mesh.started_at) - mesh.started_at
     console = Console(soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # a path is whole, however narrow the terminal
 
     def row(*cells: str) -> None:
         table.add_row(*(Text(plain(cell)) for cell in cells))  # a folder may be called [red]

@@ -12,7 +12,7 @@ from entities.orchestrator.job_secrets import secrets_for
 from entities.orchestrator.journal import Journal
 from entities.orchestrator.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
-from schemas.errors import BadModel, DeadlineExceeded, DmscError, ErrorReply, Unavailable
+from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
 from schemas.job import WeightsManifest
 from schemas.task_graph import ModelTopology
 
@@ -21,17 +21,9 @@ log = get_logger("orchestrator")
 ASK_AGAIN_S = 30.0
 """An agent that was restarted meanwhile knows of no analysis. One that is at it takes the order for a
 repetition; it ends a worker that does not get on, and gives one that does all the time that it takes."""
-ANALYSTS = 3
-"""Node agents that took the order and found nothing, one after the other, before the job fails."""
 ACCEPT_S = 20.0
 """A living agent takes an order within milliseconds; then the next one is asked. In heard time."""
 SAMPLE_DEADLINE_S = 90.0
-
-
-class NoTopology(DmscError):
-    """Agents took the order to analyse the model, and none came to an end with it."""
-
-    code = "no_topology"
 
 
 class ModelWork:
@@ -54,16 +46,11 @@ class ModelWork:
             self._topology.set_result(message)
 
     def analysis_failed(self, message: AnalysisFailed, agent: str) -> None:
-        """A verdict on the model, or what its worker lacked, the bus for instance; or it did not get on."""
+        """A verdict on the model, or what its worker lacked, the bus for instance."""
         if not self._is_asked(agent, self._analysts, "analysis") or self._topology.done():
             return
         lacked = ErrorReply(code=message.code, text=message.text).to_exception()
-        if isinstance(lacked, DeadlineExceeded):
-            self._topology.set_exception(TimeoutError(message.text))
-        else:
-            self._topology.set_exception(
-                lacked if isinstance(lacked, Unavailable) else BadModel(message.text)
-            )
+        self._topology.set_exception(lacked if isinstance(lacked, Unavailable) else BadModel(message.text))
 
     def sample_written(self, message: SampleWritten, agent: str) -> None:
         if self._is_asked(agent, self._writers, "sample") and not self._sample.done():
@@ -79,33 +66,25 @@ class ModelWork:
         """
         Raises:
             BadModel: it has none.
-            NoTopology: nobody came to an end with it who was asked.
             Unavailable: no node could take it, or the bus does not tell the job's secrets; ask again.
         """
         secrets = await secrets_for(self._bus, self._spec)
         order = Analyse(job=self._job, spec=self._spec, secrets=secrets)
-        asked: list[str] = []
         passed_over: dict[str, str] = {}  # who could not do it, and why: no word on the model
-        while len(asked) < ANALYSTS:
-            if not self._agents():
+        while True:
+            agents = self._agents()
+            if not agents:
                 await self._journal.reason("no node has joined: waiting")
                 await self._mesh.next_change()
                 continue
-            left = [sid for sid in self._agents() if sid not in asked]
-            agent = next((sid for sid in left if sid not in passed_over), None)
+            agent = next((sid for sid in agents if sid not in passed_over), None)
             if agent is None:
-                if not left:
-                    break
-                raise Unavailable("; ".join(f"{sid}: {passed_over[sid]}" for sid in left))
+                raise Unavailable("; ".join(f"{sid}: {passed_over[sid]}" for sid in agents))
             try:
                 return await self._mesh.while_there(agent, self._analysed_by(agent, order))
             except Unavailable as error:
                 log.warning("no topology, asking another node", job=self._job, agent=agent, reason=error.text)
                 passed_over[agent] = error.text
-            except TimeoutError as error:
-                log.warning("no topology, asking another node", job=self._job, agent=agent, reason=str(error))
-                asked.append(agent)
-        raise NoTopology(f"no topology from {', '.join(asked)}: the analysis does not get on there")
 
     async def write_sample(self, manifest: WeightsManifest) -> str:
         """A courtesy at the end: its failure is told, and fails nothing."""
@@ -138,7 +117,7 @@ class ModelWork:
             await asyncio.wait([self._topology], timeout=ASK_AGAIN_S)
         try:
             return self._topology.result()
-        except (Unavailable, TimeoutError):
+        except Unavailable:
             self._topology = asyncio.get_running_loop().create_future()
             raise
 

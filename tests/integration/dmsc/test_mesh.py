@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -81,18 +82,25 @@ def mesh_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_status_knows_every_entity(mesh_folder: Path) -> None:
     status = json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)
-    deadline = time.monotonic() + 60
-    while not all(node["warm"] for node in status["nodes"]) and time.monotonic() < deadline:
-        status = json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)  # torch is still being loaded
-    kinds = sorted(service["kind"] for service in status["services"] if service["state"] == "active")
-    assert kinds == sorted(
-        ["service-registry", "authorizer", "orchestrator", *["gateway", "router", "cluster"] * 2]
+    expected = sorted(
+        ["service-registry", "authorizer", "orchestrator", *["gateway", "router", "cluster", "broker"] * 2]
     )
+    deadline = time.monotonic() + PATIENCE_S
+    # torch is still being loaded; brokers serve before they are registered
+    while (
+        not all(node["warm"] for node in status["nodes"]) or kinds_of(status) != expected
+    ) and time.monotonic() < deadline:
+        status = json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)
+    assert kinds_of(status) == expected
     assert sorted(node["cluster"] for node in status["nodes"]) == ["a", "b"]
     assert [len(node["slots"]) for node in status["nodes"]] == [1, 1]
     words = dmsc("status", cwd=mesh_folder).stdout
     assert "router-b" in words
     assert read(mesh_folder).metrics["control-plane"] in words
+
+
+def kinds_of(status: dict[str, Any]) -> list[str]:
+    return sorted(service["kind"] for service in status["services"] if service["state"] == "active")
 
 
 def test_each_process_tells_its_metrics_and_the_gateways_know_where(mesh_folder: Path) -> None:

@@ -32,6 +32,7 @@ class Failing(ShortLivedWorkers):
         self.agent = issue(new_root(), AGENT)
         super().__init__(
             None,  # type: ignore[arg-type]  # no process is started
+            agent=AGENT.name,
             package="workers",
             place={"node": "n"},
             logs=Path(),
@@ -39,6 +40,7 @@ class Failing(ShortLivedWorkers):
             start=self.begin,
             tell=self.tell,
             timeout_s=1.0,
+            alone_s=1.0,
         )
 
     def credential_of(self, sid: str, job: str) -> str | None:

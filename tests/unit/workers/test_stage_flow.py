@@ -268,9 +268,9 @@ async def test_a_registry_that_is_away_does_not_spoil_the_end() -> None:
     away: Any = Away()
     instance = Instance(InstancePayload(start=start(0), servers=[], cluster="a", node="n", agent="x"))
     presence: Presence = away
-    await instance._take_leave(presence)
+    await instance._take_leave(presence, wants=False)
     instance._fail(Fenced("replaced"))
-    await instance._take_leave(presence)
+    await instance._take_leave(presence, wants=False)
     assert said == [InstanceState.DRAINING, InstanceState.FAULTED]
 
 
