@@ -95,8 +95,9 @@ class Pulse:
         self._echoes: ServerEchoes | None = None
 
     def attend(self) -> None:
-        """Looks out for the servers of a cluster from now on. Who judges calls it at its start: a server that
-        stands still already can't be told from one that is not there."""
+        """Looks out for the servers of a cluster from now on. Who judges others calls it at its start: one that
+        stands still already can't be told from one that is not there. All others wait for their own
+        server alone: a connection of each instance to each server would be too much."""
         if self._echoes is None:
             self._echoes = ServerEchoes(self._link, self, BEAT_S, self._clock)
             self._link.spawn(self._echoes.run(), "echoes of servers")
@@ -118,11 +119,10 @@ class Pulse:
     @contextlib.contextmanager
     def held(self) -> Iterator[Pulse]:
         """It beats, and its clock goes, until the end of the block; holders share it."""
-        self.attend()
-        assert self._echoes is not None
         if not self._holders:
             self._time.resume(self._clock())
-            self._echoes.hurry.set()
+            if self._echoes is not None:
+                self._echoes.hurry.set()
             self._beating = self._link.spawn(self._beat(), "pulse")
         self._holders += 1
         try:
@@ -132,7 +132,8 @@ class Pulse:
             if not self._holders and self._beating is not None:
                 self._beating.cancel()
                 self._beating = None
-                self._echoes.hurry.clear()
+                if self._echoes is not None:
+                    self._echoes.hurry.clear()
 
     @contextlib.asynccontextmanager
     async def timeout(self, delay_s: float) -> AsyncIterator[None]:

@@ -138,6 +138,8 @@ async def test_a_healthy_job_goes_on_without_room_for_its_other_replica(own: Own
 
 async def test_a_node_that_vanishes_before_its_newcomer_joins_costs_the_job_nothing(own: OwnMesh) -> None:
     """A scale-up is ordered from a node agent that stands still, and dies before it has read the order."""
+    for name in own.commands.keys() - own.alive().keys():  # killed by the test before
+        own.start(name)
     async with own.client() as client:
         await client.ready()
         sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 10.0}

@@ -65,7 +65,7 @@ def heavy_job(name: str) -> JobSpec:
     """Its weights are larger than what `fill` may leave."""
     job = tiny_job(
         name,
-        training={"steps": 4, "validation_microbatches": 0, "microbatches": 2, "microbatch_samples": 1},
+        training={"steps": 30, "validation_microbatches": 0, "microbatches": 2, "microbatch_samples": 1},
         parallel={"stages": 2, "replicas": 1},
     )
     args = {**job.model.args, "width": 384}
