@@ -95,9 +95,7 @@ class RegistryLeader:
     async def serve(self, began: Callable[[], None]) -> None:
         """Take over what the bucket holds, then serve until cancelled; `began` is called in between."""
         self._bus.pulse.attend()
-        with (
-            self._bus.pulse.held()
-        ):  # leases are in heard time: a server that stands still silences everybody
+        with self._bus.pulse.held():  # leases run in it: a server that stands still silences everybody
             await self._serve(began)
 
     async def _serve(self, began: Callable[[], None]) -> None:
