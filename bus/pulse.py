@@ -96,8 +96,10 @@ class Pulse:
 
     def attend(self) -> None:
         """Looks out for the servers of a cluster from now on. Who judges others calls it at its start: one
-        that stands still already can't be told from one that is not there. All others wait for their own server
-        alone: a connection of each instance to each server would be too much."""
+        that stands still already can't be told from one that is not there.
+
+        All others wait for their own server alone: a connection of each instance to each would be too much.
+        """
         if self._echoes is None:
             self._echoes = ServerEchoes(self._link, self, BEAT_S, self._clock)
             self._link.spawn(self._echoes.run(), "echoes of servers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,15 +26,16 @@ LINES = {
 }
 
 
-async def exported(own_server: EmbeddedServer, tmp_path: Path, answer: Any) -> Any:
+async def exported(own_server: EmbeddedServer, answer: Any) -> Any:
     spec = JobSpec(
         name="j", model=ModelSpec(factory="workers.models.gpt:byte_gpt"), training=TrainingSpec(steps=1),
-        artifacts=str(tmp_path),
+        artifacts="bus://artifacts",
     )  # fmt: skip
     async with (
         Bus.connect(own_server.url, name="orchestrator", kind=EntityKind.ORCHESTRATOR) as bus,
         Bus.connect(own_server.url, name=WRITER.sid, kind=EntityKind.INSTANCE) as instance,
     ):
+        await bus.provision()
         await instance.serve(EXPORT, answer, job="j", sid=WRITER.sid)
         instances = Instances(bus, cast(Any, None), "j", spec, 1)
         instances.graph = cast(Any, SimpleNamespace(units=()))
@@ -44,7 +44,7 @@ async def exported(own_server: EmbeddedServer, tmp_path: Path, answer: Any) -> A
         return found
 
 
-async def test_all_tensors_arrive_in_several_pages(own_server: EmbeddedServer, tmp_path: Path) -> None:
+async def test_all_tensors_arrive_in_several_pages(own_server: EmbeddedServer) -> None:
     orders: list[ExportOrder] = []
 
     async def tell(order: ExportOrder, envelope: Envelope) -> Exported:
@@ -55,16 +55,14 @@ async def test_all_tensors_arrive_in_several_pages(own_server: EmbeddedServer, t
             member=WRITER, version=7, url=order.url, bytes=9, tensors=page, more=max(page) < max(LINES)
         )
 
-    found = await exported(own_server, tmp_path, tell)
+    found = await exported(own_server, tell)
     assert len(orders) > 3
     assert set(found.tensors) == set(LINES)
     assert found.sha256 == weights_sha256(LINES)
     assert found.bytes == 9
 
 
-async def test_an_instance_that_never_ends_telling_is_not_listened_to(
-    own_server: EmbeddedServer, tmp_path: Path
-) -> None:
+async def test_an_instance_that_never_ends_telling_is_not_listened_to(own_server: EmbeddedServer) -> None:
     told = 0
 
     async def tell(order: ExportOrder, envelope: Envelope) -> Exported:
@@ -74,11 +72,11 @@ async def test_an_instance_that_never_ends_telling_is_not_listened_to(
         return Exported(member=WRITER, version=7, url=order.url, bytes=9, tensors=page, more=True)
 
     with pytest.raises(BadMessage, match=f"more than {MOST_TENSORS:,} tensors"):
-        await exported(own_server, tmp_path, tell)
+        await exported(own_server, tell)
     assert told < MOST_TENSORS + 60_001
 
 
-async def test_one_that_tells_the_same_again_has_told_all(own_server: EmbeddedServer, tmp_path: Path) -> None:
+async def test_one_that_tells_the_same_again_has_told_all(own_server: EmbeddedServer) -> None:
     asked = 0
 
     async def tell(order: ExportOrder, envelope: Envelope) -> Exported:
@@ -86,5 +84,5 @@ async def test_one_that_tells_the_same_again_has_told_all(own_server: EmbeddedSe
         asked += 1
         return Exported(member=WRITER, version=7, url=order.url, bytes=9, tensors={"a": "b"}, more=True)
 
-    assert (await exported(own_server, tmp_path, tell)).tensors.keys() == {"a"}
+    assert (await exported(own_server, tell)).tensors.keys() == {"a"}
     assert asked == 2
