@@ -201,9 +201,10 @@ class World:
         """All streams, and how far the victim's consumers are."""
         known = sorted(self.configs)
         calls = [("STREAM.LIST", None), *((f"CONSUMER.LIST.{name}", None) for name in known)]
-        contents = await self._contents(known)
         listed, *consumers_of = await self.apis(calls)
         found = {info["config"]["name"]: StreamPrint.of(info) for info in listed["streams"]}
+        # Of one that was deleted nobody would answer, nor say that nobody does: the tap listens everywhere.
+        contents = await self._contents([name for name in known if name in found])
         for name in found.keys() & contents.keys():
             found[name] = replace(found[name], contents=contents[name])
         for name, answer in zip(known, consumers_of, strict=True):

@@ -58,6 +58,7 @@ async def test_the_clock_stands_while_any_server_does(tmp_path: Path) -> None:
         ) as judge,  # it learns of the others
     ):
         pulse = judge.pulse
+        pulse.attend()
         with pulse.held():
             await until_all_return(pulse)
             for server in reversed(cluster.servers):  # its own comes last
@@ -77,6 +78,7 @@ async def test_nobody_waits_for_a_server_that_died(tmp_path: Path) -> None:
         Bus.connect(cluster.urls[0], name="judge", kind=EntityKind.CLIENT) as judge,
     ):
         pulse = judge.pulse
+        pulse.attend()
         with pulse.held():
             await until_all_return(pulse)
             await cluster.servers[2].kill()
@@ -97,6 +99,7 @@ async def test_a_server_that_is_silent_for_longer_than_its_clients_wait_is_left(
         Bus.connect(cluster.urls[0], name="judge", kind=EntityKind.CLIENT) as judge,
     ):
         pulse = judge.pulse
+        pulse.attend()
         with pulse.held():
             await until_all_return(pulse)
             with frozen(cluster.servers[1]):
@@ -109,6 +112,7 @@ async def test_one_server_alone_gets_no_connection_more(tmp_path: Path) -> None:
         EmbeddedServer(tmp_path / "nats", sync_always=False) as server,
         Bus.connect(server.url, name="judge", kind=EntityKind.CLIENT) as judge,
     ):
+        judge.pulse.attend()
         with judge.pulse.held():
             await until_it_goes(judge.pulse, 2 * server_echoes.LOOK_S)
             connections = psutil.Process(server.pid).net_connections("tcp")
@@ -127,6 +131,7 @@ async def test_a_guard_lets_a_judge_hear_each_server(tmp_path: Path, kind: Entit
         door.at_door(list(cluster.urls), "guard-1"),
         Bus.connect(cluster.urls, name="judge", kind=kind, token=root, connect_timeout_s=30.0) as judge,
     ):
+        judge.pulse.attend()
         with judge.pulse.held():
             await until_all_return(judge.pulse)
             with frozen(cluster.servers[1]):

@@ -41,6 +41,7 @@ async def always() -> None:
 class Journal:
     def __init__(self) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
+        self.record = SimpleNamespace(user="ann")
 
     async def tell(self, kind: str, text: str) -> None:
         self.told.put_nowait(text)
