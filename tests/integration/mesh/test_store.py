@@ -62,14 +62,15 @@ def slow_job(name: str) -> JobSpec:
 
 
 def heavy_job(name: str) -> JobSpec:
-    """Its weights are larger than what `fill` may leave."""
+    """Its weights are larger than what `fill` may leave, and its steps last until that is done."""
     job = tiny_job(
         name,
-        training={"steps": 30, "validation_microbatches": 0, "microbatches": 2, "microbatch_samples": 1},
+        training={"steps": 4, "validation_microbatches": 0, "microbatches": 2, "microbatch_samples": 1},
         parallel={"stages": 2, "replicas": 1},
     )
-    args = {**job.model.args, "width": 384}
-    return job.model_copy(update={"model": job.model.model_copy(update={"args": args})})
+    args = {**job.model.args, "width": 384, "pad_ms": 150.0}
+    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
+    return job.model_copy(update={"model": padded})
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
