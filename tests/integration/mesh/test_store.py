@@ -26,6 +26,8 @@ from tests.patience import PATIENCE_S
 
 DISK_BYTES = 96 << 20
 FULL = "the disk of the bus is full: "
+LEFT_BYTES = 5 << 20
+"""For the last steps of a job, and what is told of them."""
 
 
 @pytest.fixture
@@ -55,6 +57,18 @@ def up(state: Path) -> Iterator[Mesh]:
 def slow_job(name: str) -> JobSpec:
     job = tiny_job(name, training={"steps": 60, "checkpoint_every": 5}, parallel={"stages": 2, "replicas": 2})
     args = {**job.model.args, "pad_ms": 10.0}
+    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
+    return job.model_copy(update={"model": padded})
+
+
+def heavy_job(name: str) -> JobSpec:
+    """Its weights are larger than what `fill` may leave, and its steps last until that is done."""
+    job = tiny_job(
+        name,
+        training={"steps": 4, "validation_microbatches": 0, "microbatches": 2, "microbatch_samples": 1},
+        parallel={"stages": 2, "replicas": 1},
+    )
+    args = {**job.model.args, "width": 384, "pad_ms": 150.0}
     padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
     return job.model_copy(update={"model": padded})
 
@@ -140,6 +154,25 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Pa
         assert stopped.returncode == 0, stopped.stderr
         fill(ballast)
         ballast.unlink()
+
+
+def test_a_disk_that_is_full_when_the_weights_are_written_ends_no_job(small_disk: Path) -> None:
+    """There is room for the steps, and none for the weights; nor for a word in the job's record then."""
+    with up(small_disk / "state") as mesh:
+        spec = heavy_job("full-at-the-end")
+        job = submitted(mesh.client, spec, 1)
+        ballast = small_disk / "ballast"
+        fill(ballast, but=LEFT_BYTES)
+        until(lambda: mesh.client.job(job).state is not JobState.RUNNING, "the steps are over")
+        until(lambda: "store" in mesh.client.ready().waiting, "the gateway says that the disk is full")
+        waits = mesh.client.job(job)
+        assert waits.state is JobState.FINISHING, waits.reason
+        ballast.unlink()
+        done(mesh.client, job)
+        record = mesh.client.job(job)
+        assert record.recoveries == 0
+        assert record.weights is not None
+        assert record.weights.bytes > 2 * LEFT_BYTES
 
 
 def garble(mesh: Mesh, *keys: str) -> None:
