@@ -228,7 +228,8 @@ class Subscription:
         if raw.subject == self._ignored:
             return
         try:
-            refuse_stored(raw)
+            if raw.reply or raw.headers:
+                refuse_stored(raw)
             if len(raw.data) > codec.MOST_NOTICE_BYTES:
                 codec.refuse_oversized(self.row, raw.data)
             message, envelope = codec.decode(raw.data, self.row.schema)

@@ -113,9 +113,10 @@ def _check(row: Subject, said: dict[str, tuple[str | _Follows, ...]]) -> Check:
             )
         if sender is not None and not _is_called(sender, envelope.sender):
             raise _another_name(subject, _SENDER, envelope.sender.name)
-        for (_, path), due in zip(follow, following, strict=True):
-            if (is_said := path.of(message)) != due:
-                raise _another_name(subject, path.about, is_said)
+        if following:
+            for (_, path), due in zip(follow, following, strict=True):
+                if (is_said := path.of(message)) != due:
+                    raise _another_name(subject, path.about, is_said)
 
     return check
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, Field, InstanceOf, StringConstraints
 
-from schemas.base import LAST_TIME, Part, Token
+from schemas.base import LAST_TIME, Part, Time, Token
 
 
 class EntityKind(StrEnum):
@@ -38,6 +38,12 @@ def _by_a_sound_clock(at: float) -> float:
     return at if 0.0 <= at < LAST_TIME else 0.0  # a NaN is neither
 
 
+# Almost every time is sound: only others need a call of Python to be read.
+SentAt = Annotated[
+    Time | Annotated[float, AfterValidator(_by_a_sound_clock)], Field(union_mode="left_to_right")
+]
+
+
 class Envelope(Part):
     """What stands around a body on the wire.
 
@@ -45,7 +51,8 @@ class Envelope(Part):
     or follows from; `correlation` names the request that it all began with (a gateway's, a client's) and
     goes with everything that follows from it, on the wire only where there is one: `bus.correlation` sets
     both. `sent_at` is seconds since the epoch by the sender's clock (for people, never for
-    decisions): one that no calendar knows is read as 0, and keeps nobody out of the mesh.
+    decisions): one that no calendar knows is read as 0, and keeps nobody out of the mesh. What is in
+    `body` is looked at by whoever knows its type, and once.
     """
 
     type: str
@@ -54,5 +61,5 @@ class Envelope(Part):
     causation: str | None = None
     correlation: Annotated[str, StringConstraints(max_length=64)] | None = None
     sender: Sender
-    sent_at: Annotated[float, AfterValidator(_by_a_sound_clock)]
-    body: dict[str, Any]
+    sent_at: SentAt
+    body: InstanceOf[dict[str, Any]]

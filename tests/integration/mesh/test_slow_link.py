@@ -93,7 +93,7 @@ async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shapi
         async for item in bus.history(QOS_REPORT):
             assert isinstance(item.message, QosReport)
             for link in item.message.links:
-                if worst is None or (link.figures.transfer_ms or 0) > (worst.figures.transfer_ms or 0):
+                if worst is None or (link.figures.latency_ms or 0) > (worst.figures.latency_ms or 0):
                     worst = link
 
     def share(first: int, last: int) -> float:
