@@ -71,6 +71,7 @@ from workers.chronicle import Chronicle, Order
 from workers.compute import ComputeThread
 from workers.data_runtime import DataRuntime
 from workers.determinism import compute_exactly
+from workers.getting_ready import progress_told
 from workers.link_proof import secret_of
 from workers.link_shaping import Shaping
 from workers.link_table import LinkConfig
@@ -226,7 +227,8 @@ class Instance:
                 bus=bus, start=self.start, member=self.member, cluster=self.given.cluster, failed=self._fail
             )
         bind_process(step=lambda: runtime.version if isinstance(runtime, StageRuntime) else runtime.step)
-        await runtime.build()
+        async with progress_told(presence):
+            await runtime.build()
         stack.push_async_callback(runtime.close)
         exchange = HopExchange(
             bus,

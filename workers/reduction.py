@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bus import progress
 from bus.connection import Bus
 from bus.rendezvous import reductions_of
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from workers import gloo
-from workers.tensor_link import SLOWEST_BYTES_PER_S
+from workers.tensor_link import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S, slowest_bytes_per_s
 
 TIMEOUT_S = 5.0
 """Default for an all-reduce. Longer tolerates replicas that come late, shorter frees the others sooner
@@ -34,9 +35,26 @@ _T = TypeVar("_T")
 REDUCIBLE = (torch.int64, torch.int32, torch.float32, torch.float64)
 
 
-def reduce_timeout_s(size_bytes: int) -> float:
-    """Patience with an all-reduce: in a ring, each member sends and receives up to twice the tensor."""
-    return TIMEOUT_S + 2 * size_bytes / SLOWEST_BYTES_PER_S
+class ReductionPatience:
+    """How long all-reduces of one stage may take: by their bytes, and by how fast the last ones were.
+
+    In a ring, each member sends and receives up to twice the tensor. Nobody knows how fast the way to the
+    others is before the first: one that runs out of time says that it is slower than was thought.
+    """
+
+    def __init__(self) -> None:
+        self._least_bytes_per_s = SLOWEST_BYTES_PER_S
+
+    def timeout_s(self, size_bytes: int) -> float:
+        return TIMEOUT_S + 2 * size_bytes / self._least_bytes_per_s
+
+    def took(self, size_bytes: int, seconds: float) -> None:
+        self._least_bytes_per_s = slowest_bytes_per_s(2 * size_bytes / max(seconds, 1e-6))
+
+    def failed(self, size_bytes: int, seconds: float) -> None:
+        """Any other error than running out of time says nothing of that."""
+        if seconds >= self.timeout_s(size_bytes):
+            self._least_bytes_per_s = max(self._least_bytes_per_s / 4, LEAST_BYTES_PER_S)
 
 
 class ReductionGroup:
@@ -181,13 +199,17 @@ class ReductionGroup:
         return tensor
 
     async def _watch(self) -> PeerUnreachable:
-        """Dials the others now and then, beside a sum; returns once some of them are silent."""
+        """Dials the others now and then, beside a sum; returns once some of them are silent.
+
+        That they answer is the only progress that a sum has: gloo does not say how far it is.
+        """
         assert self._build is not None
         while True:
             await asyncio.sleep(LOOK_S)
             silent = [self.members[rank] for rank in await self._build.silent()]
             if silent:
                 return _silent(self.members[self.rank], silent, self.name)
+            progress.moved()
 
     def release(self) -> None:
         """Ends the group: whoever waits in it, here, gets its error at once. Twice is fine."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bus import progress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
-from schemas.errors import Ack, Conflict, Fenced
+from schemas.errors import Ack, Conflict, Fenced, PeerUnreachable
 from schemas.files import PublishFile
 from schemas.peer_copy import CopyTo
 from schemas.step import (
@@ -46,7 +46,7 @@ from workers.compute import Priority
 from workers.followers import Followers
 from workers.link_proof import secret_of
 from workers.peer_copy import CopySource
-from workers.reduction import ReductionGroup, reduce_timeout_s
+from workers.reduction import ReductionGroup, ReductionPatience
 from workers.stage_flow import StageFlow
 from workers.staging import HostCopy
 
@@ -83,6 +83,7 @@ class StageRuntime(StageFlow):
         super().__post_init__()
         self.group: ReductionGroup | None = None
         self.generation = -1
+        self._patience = ReductionPatience()
         self._prepared: Prepared | None = None
         self._applying = asyncio.Lock()
         self._forming: asyncio.Task[ReductionGroup] | None = None
@@ -212,6 +213,7 @@ class StageRuntime(StageFlow):
             and self._prepared.step == order.step
         ):
             return self._prepared.vote
+        progress.follow(self.compute.computed)
         reduce_ms = 0.0
         if len(self.group.members) == 1:
             microbatches, (gradients, checksum, norms) = await self.compute.submit(
@@ -220,8 +222,7 @@ class StageRuntime(StageFlow):
         else:
             began = time.perf_counter()
             microbatches, flat = await self.compute.submit(Priority.ORDER, self.trained.copy_sum)
-            patience_s = reduce_timeout_s(flat.numel() * flat.element_size())
-            reduced = await self.group.all_reduce(flat, timeout_s=patience_s)
+            reduced = await self._all_reduce(self.group, flat)
             reduce_ms = (time.perf_counter() - began) * 1e3
             if (order.step, order.attempt) != (self.version, self.attempt):
                 raise Fenced("aborted while reducing")
@@ -244,6 +245,16 @@ class StageRuntime(StageFlow):
             self._prepared = Prepared(order.step, order.attempt, order.generation, gradients, vote)
         return vote
 
+    async def _all_reduce(self, group: ReductionGroup, flat: Tensor) -> Tensor:
+        size, began = flat.numel() * flat.element_size(), time.perf_counter()
+        try:
+            reduced = await group.all_reduce(flat, timeout_s=self._patience.timeout_s(size))
+        except PeerUnreachable:
+            self._patience.failed(size, time.perf_counter() - began)
+            raise
+        self._patience.took(size, time.perf_counter() - began)
+        return reduced
+
     async def commit(self, order: StepCommit) -> StepApplied:
         """Applies the decision. Idempotent; must match what was prepared (rule 6)."""
         self._check_epoch(order.epoch)
@@ -251,6 +262,7 @@ class StageRuntime(StageFlow):
             return StepApplied(member=self.member, version=self.version)
         if order.quarantined:
             return await self._leave_out(order)
+        progress.follow(self.compute.computed)  # a large stage's weights take their time
         prepared = self._prepared
         if prepared is None or (order.step, order.attempt) != (prepared.step, prepared.attempt):
             raise Conflict(f"commit of step {order.step}/{order.attempt}, which I have not prepared")

@@ -147,7 +147,7 @@ class Adoption:
     async def _order(self, row: Subject, order: Message, member: Member, deadline_s: float) -> None:
         """An instance that does not obey is lost; the step loop fences and replaces it."""
         try:
-            await self._instances.order(row, order, [member], deadline_s=deadline_s)
+            await self._instances.order(row, order, [member], deadline_s=deadline_s, moving=True)
         except DmscError as error:
             log.warning("not adopted", job=self._record.job, sid=member.sid, reason=str(error))
             self._instances.mark_lost(member)

@@ -26,11 +26,9 @@ from schemas.urls import BUS, local_path
 START_DEADLINE_S = 20.0
 """An agent answers within milliseconds; this covers one that restarts."""
 
-ACTIVE_DEADLINE_S = 120.0
-"""Building a stage takes time, and a large one more (`Instances.patience_s`); a dead instance is noticed long
-before."""
 NO_PROGRESS_S = 120.0
-"""Without any of it, what moves a stage's state in pieces counts as stuck; with it, it may take for ever."""
+"""Without any of it, what gets ready, or moves a stage's state in pieces, counts as stuck; with it, it may
+take for ever. A dead instance is noticed long before."""
 SLOWEST_BYTES_PER_S = 4e6
 """What moves a stage's state more slowly than this counts as stuck (the instances reckon with the same)."""
 
@@ -132,11 +130,6 @@ class Instances:
         """Milliseconds of one microbatch through all stages, as analysed."""
         return sum({unit.stage: unit.requirements.cost_ms for unit in self.units}.values())
 
-    @property
-    def sum_bytes(self) -> int:
-        """Bytes of the largest stage's gradient sum, at most: what an all-reduce moves."""
-        return max(unit.requirements.memory_bytes for unit in self.units) // 2
-
     def patience_s(self, least_s: float, *, times: float = 1.0) -> float:
         """Deadline of an order that moves a stage's whole state `times` times: `least_s` for a small one."""
         state_bytes = max((unit.requirements.memory_bytes for unit in self.units), default=0)
@@ -168,7 +161,7 @@ class Instances:
         Raises:
             StartFailed: an instance refused or died; its own reason is the text.
             NodeLost: a node died before its instances were ready.
-            NotReady: not active in time, or ended for want of the bus or of others.
+            NotReady: one gets on no more, or ended for want of the bus or of others.
             Unavailable: the bus does not answer; nothing was started.
         """
         self._link_secret = self._link_secret or await link_secret(self._bus, self._job)
@@ -241,8 +234,15 @@ class Instances:
                 self._ready(member) for member in waiting
             )
 
-        patience_s = self.patience_s(ACTIVE_DEADLINE_S)
-        settled_in_time = await self._mesh.until(settled, patience_s)
+        def told() -> list[str | None]:
+            """How far they say that they are (`workers.getting_ready`)."""
+            records = [self._mesh.last_of(member) for member in waiting]
+            return [None if record is None else record.reason for record in records]
+
+        getting_on = True
+        while getting_on and not settled():
+            before = told()
+            getting_on = await self._mesh.until(lambda: settled() or told() != before, NO_PROGRESS_S)  # noqa: B023
         for member in waiting:
             record = self._mesh.last_of(member)
             reason = (record.reason if record else "") or "ended before it was ready"
@@ -254,10 +254,10 @@ class Instances:
                 raise NotReady([member], f"{member.sid}: {reason}")
             if ended(member):
                 raise StartFailed(member, f"{member.sid}: {reason}")
-        if not settled_in_time:
+        if not getting_on:
             late = [member for member in waiting if not self._ready(member)]
             names = ", ".join(member.sid for member in late)
-            raise NotReady(late, f"{names} not ready after {patience_s:.0f} s")
+            raise NotReady(late, f"{names} not ready, and no progress for {NO_PROGRESS_S:.0f} s")
 
     async def order(
         self,

@@ -69,6 +69,7 @@ class Omission:
                         commit_order(decision, stage, self._epoch),
                         [member],
                         deadline_s=COMMIT_DEADLINE_S,
+                        moving=True,
                     ),
                 )
                 for stage, members in enumerate(decision.membership)

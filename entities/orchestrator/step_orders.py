@@ -27,7 +27,7 @@ from bus.subjects import (
 )
 from entities.orchestrator import step_events as ev
 from entities.orchestrator.decision_record import DecisionRecord
-from entities.orchestrator.instances import SLOWEST_BYTES_PER_S, Instances, MemberLost
+from entities.orchestrator.instances import Instances, MemberLost
 from entities.orchestrator.step_machine import StepMachine
 from entities.orchestrator.step_observer import StepObserver
 from schemas.errors import DmscError, Fenced, Unavailable
@@ -57,6 +57,7 @@ BEGIN_DEADLINE_S = 5.0
 FENCE_DEADLINE_S = 20.0
 PREPARE_DEADLINE_S = 30.0
 COMMIT_DEADLINE_S = 30.0
+"""Both without progress: what is computed for them, and that the others of an all-reduce can be reached."""
 GROUP_DEADLINE_S = 20.0
 STATE_DEADLINE_S = 120.0
 """Without progress, of a small state. A large one has more: it may be one tensor (`Instances.patience_s`)."""
@@ -225,9 +226,10 @@ class StepOrders:
             attempt=effect.attempt,
             generation=effect.generation,
         )
-        deadline_s = PREPARE_DEADLINE_S + 4 * self._instances.sum_bytes / SLOWEST_BYTES_PER_S
         try:
-            answers = await self._instances.order(STEP_PREPARE, order, [member], deadline_s=deadline_s)
+            answers = await self._instances.order(
+                STEP_PREPARE, order, [member], deadline_s=PREPARE_DEADLINE_S, moving=True
+            )
         except MemberLost as lost:
             self._observer.losing(lost.members, str(lost))
         except DmscError as error:
@@ -253,7 +255,9 @@ class StepOrders:
         async def one(stage: int, member: Member) -> None:
             order = commit_order(decision, stage, self._epoch)
             try:
-                await self._instances.order(STEP_COMMIT, order, [member], deadline_s=COMMIT_DEADLINE_S)
+                await self._instances.order(
+                    STEP_COMMIT, order, [member], deadline_s=COMMIT_DEADLINE_S, moving=True
+                )
             except DmscError as error:
                 if isinstance(error, Fenced):
                     raise

@@ -129,9 +129,15 @@ async def test_one_that_ends_for_want_of_others_or_is_late_may_be_started_again(
     with pytest.raises(NotReady, match="no bus at nats://x") as failed:
         await starting
     assert [one.incarnation for one in failed.value.members] == [first.incarnation]
-    monkeypatch.setattr("entities.orchestrator.instances.ACTIVE_DEADLINE_S", 0.1)
-    with pytest.raises(NotReady, match="j-s0-r0 not ready after 0 s") as late:
-        await instances.start(UNITS[:1])
+    monkeypatch.setattr("entities.orchestrator.instances.NO_PROGRESS_S", 0.5)
+    starting = asyncio.create_task(instances.start(UNITS[:1]))
+    slow = await ordered.get()
+    for second in range(4):  # it gets on, for longer than it may rest
+        await say(mesh, slow, InstanceState.PENDING, f"getting ready: {second} s computed")
+        await asyncio.sleep(0.25)
+        assert not starting.done()
+    with pytest.raises(NotReady, match="j-s0-r0 not ready, and no progress for 0 s") as late:
+        await starting
     assert not isinstance(late.value, Unavailable)
 
 

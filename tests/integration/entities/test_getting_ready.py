@@ -1,0 +1,74 @@
+"""What an instance says of itself while it gets ready, against a real registry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from bus.presence import Presence
+from bus.progress import moved
+from entities.service_registry import ServiceRegistry
+from schemas.envelope import EntityKind
+from schemas.registry import InstanceState
+from tests.entity_records import instance
+from tests.integration.entities.conftest import Dial
+from tests.patience import PATIENCE_S
+from workers import getting_ready
+from workers.getting_ready import progress_told
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getting_ready, "TELL_S", 0.1)
+
+
+async def reason(bus: Bus) -> str:
+    entry = await bus.bucket(subjects.REGISTRY_RECORD).get(sid="j-s0-r0")
+    assert entry is not None
+    assert entry.message.state is InstanceState.PENDING
+    return str(entry.message.reason)
+
+
+async def another_than(bus: Bus, before: str) -> str:
+    async with asyncio.timeout(PATIENCE_S):
+        while (now := await reason(bus)) == before:  # noqa: ASYNC110  # what is kept, not what was sent, counts
+            await asyncio.sleep(0.05)
+    return now
+
+
+def compute(seconds: float) -> None:
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        pass
+
+
+async def test_it_says_how_far_it_is_for_as_long_as_it_gets_on(registry: ServiceRegistry, dial: Dial) -> None:
+    bus = await dial("j-s0-r0", EntityKind.INSTANCE)
+    async with Presence(bus, instance(state=InstanceState.PENDING)) as presence:
+        async with progress_told(presence):
+            building = asyncio.create_task(asyncio.to_thread(compute, 1.5))
+            first = await another_than(bus, "")
+            assert first.startswith("getting ready: ")
+            assert first.endswith(" MiB read")
+            assert await another_than(bus, first) != first
+            await building
+        last = await reason(bus)
+        await asyncio.to_thread(compute, 0.5)
+        assert await reason(bus) == last, "it is ready, and still says how far it is"
+
+
+async def test_who_does_nothing_says_nothing(
+    registry: ServiceRegistry, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(getting_ready, "IDLE_SHARE", 10.0)  # the test's own process is not idle
+    monkeypatch.setattr(getting_ready, "READ_BYTES", 1 << 40)
+    bus = await dial("j-s0-r0", EntityKind.INSTANCE)
+    async with Presence(bus, instance(state=InstanceState.PENDING)) as presence, progress_told(presence):
+        await asyncio.sleep(0.5)
+        assert await reason(bus) == ""
+        moved(1 << 20)  # of what it fetches
+        assert (await another_than(bus, "")).startswith("getting ready: ")
