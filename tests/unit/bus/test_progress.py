@@ -51,11 +51,13 @@ async def test_a_thread_that_computes_gets_on_and_one_that_is_stuck_does_not() -
         return "done"
 
     working = asyncio.create_task(in_thread(work))
-    await asyncio.to_thread(stuck.wait, PATIENCE_S)
-    seen = mine.so_far
-    await asyncio.sleep(0.2)  # in which it could have computed ten times as much as it does afterwards
-    assert mine.so_far < seen + 5_000, "that is more than falling asleep takes"
-    go_on.set()
+    try:
+        await asyncio.to_thread(stuck.wait, PATIENCE_S)
+        seen = mine.so_far
+        await asyncio.sleep(0.2)  # in which it could have computed ten times as much as it does afterwards
+        assert mine.so_far < seen + 5_000, "that is more than falling asleep takes"
+    finally:
+        go_on.set()  # the loop's end waits for the thread
     assert await working == "done"
     assert mine.so_far >= seen + 20_000
     assert not mine._others, "what is over is a number"
