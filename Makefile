@@ -20,8 +20,6 @@ ARGS ?=
 # How the tests are run; `scripts/run_tests.py` gives a test that failed one more chance, alone, and calls it FLAKY.
 PYTEST ?= -m pytest
 DATA ?= ../shared/data
-# Files of tests at a time: more than the two cores that they are meant for, since they wait for a good part of it.
-TESTS_AT_ONCE ?= 3
 
 .PHONY: help
 help: ## this list
@@ -56,8 +54,8 @@ test: lint layers ## everything that must pass: style and layers, then types and
 check: lint types layers ## the quick half of `test`
 
 .PHONY: pytest
-pytest: setup-dev ## the tests alone, three files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
-	@$(VENV)/python $(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder $(ARGS)
+pytest: setup-dev ## the tests alone, two files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
+	@$(VENV)/python $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format, changes nothing
