@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -40,17 +41,26 @@ def compute_exactly(compute_threads: int, seed: int, *, strict: bool = True) -> 
     torch.backends.cudnn.benchmark = False
     # No operation of a sound model reads what nobody has written; to fill it would cost each allocation.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property
-    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    _deterministic(strict=strict)
+
+
+def _deterministic(*, strict: bool) -> None:
+    """As `torch.use_deterministic_algorithms`, which imports torch's compiler to set an option there: half a
+    second of each process's start. A model that is compiled reads the option from the environment."""
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+    if (inductor := sys.modules.get("torch._inductor.config")) is not None:
+        inductor.deterministic = True  # type: ignore[attr-defined]  # it has been read already
+    torch.set_deterministic_debug_mode("error" if strict else "warn")
 
 
 @contextlib.contextmanager
 def tolerant() -> Iterator[None]:
     """Within the block, operations without a deterministic form run, with a warning of torch's."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    _deterministic(strict=False)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(True, warn_only=False)
+        _deterministic(strict=True)
 
 
 def inexact_operation(error: BaseException) -> str | None:

@@ -126,6 +126,14 @@ def tiny_job(name: str = "tiny", **sections: Any) -> JobSpec:
     return JobSpec.model_validate(job)
 
 
+def padded(spec: JobSpec, pad_ms: float) -> JobSpec:
+    """The same job on emulated devices: each pass of a block waits for so long (backward twice), so that it
+    lasts without keeping the cores from whatever is tested. The weights are the same."""
+    args = {**spec.model.args, "pad_ms": pad_ms}
+    model = spec.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
+    return spec.model_copy(update={"model": model})
+
+
 def outcome(client: Client, spec: JobSpec) -> JobRecord:
     """Submits a job; its record once it has ended, well or not."""
     return client.wait(client.submit(spec).job, timeout_s=PATIENCE_S)

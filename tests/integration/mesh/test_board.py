@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tests.integration.dmsc.command_line import dmsc
-from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, padded, tiny_job
 
 
 def printed(mesh: Mesh, *arguments: str) -> Any:
@@ -24,9 +24,7 @@ def told(routes: Any, job: str) -> bool:
 
 def test_routes_and_top_show_a_job_at_work(mesh: Mesh) -> None:
     spec = tiny_job("board", training={"steps": 5000}, parallel={"stages": 2, "replicas": 2})
-    args = {**spec.model.args, "pad_ms": 10.0}  # leaves the cores to the commands
-    padded = spec.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
-    spec = spec.model_copy(update={"model": padded})
+    spec = padded(spec, pad_ms=10.0)
     job = mesh.client.submit(spec).job
     try:
         for event in mesh.client.events(job):

@@ -26,7 +26,7 @@ from schemas.job import JobRecord, JobSpec, JobState
 from schemas.leadership import Leadership
 from schemas.registry import InstanceState
 from schemas.step import StepDecision
-from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 from tests.integration.mesh.undisturbed import undisturbed_at
 from tests.patience import PATIENCE_S
@@ -47,9 +47,7 @@ def spec(name: str, stages: int = 2, replicas: int = 2, pad_ms: float = 0.0) -> 
         training={"steps": STEPS, "seed": 11, "checkpoint_every": 3},
         parallel={"stages": stages, "replicas": replicas},
     )
-    args = {**job.model.args, "pad_ms": pad_ms}
-    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
-    return job.model_copy(update={"model": padded})
+    return padded(job, pad_ms)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from entities.registry_core import LeaseConfig
 from schemas.door import MeshStatus
 from schemas.job import JobSpec, JobState
 from tests.integration.bus.records import until
-from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
 from tests.integration.mesh.tripwire import Tripwire
 from tests.integration.mesh.undisturbed import undisturbed_at
@@ -107,11 +107,12 @@ async def test_the_server_of_the_instances_alone_stands_still_and_costs_none(
 
 def lasting(name: str) -> JobSpec:
     """Is still running when the server goes on."""
-    return tiny_job(
+    job = tiny_job(
         name,
-        training={"steps": 400, "validation_microbatches": 0},
+        training={"steps": 40, "validation_microbatches": 0},
         parallel={"stages": 2, "replicas": 2},
     )
+    return padded(job, pad_ms=10.0)
 
 
 async def stands_still(server: EmbeddedServer) -> None:

@@ -16,7 +16,7 @@ from schemas.cluster import InstanceStart
 from schemas.door import ScaleJob
 from schemas.errors import Conflict
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
-from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 from tests.integration.mesh.undisturbed import undisturbed_at
 from tests.patience import PATIENCE_S
@@ -60,14 +60,15 @@ async def test_a_job_with_nothing_left_is_parked_and_goes_on_when_there_is_room(
         await client.ready()
         spec = tiny_job(
             "parks",
-            training={"steps": 300, "checkpoint_every": 20, "validation_microbatches": 0},
+            training={"steps": 50, "checkpoint_every": 6, "validation_microbatches": 0},
             parallel={"stages": 2, "replicas": 1},
         )
+        spec = padded(spec, pad_ms=10.0)
         job = await client.submit(spec)
         later = await client.submit(tiny_job("waits"))
         behind = await until(client, later, lambda event: event.state is JobState.QUEUED and bool(event.text))
         assert "submitted" in behind.text or "slots" in behind.text
-        await until(client, job, lambda event: event.result is not None and event.result.step >= 40)
+        await until(client, job, lambda event: event.result is not None and event.result.step >= 14)
         own.kill("agent-b")
         parked = await until(client, job, lambda event: event.state is JobState.PARKED)
         assert "needs 1 slots" in parked.text
@@ -88,13 +89,14 @@ async def test_a_person_parks_a_job_and_another_takes_its_slots(own: OwnMesh) ->
         await client.ready()
         spec = tiny_job(
             "by-hand",
-            training={"steps": 150, "checkpoint_every": 0, "validation_microbatches": 0},
+            training={"steps": 30, "checkpoint_every": 0, "validation_microbatches": 0},
             parallel={"stages": 2, "replicas": 1},
         )
+        spec = padded(spec, pad_ms=20.0)
         job = await client.submit(spec)
         with pytest.raises(Conflict, match="only a parked one can be resumed"):
             await client.ask("job.resume", job=job)
-        await client.until_step(job, 20)
+        await client.until_step(job, 8)
         later = await client.submit(tiny_job("meanwhile"))
         with pytest.raises(Conflict, match="has not begun and holds nothing"):
             await client.ask("job.park", job=later)
@@ -108,7 +110,7 @@ async def test_a_person_parks_a_job_and_another_takes_its_slots(own: OwnMesh) ->
             await client.ask("job.resume", job=later)
         record = await client.record(job)
         assert (record.state, record.reason) == (JobState.PARKED, parked.text)
-        assert record.checkpoint_step == record.step > 20, "of the very step"
+        assert record.checkpoint_step == record.step > 8, "of the very step"
         await client.ask("job.resume", job=job)
         on = await until(client, job, lambda event: "resumed from the checkpoint" in event.text)
         assert on.text == f"resumed from the checkpoint of step {record.step}"
@@ -120,9 +122,10 @@ async def test_a_healthy_job_goes_on_without_room_for_its_other_replica(own: Own
         await client.ready()
         spec = tiny_job(
             "healthy",
-            training={"steps": 250, "validation_microbatches": 0},
+            training={"steps": 50, "validation_microbatches": 0},
             parallel={"stages": 1, "replicas": 2},
         )
+        spec = padded(spec, pad_ms=10.0)
         job = await client.submit(spec)
         await client.until_step(job, 5)
         own.kill("agent-b", signal.SIGKILL)
@@ -130,7 +133,7 @@ async def test_a_healthy_job_goes_on_without_room_for_its_other_replica(own: Own
             client, job, lambda event: event.state is JobState.RUNNING and "needs 1 slots" in event.text
         )
         step = (await client.record(job)).step
-        await client.until_step(job, step + 20)  # it goes on, and says what it lacks
+        await client.until_step(job, step + 10)  # it goes on, and says what it lacks
         assert said.state is JobState.RUNNING
         record = await done(client, job, await undisturbed_at(client, spec))
         assert not any(line.startswith("parked") for line in record.history)
@@ -142,13 +145,12 @@ async def test_a_node_that_vanishes_before_its_newcomer_joins_costs_the_job_noth
         own.start(name)
     async with own.client() as client:
         await client.ready()
-        sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 10.0}
-        spec = tiny_job(  # padded: it has to last until a node agent has started
+        spec = tiny_job(
             "scaled-up",
-            model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
-            training={"steps": 150, "checkpoint_every": 0, "validation_microbatches": 0},
+            training={"steps": 70, "checkpoint_every": 0, "validation_microbatches": 0},
             parallel={"stages": 1, "replicas": 1},
         )
+        spec = padded(spec, pad_ms=10.0)  # it has to last until a node agent has started
         job = await client.submit(spec)
         await client.until_step(job, 5)
         first = await client.bus.bucket(subjects.REGISTRY_RECORD).get(sid=f"{job}-s0-r0")
@@ -164,7 +166,7 @@ async def test_a_node_that_vanishes_before_its_newcomer_joins_costs_the_job_noth
                 break
         own.kill(agent)
         step = (await client.record(job)).step
-        await client.until_step(job, step + 10)
+        await client.until_step(job, step + 5)
         assert f"{job}-s0-r1" not in client.processes[job], "it had joined before"
         own.start(agent)
         both = await until(

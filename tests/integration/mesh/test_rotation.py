@@ -20,7 +20,7 @@ from schemas.envelope import EntityKind as K
 from schemas.errors import BusUnreachable, Refused
 from schemas.job import JobSpec, JobState
 from tests.integration.dmsc.command_line import dmsc
-from tests.integration.mesh.conftest import Mesh, outcome, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, outcome, padded, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
 
@@ -74,12 +74,9 @@ def present(mesh: Mesh) -> Mesh:
     return replace(mesh, bus_token=StateFolder(mesh.state).bus_token())
 
 
-def padded(name: str, steps: int) -> JobSpec:
-    """Its passes wait, so that the steps outlast a rotation."""
-    job = tiny_job(name, training={"steps": steps}, parallel={"stages": 2})
-    args = {**job.model.args, "pad_ms": 40.0}
-    model = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
-    return job.model_copy(update={"model": model})
+def lasting(name: str, steps: int) -> JobSpec:
+    """Its steps outlast a rotation."""
+    return padded(tiny_job(name, training={"steps": steps}, parallel={"stages": 2}), pad_ms=40.0)
 
 
 def test_a_job_goes_on_while_the_root_is_replaced_and_the_old_root_ends(tmp_path: Path) -> None:
@@ -89,7 +86,7 @@ def test_a_job_goes_on_while_the_root_is_replaced_and_the_old_root_ends(tmp_path
         first = mesh.bus_token or ""
         token = asyncio.run(prepare(mesh))
         sealed = asyncio.run(sealed_users(mesh))
-        spec = padded("rotated", 40)
+        spec = lasting("rotated", 40)
         expected = undisturbed(mesh.client, spec)
         job = mesh.client.submit(spec).job
         next(event for event in mesh.client.events(job) if event.kind == "step")

@@ -20,7 +20,7 @@ from dmsc.client import Client
 from dmsc.settings import find_bus
 from schemas.envelope import EntityKind
 from schemas.job import ENDED, JobSpec, JobState
-from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, padded, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
 
@@ -56,21 +56,18 @@ def up(state: Path) -> Iterator[Mesh]:
 
 def slow_job(name: str) -> JobSpec:
     job = tiny_job(name, training={"steps": 60, "checkpoint_every": 5}, parallel={"stages": 2, "replicas": 2})
-    args = {**job.model.args, "pad_ms": 10.0}
-    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
-    return job.model_copy(update={"model": padded})
+    return padded(job, pad_ms=10.0)
 
 
 def heavy_job(name: str) -> JobSpec:
     """Its weights are larger than what `fill` may leave, and its steps last until that is done."""
     job = tiny_job(
         name,
+        model={"args": {"layers": 2, "width": 384, "heads": 2, "context": 32, "dropout": 0.1}},
         training={"steps": 4, "validation_microbatches": 0, "microbatches": 2, "microbatch_samples": 1},
         parallel={"stages": 2, "replicas": 1},
     )
-    args = {**job.model.args, "width": 384, "pad_ms": 150.0}
-    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
-    return job.model_copy(update={"model": padded})
+    return padded(job, pad_ms=150.0)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -26,7 +26,7 @@ from schemas.policy import ModuleRecord
 from schemas.secrets import StoredSecret
 from schemas.signals import Role
 from schemas.unreadable import UnreadableValue
-from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 from tests.integration.mesh.undisturbed import undisturbed_at
 from tests.patience import PATIENCE_S
@@ -50,9 +50,7 @@ def spec(name: str) -> JobSpec:
         training={"steps": STEPS, "seed": 11, "checkpoint_every": 3},
         parallel={"stages": 2, "replicas": 2},
     )
-    args = {**job.model.args, "pad_ms": 20.0}
-    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
-    return job.model_copy(update={"model": padded})
+    return padded(job, pad_ms=20.0)
 
 
 @pytest.fixture(scope="module")

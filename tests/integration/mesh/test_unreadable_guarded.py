@@ -25,7 +25,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import DmscError
 from schemas.job import JobSpec, JobState
 from tests.integration.dmsc.command_line import dmsc
-from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, padded, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.test_faults import pid_of
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
@@ -54,9 +54,7 @@ def spec(name: str) -> JobSpec:
         training={"steps": 30, "checkpoint_every": 4},
         parallel={"stages": 2, "replicas": 2},
     )
-    args = {**job.model.args, "pad_ms": 20.0}
-    padded = job.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
-    return job.model_copy(update={"model": padded})
+    return padded(job, pad_ms=20.0)
 
 
 async def spoil(mesh: Mesh, kind: EntityKind, stream: str, pattern: str, garbage: bytes) -> int:

@@ -10,7 +10,7 @@ import pytest
 from bus.embedded import EmbeddedServer
 from schemas.door import MeshStatus
 from schemas.job import JobEvent, JobSpec, JobState
-from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 from tests.integration.mesh.undisturbed import undisturbed_at
 from tests.patience import PATIENCE_S
@@ -37,11 +37,12 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMesh]:
 
 def of_slots(name: str, slots: int, steps: int = 4) -> JobSpec:
     stages = 2 if slots > 1 else 1
-    return tiny_job(
+    job = tiny_job(
         name,
         training={"steps": steps, "checkpoint_every": 0, "validation_microbatches": 0},
         parallel={"stages": stages, "replicas": slots // stages},
     )
+    return job if steps < LONG else padded(job, pad_ms=40.0)
 
 
 async def ran(client: Witness, job: str) -> float:
@@ -97,9 +98,9 @@ async def test_a_parked_job_precedes_one_that_never_started(own: OwnMesh) -> Non
         never = await client.submit(of_slots("never-started", 2 * SLOTS))
         await said(client, never, "slots")  # more than there are: it holds nobody up
         holder = await client.submit(of_slots("holds-one", 1, LONG))
-        parked = await client.submit(of_slots("parked", 1, 150))
+        parked = await client.submit(padded(of_slots("parked", 1, 40), pad_ms=5.0))
         await client.until_step(holder, 1)
-        await client.until_step(parked, 20)
+        await client.until_step(parked, 8)
         await client.ask("job.park", job=parked)
         await said(client, parked, "parked by rita")
         own.start("agent-b")

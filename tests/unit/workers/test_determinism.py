@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import types
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from workers.determinism import compute_exactly, inexact_operation, tolerant
 
 
@@ -16,7 +20,7 @@ def as_before() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
         torch.set_num_threads(threads)
 
 
@@ -32,6 +36,28 @@ def test_strict_mode_is_what_makes_attention_on_a_card_deterministic() -> None:
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.benchmark
+
+
+SETS_UP = """
+import sys
+from tests.patience import PATIENCE_S
+from workers.determinism import compute_exactly
+compute_exactly(1, 0)
+assert "torch._dynamo" not in sys.modules, "half a second of each process's start"
+import torch._inductor.config
+assert torch._inductor.config.deterministic
+"""
+
+
+def test_torchs_compiler_is_told_and_not_imported() -> None:
+    subprocess.run([sys.executable, "-c", SETS_UP], check=True, timeout=PATIENCE_S)
+
+
+def test_a_compiler_that_was_imported_before_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = types.ModuleType("torch._inductor.config")
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", imported)
+    compute_exactly(1, 0)
+    assert imported.deterministic  # type: ignore[attr-defined]
 
 
 def test_an_operation_without_a_deterministic_form_is_named() -> None:
