@@ -28,9 +28,8 @@ from tests.integration.mesh.undisturbed import undisturbed_at
 from workers.link_shaping import ENVIRONMENT
 
 STEPS, MICROBATCHES, SEED = 9, 4, 11
-STRUCK_AT = 1
 SENT_AT = 2
-"""The step in which the newcomer begins to follow."""
+"""The step in which a replica is killed, and the newcomer begins to follow: all are held in it meanwhile."""
 BESIDE = 2
 """Steps that are committed while the first snapshot is on its way: fewer than redos may wait."""
 NEWCOMER = "s0-r0"
@@ -104,13 +103,13 @@ async def under_way(own: OwnMesh, shaping: Path, name: str, replicas: int) -> As
         expected = await undisturbed_at(client, wanted)
         link = {"from": "*", "to": f"*-{NEWCOMER}", "latency_ms": SLOW_MS}
         async with followed(client, gates, wanted, expected) as course:
-            struck = gates.hold(course.pid(NEWCOMER), direction="forward", step=STRUCK_AT)
+            struck = gates.hold(course.pid(NEWCOMER), direction="forward", step=SENT_AT)
             others = [unit for unit in course.units() if unit.startswith("s0-") and unit != NEWCOMER]
             waiting = gates.hold(*(course.pid(unit) for unit in others), direction="forward", step=SENT_AT)
             await struck.reached()
+            await waiting.reached()
             course.kill(NEWCOMER)
             struck.open()
-            await waiting.reached()
             await course.until_said(subjects.STATE_SEND)
             (order,) = course.of(subjects.STATE_SEND)[:1]
             assert isinstance(order, StateSend)

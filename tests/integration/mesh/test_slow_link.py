@@ -25,7 +25,7 @@ from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
 from workers.link_shaping import ENVIRONMENT
 
-STEPS = 34
+STEPS = 70
 SLOW, HEALED = 6, 18
 """From these steps on the link is slow, and well again."""
 MICROBATCHES = 8

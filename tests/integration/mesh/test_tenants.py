@@ -81,7 +81,9 @@ def short_job(name: str) -> JobSpec:
 
 def test_both_train_at_once_with_the_same_names_and_know_nothing_of_each_other(host: Host) -> None:
     with host.client("red") as red, host.client("blue") as blue:
-        assert services(red.mesh()) == services(blue.mesh()), "the same SIDs"
+        wait_for(
+            lambda: services(red.mesh()) == services(blue.mesh()), lambda: "the SIDs differ"
+        )  # brokers come later
         jobs = {client: client.submit(short_job("same")) for client in (red, blue)}
         for client, job in jobs.items():
             record = client.wait(job.job, timeout_s=PATIENCE_S)
