@@ -38,12 +38,19 @@ quotas:
   - {name: small, roles: [researcher], jobs: 2, slots: 5, stored_gib: 1, datasets: 2}
 """
 
+UPLOADS = """
+quotas:
+  - {name: tight, roles: [researcher], stored_gib: 1, datasets: 3}
+"""
+
 
 @pytest.fixture
-async def url(dial: Dial, start: Start, registry: ServiceRegistry, tmp_path: Path) -> str:
+async def url(
+    dial: Dial, start: Start, registry: ServiceRegistry, tmp_path: Path, request: pytest.FixtureRequest
+) -> str:
     """A mesh without nodes: whatever is submitted waits, and counts."""
-    rules = default_text().partition("\nquotas:")[0] + QUOTAS
-    (tmp_path / "access.yaml").write_text(rules)
+    quotas = UPLOADS if "doors" in request.fixturenames else QUOTAS
+    (tmp_path / "access.yaml").write_text(default_text().partition("\nquotas:")[0] + quotas)
     users = {"ruth": "researcher", "rob": "researcher", "olga": "operator"}
     file = write_users(tmp_path / "tokens.yaml", *((name, role, name) for name, role in users.items()))
     config = AuthorizerConfig(tokens_file=file, access_file=tmp_path / "access.yaml")
@@ -128,10 +135,6 @@ async def test_data_sets_and_bytes_have_an_owner_and_an_end(url: str, ruth: Asyn
 
 THIRD = 350_000_000
 """Bytes: three have room in the GiB that a researcher has, and a fourth has none."""
-UPLOADS = """
-quotas:
-  - {name: tight, roles: [researcher], stored_gib: 1, datasets: 3}
-"""
 BODY = b"x"
 """The rest of one that has 10."""
 CHILD = """
@@ -188,21 +191,16 @@ class HalfUpload:
 
 
 @pytest.fixture
-async def doors(url: str, dial: Dial, start: Start, tmp_path: Path) -> list[str]:
+async def doors(url: str, dial: Dial, start: Start) -> list[str]:
     """Two gateways; researchers have room for three uploads."""
-    (tmp_path / "access.yaml").write_text(default_text().partition("\nquotas:")[0] + UPLOADS)
     gateway = Gateway(await dial("gateway-b", EntityKind.GATEWAY), GatewayConfig(cluster="b", http_port=0))
     await start(gateway)
     assert gateway.url is not None
-
-    async def known() -> bool:
-        quotas = []
-        for each in (url, gateway.url):
-            async with AsyncClient(each, token="ruth") as client:
-                quotas.append((await client.whoami()).quota)
-        return all(quota is not None and quota.rule == "tight" for quota in quotas)
-
-    await eventually(known)
+    for each in (url, gateway.url):
+        async with AsyncClient(each, token="ruth") as client:
+            quota = (await client.whoami()).quota
+            assert quota is not None
+            assert quota.rule == "tight"
     return [url, gateway.url]
 
 

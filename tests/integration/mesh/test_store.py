@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -128,11 +129,14 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Pa
             until(lambda: "store" in mesh.client.ready().waiting, "readiness says it")
             assert "disk" in mesh.client.ready().waiting["store"]
             until(lambda: FULL in said(mesh), "`dmsc up` says it")
-            status = command(mesh, "status")
+            with ThreadPoolExecutor() as threads:  # each is patient with the disk for a while
+                asked = threads.map(
+                    lambda words: command(mesh, *words), (("status",), ("doctor",), ("cancel", other))
+                )
+                status, doctor, ended = asked
             assert status.returncode, status.stdout
             assert "disk full" in status.stderr, status.stderr
-            assert "✗ store" in command(mesh, "doctor").stdout
-            ended = command(mesh, "cancel", other)
+            assert "✗ store" in doctor.stdout
             assert ended.returncode == 0, ended.stderr
             assert "cancelled" in ended.stdout
             fill(ballast)  # still
