@@ -54,8 +54,8 @@ test: lint layers ## everything that must pass: style and layers, then types and
 check: lint types layers ## the quick half of `test`
 
 .PHONY: pytest
-pytest: setup-dev ## the tests alone, two files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
-	@$(VENV)/python $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+pytest: setup-dev ## the tests alone, three files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
+	@$(VENV)/python $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format, changes nothing

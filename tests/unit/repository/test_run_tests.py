@@ -121,4 +121,4 @@ def test_the_whole_check_runs_its_tests_this_way() -> None:
         ["make", "--dry-run", "pytest", "PYTEST=scripts/run_tests.py"], cwd=ROOT, capture_output=True,
         text=True, check=True,
     )  # fmt: skip
-    assert "python scripts/run_tests.py -n 2" in done.stdout
+    assert "python scripts/run_tests.py -n 3" in done.stdout
