@@ -18,6 +18,14 @@ def agent(cluster: str, node: str) -> Identity:
     return Identity(name=agent_name(cluster, node), kind=EntityKind.CLUSTER, cluster=cluster, node=node)
 
 
+def called(names: Sequence[str], name: str | None) -> tuple[str, str]:
+    """The authorizer's and the broker's name in a process that runs these, and may be given `--name`: that is
+    the authorizer's, if there is one."""
+    if name is None:
+        return "authorizer", "broker"
+    return (name, "broker") if "authorizer" in names else ("authorizer", name)
+
+
 def entities(
     names: Iterable[str],
     clusters: Sequence[str],

@@ -210,8 +210,7 @@ def run(
     from schemas.urls import UrlRules
 
     address = find_bus(bus, bus_token, state)
-    authorizer = name or "authorizer"
-    broker = name if name is not None and "authorizer" not in entity else "broker"
+    authorizer, broker = identities.called(entity, name)
     services = identities.entities(entity, cluster or (), authorizer=authorizer, broker=broker)
     if services:
         address = replace(address, token=identities.own(address.token, services))

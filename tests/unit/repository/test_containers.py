@@ -9,6 +9,7 @@ import pytest
 import typer
 import yaml
 
+from dmsc import identities
 from dmsc.cli import app
 from dmsc.composition import ENTITIES
 
@@ -47,6 +48,17 @@ def test_its_command_is_one_that_dmsc_parses(name: str) -> None:
     while hasattr(group, "commands"):
         group = group.commands[arguments.pop(0)]
     group.make_context(name, arguments)  # parses, runs nothing
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command[0] == "run"])
+def test_it_is_called_as_its_kind_is(name: str) -> None:
+    """Several of a kind have a name each, which everybody else on the bus knows them by."""
+    command = COMMANDS[name]
+    given = command[command.index("--name") + 1] if "--name" in command else None
+    authorizer, broker = identities.called(command[1:2], given)
+    clusters = [command[command.index("--cluster") + 1]] if "--cluster" in command else []
+    found = identities.entities(command[1:2], clusters, authorizer=authorizer, broker=broker)
+    assert [one.name for one in found] == ([name] if command[1] != "tracer" else [])
 
 
 def test_services_do_not_run_as_root_and_wait_for_the_bus() -> None:
