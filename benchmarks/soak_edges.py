@@ -199,7 +199,10 @@ def main() -> int:
         if asked.minutes is not None and time.monotonic() - began > 60 * asked.minutes:
             break
         seed = asked.seed + len(kept.runs)
-        kept.add(one_run(seed, kept.log(seed), reference=not kept.runs))
+        try:
+            kept.add(one_run(seed, kept.log(seed), reference=not kept.runs))
+        except KeyboardInterrupt:  # that run counts for nothing; what was kept is told
+            break
         run = kept.runs[-1]
         print(f"seed {seed}: {run.state}, {sum(run.fired.values())} faults", file=sys.stderr, flush=True)
     if not kept.runs:
