@@ -176,16 +176,18 @@ class Mapped:
 def _user_namespace(owner: tuple[int, int], own: int) -> int:
     """A descriptor of one that maps this owner (user, group) of files to the user `own`."""
     known, knows = os.pipe()
+    held, holds = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
+            os.close(holds)
             function("unshare", ctypes.c_int(_CLONE_NEWUSER))
             os.write(knows, b"+")
-            while True:
-                os.read(os.pipe()[0], 1)  # until it is killed
+            os.read(held, 1)  # until it is killed, or who holds the other end is
         finally:
             os._exit(1)
     os.close(knows)
+    os.close(held)
     try:
         if not os.read(known, 1):
             raise PermissionError("no user namespaces")
@@ -194,6 +196,7 @@ def _user_namespace(owner: tuple[int, int], own: int) -> int:
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(known)
+        os.close(holds)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
 
