@@ -12,6 +12,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+import psutil
+
 from bus import progress
 from bus.correlation import stand_alone
 from bus.logs import get_logger
@@ -30,15 +32,20 @@ READ_BYTES = 1 << 20
 
 class _Advance(NamedTuple):
     computed_s: float
-    read_bytes: int
+    read_bytes: int | None
+    """From files and from disks; None where the system does not say."""
     moved: int
 
     def is_beyond(self, before: _Advance, lapse_s: float) -> bool:
         return (
             self.computed_s - before.computed_s > IDLE_SHARE * lapse_s
-            or self.read_bytes - before.read_bytes > READ_BYTES
+            or (self.read_bytes or 0) - (before.read_bytes or 0) > READ_BYTES
             or self.moved > before.moved
         )
+
+    def __str__(self) -> str:
+        read = "" if self.read_bytes is None else f", {self.read_bytes >> 20} MiB read"
+        return f"getting ready: {self.computed_s:.0f} s computed{read}"
 
 
 @contextlib.asynccontextmanager
@@ -64,9 +71,8 @@ async def _tell(presence: Presence, fetched: Progress) -> None:
         if not now.is_beyond(before, TELL_S):
             continue
         before = now
-        said = f"getting ready: {now.computed_s:.0f} s computed, {now.read_bytes >> 20} MiB read"
         try:
-            await presence.change(InstanceState.PENDING, said)
+            await presence.change(InstanceState.PENDING, str(now))
         except DmscError as error:  # the next word says as much
             log.info("progress not told", sid=presence.record.sid, reason=error.text)
 
@@ -75,11 +81,8 @@ def _advance(fetched: Progress) -> _Advance:
     return _Advance(time.process_time(), _read_bytes(), fetched.so_far)
 
 
-def _read_bytes() -> int:
-    """By this process, from files and from disks; 0 where the kernel does not say."""
+def _read_bytes() -> int | None:
     try:
-        with open("/proc/self/io", encoding="ascii") as file:
-            figures = dict(line.split(": ") for line in file.read().splitlines())
-        return int(figures["rchar"]) + int(figures["read_bytes"])
-    except (OSError, ValueError, KeyError):
-        return 0
+        return int(psutil.Process().io_counters().read_chars)
+    except (psutil.Error, AttributeError):  # not where there is no such count, nor for a user of its own
+        return None

@@ -142,6 +142,7 @@ class Instance:
         self.chronicle = Chronicle(self.store, self.unit.stage)
         self._stop = asyncio.Event()
         self._failure: DmscError | None = None
+        self._was_ready = False
         self._reports: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
@@ -180,7 +181,7 @@ class Instance:
             except Exception as error:  # user code may raise anything
                 log.error("instance broke", sid=self.unit.sid, exc_info=error)
                 self._fail(DmscError(describe(error)))
-            wants = self._failure is not None and self._failure.retryable and not presence.record.reason
+            wants = self._failure is not None and self._failure.retryable and not self._was_ready
             await self._take_leave(presence, wants)
         if self._failure is None:
             return 0
@@ -260,6 +261,7 @@ class Instance:
 
         watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.given.cluster)
         stack.push_async_callback(watch.stop)
+        self._was_ready = True
         joins = self.start.joins and self.unit.kind is UnitKind.STAGE
         await presence.tell(InstanceState.PENDING if joins else InstanceState.ACTIVE, READY)
         self.chronicle.event("state", f"{presence.record.state}: {READY}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from bus.connection import Bus
@@ -239,10 +240,12 @@ class Instances:
             records = [self._mesh.last_of(member) for member in waiting]
             return [None if record is None else record.reason for record in records]
 
+        def goes_on(before: list[str | None]) -> bool:
+            return settled() or told() != before
+
         getting_on = True
         while getting_on and not settled():
-            before = told()
-            getting_on = await self._mesh.until(lambda: settled() or told() != before, NO_PROGRESS_S)  # noqa: B023
+            getting_on = await self._mesh.until(partial(goes_on, told()), NO_PROGRESS_S)
         for member in waiting:
             record = self._mesh.last_of(member)
             reason = (record.reason if record else "") or "ended before it was ready"

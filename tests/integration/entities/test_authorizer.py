@@ -11,6 +11,7 @@ import structlog
 from bus import subjects
 from bus.connection import Bus
 from entities.authorizer import Authorizer, AuthorizerConfig
+from entities.authorizer.service import NO_RESEARCHERS
 from entities.gateway.guard import Guard
 from entities.service_registry import ServiceRegistry
 from schemas.envelope import EntityKind
@@ -66,6 +67,19 @@ async def test_type_3_allows_and_denies_with_the_reason(authorizer: Authorizer, 
     for wrong in ("", "r-toke", "r-token ", "x" * 10_000, "täken"):
         nobody = await ask(bus, wrong, "mesh.read")
         assert (nobody.allow, nobody.user, nobody.role) == (False, "", None)
+
+
+async def test_where_nothing_holds_their_code_there_are_no_researchers(
+    registry: ServiceRegistry, dial: Dial, start: Start, tokens: Path
+) -> None:
+    config = AuthorizerConfig(tokens_file=tokens, check_s=0.05, researchers=False)
+    await start(Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config))
+    bus = await dial("gateway-east", EntityKind.GATEWAY)
+    for action in ("job.submit", "mesh.read"):
+        no = await ask(bus, "r-token", action)
+        assert (no.allow, no.reason) == (False, NO_RESEARCHERS)
+    assert (await ask(bus, "v-token", "mesh.read")).allow
+    assert (await ask(bus, "o-token", "job.submit")).allow
 
 
 async def test_whose_job_it_is_comes_from_the_orchestrators_record(

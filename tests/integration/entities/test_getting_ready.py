@@ -9,16 +9,22 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from bus.embedded import EmbeddedServer
 from bus.presence import Presence
 from bus.progress import moved
 from entities.service_registry import ServiceRegistry
+from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind
-from schemas.registry import InstanceState
-from tests.entity_records import instance
+from schemas.errors import Unavailable
+from schemas.registry import PASSING, PASSING_EXIT, InstanceState
+from schemas.task_graph import TaskUnit, UnitKind
+from tests.entity_records import instance, job
 from tests.integration.entities.conftest import Dial
 from tests.patience import PATIENCE_S
 from workers import getting_ready
+from workers.data_runtime import DataRuntime
 from workers.getting_ready import progress_told
+from workers.instance import Instance, InstancePayload
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +78,30 @@ async def test_who_does_nothing_says_nothing(
         assert await reason(bus) == ""
         moved(1 << 20)  # of what it fetches
         assert (await another_than(bus, "")).startswith("getting ready: ")
+
+
+async def test_one_that_got_on_and_then_lacked_something_passes_as_before(
+    registry: ServiceRegistry, dial: Dial, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never was ready: another start may fare better, and the job is not ended for it."""
+
+    async def build(_: DataRuntime) -> None:
+        for _ in range(100):
+            await asyncio.to_thread(compute, 0.05)
+            if (await reason(bus)).startswith("getting ready: "):
+                raise Unavailable("the store does not answer")
+
+    monkeypatch.setattr(DataRuntime, "build", build)
+    monkeypatch.setattr(Instance, "_check_code", lambda _: None)
+    bus = await dial("a-client")
+    unit = TaskUnit(sid="j-s0-r0", kind=UnitKind.DATA, stage=-1, replica=0)
+    start = InstanceStart(
+        job="j", epoch=1, unit=unit, slot=0, stages=1, layer_count=1, code_digest="", incarnation="i",
+        spec=job().spec,
+    )  # fmt: skip
+    given = InstancePayload(start=start, servers=[own_server.url], cluster="a", node="n", agent="a-n")
+    assert await Instance(given).run() == PASSING_EXIT
+    entry = await bus.bucket(subjects.REGISTRY_RECORD).get(sid="j-s0-r0")
+    assert entry is not None
+    assert entry.message.state is InstanceState.FAULTED
+    assert entry.message.reason == f"{PASSING}: the store does not answer"
