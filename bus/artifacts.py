@@ -17,6 +17,7 @@ import socket
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -295,7 +296,7 @@ class LocalArtifacts(Artifacts):
     async def delete(self, prefix: str = "") -> None:
         for name in await self.list(prefix):
             with contextlib.suppress(NotFound):  # somebody else was faster
-                await self._call(name, lambda name=name: self._folder.remove(name))  # type: ignore[misc]
+                await self._call(name, partial(self._folder.remove, name))
                 await asyncio.to_thread(self._folder.prune, name)
 
     async def _call(self, name: str, call: Callable[[], T]) -> T:

@@ -112,6 +112,7 @@ async def serving(
     server = _Server(config)
 
     def protocol() -> asyncio.Protocol:
+        # uvicorn calls it a class of protocols, which have no arguments in common
         made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
             config=config,
             server_state=server.server_state,

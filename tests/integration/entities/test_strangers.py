@@ -225,7 +225,7 @@ async def test_a_connection_that_owes_something_has_a_deadline(
         await asyncio.gather(asking, return_exceptions=True)
     assert (cut["body"], cut["answer"]) == (1, 1)
     assert cut["head"] >= 2
-    await eventually(lambda: not len(gateway._connections))  # type: ignore[arg-type]
+    await eventually(lambda: not gateway._connections)
 
 
 async def test_a_head_without_end_is_cut_off(gateway: Gateway) -> None:
@@ -240,7 +240,7 @@ async def test_a_head_without_end_is_cut_off(gateway: Gateway) -> None:
                 async with asyncio.timeout(0.001):
                     if not await reader.read(1000):
                         break
-    await eventually(lambda: not len(gateway._connections))  # type: ignore[arg-type]
+    await eventually(lambda: not gateway._connections)
     writer.close()
 
 

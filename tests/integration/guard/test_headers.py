@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from nats.aio.msg import Msg
 
 from bus import jetstream, subjects
 from bus.connection import Bus
@@ -102,8 +103,8 @@ async def test_a_trace_goes_nowhere_where_its_sender_may_not_publish(mesh: Guard
     ):
         heard: set[str] = set()
 
-        async def arrived(message: object) -> None:
-            heard.add(message.subject)  # type: ignore[attr-defined]
+        async def arrived(message: Msg) -> None:
+            heard.add(message.subject)
 
         await tap.link.subscribe(">", arrived)
         before = await kept(smo)

@@ -95,7 +95,7 @@ async def test_who_stands_by_and_who_reads_for_others_are_registered(
         await register(orchestrator, service_record(name, prefix="entity/orchestrator", kind=K.ORCHESTRATOR))
         expected = {name, names.standby(SRD.name, second.sender.incarnation), "broker"}
         async with asyncio.timeout(PATIENCE_S):
-            while not expected <= (found := await known(orchestrator)).keys():  # noqa: ASYNC110
+            while not expected <= (found := await known(orchestrator)).keys():  # noqa: ASYNC110 (what is kept counts)
                 await asyncio.sleep(0.05)
         assert found["broker"].kind is K.BROKER
         theirs = names.standby(AGENT.name, agent.sender.incarnation)

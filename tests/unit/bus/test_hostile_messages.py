@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -16,11 +16,12 @@ from nats.aio.msg import Msg
 from bus import codec
 from bus.broker.asker import Asker
 from bus.broker.relay import Relay
+from bus.connection import Bus
 from bus.objects import CHUNK_BYTES
 from bus.subject import ANSWER_BYTES, Delivery, Subject
 from bus.subjects import STEP_FENCE, STEP_STATUS, SUBJECTS
 from schemas.base import MESSAGE_TYPES
-from schemas.envelope import EntityKind
+from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadMessage
 from schemas.step import HeldHop, Member, MicrobatchClaim, MicrobatchState, StepFenced, StepStatusReply
 
@@ -123,7 +124,7 @@ def test_the_account_of_the_largest_step_is_an_answer() -> None:
     hops = tuple(
         HeldHop(microbatch=index, state=state, upstream=member, downstream=member) for index in range(1024)
     )
-    sender = codec.sender_map(_sender())  # type: ignore[arg-type]
+    sender = codec.sender_map(_sender())
     for row, answer in (
         (STEP_STATUS, StepStatusReply(member=member, version=1, attempt=1, claims=claims)),
         (STEP_FENCE, StepFenced(member=member, version=1, round=1, held=hops, claims=claims)),
@@ -154,18 +155,18 @@ async def test_a_broker_reads_nothing_of_a_call_above_a_notices_size_and_says_so
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus, asker = Answers(), Asker("client", "any", "viewer")
-    relay = Relay(bus)  # type: ignore[arg-type]
+    relay = Relay(cast(Bus, bus))
     assert CHUNK_BYTES < codec.MOST_NOTICE_BYTES, "the largest write that anybody makes is let through"
     monkeypatch.setattr(msgpack, "unpackb", None)
     data = b"\x91" * (codec.MOST_NOTICE_BYTES + 1)
-    await relay._relay(asker, Msg(bus, asker.subject, f"{asker.inbox}.1", data))  # type: ignore[arg-type]
+    await relay._relay(asker, Msg(cast(Any, bus), asker.subject, f"{asker.inbox}.1", data))
     ((reply, answer),) = bus.sent
     assert reply == f"{asker.inbox}.1"
     assert answer["error"]["code"] == 400
     assert "where 1,048,576 are the most" in answer["error"]["description"]
     assert bus.counters.dead_letters == 1
     bus.sent.clear()
-    await relay._relay(asker, Msg(bus, asker.subject, "_INBOX.another.1", data))  # type: ignore[arg-type]
+    await relay._relay(asker, Msg(cast(Any, bus), asker.subject, "_INBOX.another.1", data))
     assert not bus.sent
 
 
@@ -230,9 +231,7 @@ def test_large_honest_messages_are_read() -> None:
     assert codec.decode(data, DeadLetter)[0] == letter
 
 
-def _sender() -> object:
-    from schemas.envelope import EntityKind, Sender
-
+def _sender() -> Sender:
     return Sender(name="a", kind=EntityKind.CLIENT, incarnation="i")
 
 
@@ -241,7 +240,7 @@ def _refused(data: bytes, row: Subject) -> None:
         codec.decode(data, row.schema)
 
 
-def _seconds(work: object) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     began = time.thread_time()
-    work()  # type: ignore[operator]
+    work()
     return time.thread_time() - began

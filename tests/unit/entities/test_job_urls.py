@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from entities.gateway.job_urls import named_things, place, refuse_others_folder
@@ -10,8 +12,8 @@ from schemas.job import DataSpec, JobRecord, JobSpec, ModelSpec, TrainingSpec
 from tests.entity_records import job
 
 
-def spec(**more: object) -> JobSpec:
-    return JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1), **more)  # type: ignore[arg-type]
+def spec(**more: Any) -> JobSpec:
+    return JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1), **more)
 
 
 def known(**folders: str) -> dict[str, JobRecord]:

@@ -124,8 +124,8 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
         body[name] = [{"source": "s", "what": "w"} | _nested(path.partition("].")[2], value)]
         return body
     if "betas" in path:
-        betas = [0.5, 0.5]
-        betas[int(path[-2])] = value  # type: ignore[call-overload]
+        betas: list[object] = [0.5, 0.5]
+        betas[int(path[-2])] = value
         path, value = path.partition("[")[0], betas
     elif path.endswith("[0]"):
         path, value = path.removesuffix("[0]"), [value]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -54,10 +55,10 @@ def test_torchs_compiler_is_told_and_not_imported() -> None:
 
 
 def test_a_compiler_that_was_imported_before_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = types.ModuleType("torch._inductor.config")
+    imported: Any = types.ModuleType("torch._inductor.config")
     monkeypatch.setitem(sys.modules, "torch._inductor.config", imported)
     compute_exactly(1, 0)
-    assert imported.deterministic  # type: ignore[attr-defined]
+    assert imported.deterministic
 
 
 def test_an_operation_without_a_deterministic_form_is_named() -> None:

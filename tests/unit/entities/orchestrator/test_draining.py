@@ -36,7 +36,8 @@ def asked(run: Any, slot: int | None) -> str:
         agent="a-n", cluster="a", node="n", slot=slot, reason="cuda:1: XID 79", by="orchestrator", at=1.0,
         draining=True,
     )  # fmt: skip
-    draining = Draining(MeshView(), None, lambda: {"j": run}, None)  # type: ignore[arg-type]
+    nobody: Any = None  # to ask or to tell
+    draining = Draining(MeshView(), nobody, lambda: {"j": run}, nobody)
     return draining._ask_next(cordon)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from entities.orchestrator.waiting_line import Waiting, emptied, free_slots, turn
 from schemas.cluster import NodeStatus, Slot
 from schemas.task_graph import Placement
 
 
-def waiting(job: str, slots: int, at: float, **more: object) -> Waiting:
-    fields = {"clusters": (), "parked": False, "fits": True} | more
-    return Waiting(job=job, slots=slots, submitted_at=at, **fields)  # type: ignore[arg-type]
+def waiting(job: str, slots: int, at: float, **more: Any) -> Waiting:
+    fields: dict[str, Any] = {"clusters": (), "parked": False, "fits": True} | more
+    return Waiting(job=job, slots=slots, submitted_at=at, **fields)
 
 
 def node(sid: str, cluster: str, *busy: str | None) -> NodeStatus:
