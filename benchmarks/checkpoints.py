@@ -42,9 +42,14 @@ async def measure(width: int, layers: int, rounds: int) -> None:
             written = time.perf_counter()
             size = part.size_bytes
             manifest = CheckpointManifest(
-                job="benchmark", version=1, epoch=1, written_at=0.0, spec_sha256={},
-                torch_version=part.torch_version, stages=(part,),
-            )  # fmt: skip
+                job="benchmark",
+                version=1,
+                epoch=1,
+                written_at=0.0,
+                spec_sha256={},
+                torch_version=part.torch_version,
+                stages=(part,),
+            )
             await artifacts.put_bytes(MANIFEST_NAME, manifest.to_json())
             del tensors
             asked = time.perf_counter()

@@ -54,9 +54,15 @@ HOPS_PER_S = 1000
 STEPS_PER_S = 2
 LINKS = 6
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 TRACED = ("devtools.timeline", "disabled-by-default-devtools.timeline", "cc", "viz", "v8.execute")
 MEASURE = """(seconds) => new Promise((done) => {
   const times = [];
@@ -119,11 +125,15 @@ class Traffic:
     def _table(stage: int, held: list[ServiceRecord]) -> RouteTable:
         entries = tuple(
             RouteEntry(
-                sid=one.sid, incarnation="i1", cluster=one.endpoint.cluster, weight=1.0, window=4,
+                sid=one.sid,
+                incarnation="i1",
+                cluster=one.endpoint.cluster,
+                weight=1.0,
+                window=4,
                 reason="weight 1; 20.0 ms per microbatch",
             )
             for one in held
-        )  # fmt: skip
+        )
         return RouteTable(job=JOB, cluster="a", stage=stage, revision=1, router="router-a", entries=entries)
 
     async def _registry(self) -> None:
@@ -164,10 +174,19 @@ class Traffic:
             for peer in chosen
         )
         return InstanceSample(
-            job=JOB, sid=record.sid, incarnation="i1", cluster=record.endpoint.cluster,
-            node=record.endpoint.node, stage=stage, step=1, queue=self.random.randrange(4), in_flight=2,
-            service_ms=18 + 6 * self.random.random(), busy=self.random.random(), links=links,
-        )  # fmt: skip
+            job=JOB,
+            sid=record.sid,
+            incarnation="i1",
+            cluster=record.endpoint.cluster,
+            node=record.endpoint.node,
+            stage=stage,
+            step=1,
+            queue=self.random.randrange(4),
+            in_flight=2,
+            service_ms=18 + 6 * self.random.random(),
+            busy=self.random.random(),
+            links=links,
+        )
 
     async def _hops(self) -> None:
         number = 0
@@ -182,11 +201,19 @@ class Traffic:
                 forward = number % 2 == 0
                 sender, receiver = ends if forward else reversed(ends)
                 notice = MicrobatchNotice(
-                    job=JOB, epoch=1, step=number // 64, attempt=0, microbatch=number % 64,
-                    stage=receiver.stage or 0, direction="forward" if forward else "backward",
+                    job=JOB,
+                    epoch=1,
+                    step=number // 64,
+                    attempt=0,
+                    microbatch=number % 64,
+                    stage=receiver.stage or 0,
+                    direction="forward" if forward else "backward",
                     sender=Member(sid=sender.sid, incarnation="i1"),
-                    receiver=Member(sid=receiver.sid, incarnation="i1"), link="l", tag=number, tensors=(),
-                )  # fmt: skip
+                    receiver=Member(sid=receiver.sid, incarnation="i1"),
+                    link="l",
+                    tag=number,
+                    tensors=(),
+                )
                 await self.bus.publish(subjects.NOTICE, notice, job=JOB, sid=receiver.sid)
             await asyncio.sleep(0.05)
 
@@ -195,10 +222,15 @@ class Traffic:
         while True:
             shares = {one.sid: 1 + self.random.randrange(8) for one in self.records if one.stage != -1}
             result = StepResult(
-                step=step, loss=1.5 + 3 / (1 + step / 20), gradient_norm=1.0, learning_rate=1e-3,
-                tokens=100_000, step_s=0.5, tokens_per_s=190_000 + 20_000 * self.random.random(),
+                step=step,
+                loss=1.5 + 3 / (1 + step / 20),
+                gradient_norm=1.0,
+                learning_rate=1e-3,
+                tokens=100_000,
+                step_s=0.5,
+                tokens_per_s=190_000 + 20_000 * self.random.random(),
                 shares=shares,
-            )  # fmt: skip
+            )
             event = JobEvent(job=JOB, kind="step", at=time.time(), result=result)
             await self.bus.append(subjects.JOB_EVENT, event, job=JOB)
             step += 1

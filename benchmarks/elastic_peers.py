@@ -148,8 +148,11 @@ class _Torchrun:
         options += ["--monitor-interval", "0.1"]
         self._agent = psutil.Popen(
             [sys.executable, "-m", "torch.distributed.run", *options, *command],
-            env=environment, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
     def victims(self) -> list[int]:
         try:
@@ -174,9 +177,13 @@ class _Torchft:
 
     def __init__(self, command: list[str], ranks: int, environment: dict[str, str], log: Any) -> None:
         self._lighthouse = subprocess.Popen(
-            [sys.executable, "-c", LIGHTHOUSE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-            env=environment, text=True,
-        )  # fmt: skip
+            [sys.executable, "-c", LIGHTHOUSE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            text=True,
+        )
         assert self._lighthouse.stdout is not None
         address = self._lighthouse.stdout.readline().strip()
         self._environment = {**environment, "TORCHFT_LIGHTHOUSE": address}

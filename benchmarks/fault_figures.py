@@ -65,9 +65,16 @@ class Plan:
         self, name: str, value: float | None, unit: str, bar: str, kept: bool | None, note: str
     ) -> Figure:
         return Figure(
-            section=self.section, name=name, value=value, unit=unit, bar=bar, kept=kept, seed=self.seed,
-            fired=self.fired, note=note,
-        )  # fmt: skip
+            section=self.section,
+            name=name,
+            value=value,
+            unit=unit,
+            bar=bar,
+            kept=kept,
+            seed=self.seed,
+            fired=self.fired,
+            note=note,
+        )
 
 
 class Sheet:

@@ -94,9 +94,15 @@ def say(text: str) -> None:
 
 
 async def disturbed(
-    chaos: Chaos, spec: JobSpec, kinds: Sequence[FaultKind], every: Every, seed: int,
-    *, faults: int | None = None, clean: Clean | None = None,
-) -> Report:  # fmt: skip
+    chaos: Chaos,
+    spec: JobSpec,
+    kinds: Sequence[FaultKind],
+    every: Every,
+    seed: int,
+    *,
+    faults: int | None = None,
+    clean: Clean | None = None,
+) -> Report:
     """The job clean (unless that is known) and then with faults."""
     clean = clean or await chaos.clean_run(spec)
     if clean.step_s < STEP_S:
@@ -221,9 +227,14 @@ async def kills(arguments: argparse.Namespace, sheet: Sheet) -> None:
                 if size not in cleans:
                     cleans[size] = await chaos.clean_run(spec)
                 report = await disturbed(
-                    chaos, spec, kinds, Every(steps=every), arguments.seed + number,
-                    faults=size, clean=cleans[size],
-                )  # fmt: skip
+                    chaos,
+                    spec,
+                    kinds,
+                    Every(steps=every),
+                    arguments.seed + number,
+                    faults=size,
+                    clean=cleans[size],
+                )
             reports.append(report)
             fired = sum(fault.fired for fault in report.faults)
             say(f"kills: job {number + 1} of {len(sizes)}: {fired} kills; {report.problems() or 'sound'}")
@@ -366,8 +377,12 @@ def _spread(found: Sequence[float]) -> str:
 async def peers(arguments: argparse.Namespace, sheet: Sheet) -> None:
     """Four data-parallel processes, one killed every 10 s: the mesh, torchrun and torchft, in turn."""
     workload = {
-        **MODEL, "microbatches": 8, "microbatch_samples": 2, "checkpoint_every": CHECKPOINT_EVERY, "ranks": 4,
-    }  # fmt: skip
+        **MODEL,
+        "microbatches": 8,
+        "microbatch_samples": 2,
+        "checkpoint_every": CHECKPOINT_EVERY,
+        "ranks": 4,
+    }
     found: dict[str, list[float]] = {"mesh": [], "torchrun": [], "torchft": []}
     skipped = {peer: why for peer in ("torchrun", "torchft") if (why := elastic_peers.missing(peer))}
     try:

@@ -198,12 +198,16 @@ def spec() -> JobSpec:
             "model": {"factory": "workers.models.gpt:byte_gpt", "args": sizes},
             "data": {"source": "stdlib:", "sample_tokens": 32},
             "training": {
-                "steps": 4, "microbatches": 4, "microbatch_samples": 1, "checkpoint_every": 2,
-                "validation_microbatches": 1, "seed": 3,
+                "steps": 4,
+                "microbatches": 4,
+                "microbatch_samples": 1,
+                "checkpoint_every": 2,
+                "validation_microbatches": 1,
+                "seed": 3,
             },
             "parallel": {"stages": 2, "replicas": 1, "segmentation": "uniform"},
         }
-    )  # fmt: skip
+    )
 
 
 async def trained(client: AsyncClient) -> tuple[str, str]:
@@ -234,9 +238,14 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="dmsc-bench-", ignore_cleanup_errors=True) as name:
         state = Path(name) / "state"
         options = MeshOptions(
-            state=state, clusters=("a", "b"), nats_port=0, http_port=0, slots=3, node=node_name(),
+            state=state,
+            clusters=("a", "b"),
+            nats_port=0,
+            http_port=0,
+            slots=3,
+            node=node_name(),
             policies=tuple(BUILT_IN),
-        )  # fmt: skip
+        )
         async with running_mesh(options, lambda text: None) as running, AsyncClient(state=state) as client:
             address = find_bus(None, None, state)
             seeds: dict[Subject, list[bytes]] = {}
@@ -259,7 +268,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 "sid": [*[one.sid for one in status.services][:8], f"{job}-s0-r0", "intruder"],
                 "version": ["1"],
                 "slot": ["0"],
-            }  # fmt: skip
+            }
             administrator = StateFolder(state).token()  # the one user who may publish anywhere
             raw = await nats.connect(address.servers[0], token=administrator, pending_size=64 << 20)
             storm = Storm(raw, Fuzzer(arguments.seed, seeds), names)

@@ -18,10 +18,32 @@ from bus.subject import Subject
 from bus.subjects import ANALYSE, START_INSTANCE, SUBMIT, WRITE_SAMPLE
 
 EXTREMES: tuple[Any, ...] = (
-    None, True, -1, 0, 2**63 - 1, 2**64 - 1, -(2**63), 1e308, float("nan"), float("inf"), "", "\x00", "a.b.>",
-    "*", "$KV.jobs.x", "../../etc/passwd", "é" * 200, "x" * 5_000, b"\xff" * 300, [], {}, [[]], {"": {}},
-    list(range(1_000)), {str(number): number for number in range(500)},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    2**63 - 1,
+    2**64 - 1,
+    -(2**63),
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "\x00",
+    "a.b.>",
+    "*",
+    "$KV.jobs.x",
+    "../../etc/passwd",
+    "é" * 200,
+    "x" * 5_000,
+    b"\xff" * 300,
+    [],
+    {},
+    [[]],
+    {"": {}},
+    list(range(1_000)),
+    {str(number): number for number in range(500)},
+)
 HUGE_BYTES = 900_000
 DEPTH = 5_000
 WORKING = (SUBMIT, ANALYSE, WRITE_SAMPLE, START_INSTANCE)
@@ -156,12 +178,22 @@ class Fuzzer:
 
 Kind = Callable[[Fuzzer, Subject], bytes | list[bytes]]
 UNUSABLE: tuple[Kind, ...] = (
-    Fuzzer._noise, Fuzzer._truncated, Fuzzer._no_envelope, Fuzzer._wrong_envelope, Fuzzer._another_rows,
-    Fuzzer._huge, Fuzzer._deep,
-)  # fmt: skip
+    Fuzzer._noise,
+    Fuzzer._truncated,
+    Fuzzer._no_envelope,
+    Fuzzer._wrong_envelope,
+    Fuzzer._another_rows,
+    Fuzzer._huge,
+    Fuzzer._deep,
+)
 USABLE: tuple[Kind, ...] = (
-    Fuzzer._replayed, Fuzzer._doubled, Fuzzer._flipped, Fuzzer._other_value, Fuzzer._left_out, Fuzzer._added,
-)  # fmt: skip
+    Fuzzer._replayed,
+    Fuzzer._doubled,
+    Fuzzer._flipped,
+    Fuzzer._other_value,
+    Fuzzer._left_out,
+    Fuzzer._added,
+)
 
 
 def _packed(value: object) -> bytes:

@@ -280,8 +280,14 @@ class Outcome:
         return {str(status): len(found) for status, found in sorted(self.latencies.items())}
 
 
-async def fire(url: str, paths: Sequence[str], tokens: Sequence[str], rate: float, seconds: float,
-               connections: int = CONNECTIONS) -> Outcome:  # fmt: skip
+async def fire(
+    url: str,
+    paths: Sequence[str],
+    tokens: Sequence[str],
+    rate: float,
+    seconds: float,
+    connections: int = CONNECTIONS,
+) -> Outcome:
     """`rate` requests a second, each at its time, over so many connections."""
     outcome = Outcome()
     loop = asyncio.get_running_loop()

@@ -97,8 +97,11 @@ def mesh(folder: Path, limit_s: float) -> Iterator[Path]:
         try:
             subprocess.run(
                 [*dmsc, "up", "--allow-url", "*", "--state", str(state), *options],
-                check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=limit_s,
-            )  # fmt: skip
+                check=True,
+                stdout=subprocess.DEVNULL,
+                cwd=folder,
+                timeout=limit_s,
+            )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise NoMesh(f"the mesh did not start: {error}") from None
         yield state

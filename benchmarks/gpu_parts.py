@@ -161,9 +161,12 @@ def _rank(rank: int, backend: str, count: int, place: str) -> None:
     if backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(
-        backend, init_method=f"file://{place}/meeting", rank=rank, world_size=count,
+        backend,
+        init_method=f"file://{place}/meeting",
+        rank=rank,
+        world_size=count,
         timeout=timedelta(seconds=60),
-    )  # fmt: skip
+    )
     total = _share(range(rank, MICROBATCHES, count), device)
     dist.all_reduce(total)
     torch.save(total.cpu(), Path(place) / f"{rank}.pt")
@@ -250,20 +253,30 @@ class OnMesh:
         return {"plain loop tokens/s": [round(rate) for rate in plain], **found}
 
     def _run(
-        self, name: str, stages: int, replicas: int, *, precision: str = "fp32", strikes: int = 0,
+        self,
+        name: str,
+        stages: int,
+        replicas: int,
+        *,
+        precision: str = "fp32",
+        strikes: int = 0,
         times: list[float] | None = None,
-    ) -> tuple[JobRecord, list[str]]:  # fmt: skip
+    ) -> tuple[JobRecord, list[str]]:
         spec: dict[str, Any] = {
             "name": f"gpu-{len(self._hashes)}",
             "model": {"factory": "workers.models.gpt:byte_gpt", "args": SIZES},
             "data": {"source": self._data.as_uri(), "sample_tokens": SIZES["context"]},
             "training": {
-                "steps": STEPS * (2 if strikes else 1), "microbatches": MICROBATCHES,
+                "steps": STEPS * (2 if strikes else 1),
+                "microbatches": MICROBATCHES,
                 "microbatch_samples": SAMPLES,
-                "precision": precision, "seed": 11, "checkpoint_every": 0, "validation_microbatches": 0,
+                "precision": precision,
+                "seed": 11,
+                "checkpoint_every": 0,
+                "validation_microbatches": 0,
             },
             "parallel": {"stages": stages, "replicas": replicas},
-        }  # fmt: skip
+        }
         if not strikes and not times and name in ("1×1", "2×1", "1×2", "2×2"):
             spec["training"]["steps"] = STEPS * 2  # as many as with kills, to compare with
         job = self._client.submit(spec).job

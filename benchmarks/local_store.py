@@ -77,15 +77,27 @@ async def day(folder: Path | None, seconds: float, step_s: float, asks: bool) ->
         for step in range(steps):
             first = StepPrepare(job="job", epoch=1, step=step, attempt=0, generation=1)
             then = StepCommit(
-                job="job", epoch=1, step=step, attempt=0, generation=1, checksum="c" * 16, clip=1.0,
+                job="job",
+                epoch=1,
+                step=step,
+                attempt=0,
+                generation=1,
+                checksum="c" * 16,
+                clip=1.0,
                 action="apply",
-            )  # fmt: skip
+            )
             links = tuple(LinkSample(peer=f"s1-r{n}", sent_bytes=1 << 20, transfers=3) for n in range(4))
             sample = InstanceSample(
-                job="job", sid=ME.sid, incarnation="i", cluster="a", node="n", stage=0, step=step,
+                job="job",
+                sid=ME.sid,
+                incarnation="i",
+                cluster="a",
+                node="n",
+                stage=0,
+                step=step,
                 links=links,
                 device=DeviceSample(device="cpu", utilization=0.5, memory_used_bytes=1 << 30),
-            )  # fmt: skip
+            )
             at = time.thread_time()
             if folder is None:
                 await prepare(first)

@@ -52,20 +52,49 @@ RECEIVER = Identity(name="j-s1-r0", kind=EntityKind.INSTANCE, cluster="a", node=
 ORCHESTRATOR = Identity(name="orchestrator", kind=EntityKind.ORCHESTRATOR)
 ROUTER = Identity(name="router-a", kind=EntityKind.ROUTER, cluster="a")
 CLAIM = MicrobatchClaim(
-    job="j", epoch=1, step=7, attempt=0, microbatch=3, stage=0,
-    owner=Member(sid=SENDER.name, incarnation="i1"), upstream="j-d-r0",
-    loss=2.5, forward_ms=3.25, backward_ms=6.5,
-)  # fmt: skip
+    job="j",
+    epoch=1,
+    step=7,
+    attempt=0,
+    microbatch=3,
+    stage=0,
+    owner=Member(sid=SENDER.name, incarnation="i1"),
+    upstream="j-d-r0",
+    loss=2.5,
+    forward_ms=3.25,
+    backward_ms=6.5,
+)
 NOTICE = MicrobatchNotice(
-    job="j", epoch=1, step=7, attempt=0, microbatch=3, stage=1, direction="forward",
-    sender=Member(sid=SENDER.name, incarnation="i1"), receiver=Member(sid=RECEIVER.name, incarnation="i2"),
-    link="j-s0-r0.i1-j-s1-r0.i2", tag=12,
+    job="j",
+    epoch=1,
+    step=7,
+    attempt=0,
+    microbatch=3,
+    stage=1,
+    direction="forward",
+    sender=Member(sid=SENDER.name, incarnation="i1"),
+    receiver=Member(sid=RECEIVER.name, incarnation="i2"),
+    link="j-s0-r0.i1-j-s1-r0.i2",
+    tag=12,
     tensors=(TensorMeta(shape=(8, 128, 256), dtype="bfloat16"), TensorMeta(shape=(8, 128), dtype="int64")),
-)  # fmt: skip
+)
 SAMPLE = InstanceSample(
-    job="j", sid=SENDER.name, incarnation="i1", cluster="a", node="n", stage=0, step=7, queue=1, in_flight=2,
-    microbatches=420, service_ms=9.75, forward_ms=3.25, backward_ms=6.5, busy=0.8, tokens_per_s=12_000.0,
-)  # fmt: skip
+    job="j",
+    sid=SENDER.name,
+    incarnation="i1",
+    cluster="a",
+    node="n",
+    stage=0,
+    step=7,
+    queue=1,
+    in_flight=2,
+    microbatches=420,
+    service_ms=9.75,
+    forward_ms=3.25,
+    backward_ms=6.5,
+    busy=0.8,
+    tokens_per_s=12_000.0,
+)
 SENT: dict[str, tuple[Subject, Message, str, Identity]] = {
     "claims": (subjects.STEP_CLAIM, CLAIM, SENDER.name, ORCHESTRATOR),
     "notices": (subjects.NOTICE, NOTICE, RECEIVER.name, RECEIVER),
@@ -98,9 +127,8 @@ async def _guarded(folder: Path) -> AsyncIterator[dict[str, Bus]]:
                     instance = who.kind is EntityKind.INSTANCE
                     token = (delegate(agent, who) if instance else issue(root, who)) or ""
                     connecting = Bus.connect(
-                        server.url, name=who.name, kind=who.kind, token=token,
-                        connect_timeout_s=doors.READY_S,
-                    )  # fmt: skip
+                        server.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=doors.READY_S
+                    )
                     found[who.name] = await stack.enter_async_context(connecting)
                 yield found
         finally:

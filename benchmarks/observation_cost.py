@@ -75,17 +75,24 @@ def spec(arguments: argparse.Namespace) -> dict[str, Any]:
         "model": {
             "factory": "workers.models.padded:padded_gpt",
             "args": {
-                "layers": 4, "width": 32, "heads": 2, "context": 16, "pad_ms": arguments.pad_ms,
+                "layers": 4,
+                "width": 32,
+                "heads": 2,
+                "context": 16,
+                "pad_ms": arguments.pad_ms,
             },
         },
         "data": {"source": "stdlib:", "sample_tokens": 16},
         "training": {
-            "steps": FIRST + arguments.steps + 2, "microbatches": 8, "microbatch_samples": 2,
-            "checkpoint_every": 0, "validation_microbatches": 0,
+            "steps": FIRST + arguments.steps + 2,
+            "microbatches": 8,
+            "microbatch_samples": 2,
+            "checkpoint_every": 0,
+            "validation_microbatches": 0,
         },
         "parallel": {"stages": 2, "replicas": 2, "segmentation": "uniform"},
         "routing": {"algorithm": "round-robin"},  # which no sample changes
-    }  # fmt: skip
+    }
 
 
 @contextmanager

@@ -84,11 +84,23 @@ def samples(bus: Bus, instances: int, jobs: int) -> list[tuple[str, bytes]]:
         job = f"j{number % jobs}"
         sid = f"{job}-s{number % STAGES}-r{number}"
         sample = InstanceSample(
-            job=job, sid=sid, incarnation=f"i{number}", cluster="c0", node=f"n{number % 97}",
-            stage=number // jobs % STAGES, step=7, queue=2, in_flight=1, microbatches=12,
-            service_ms=10.0 + number % 7, forward_ms=3.0, backward_ms=7.0, busy=0.9, tokens_per_s=1e4,
+            job=job,
+            sid=sid,
+            incarnation=f"i{number}",
+            cluster="c0",
+            node=f"n{number % 97}",
+            stage=number // jobs % STAGES,
+            step=7,
+            queue=2,
+            in_flight=1,
+            microbatches=12,
+            service_ms=10.0 + number % 7,
+            forward_ms=3.0,
+            backward_ms=7.0,
+            busy=0.9,
+            tokens_per_s=1e4,
             links=(LinkSample(peer=f"{job}-s0-r0", sent_bytes=10_000, transfers=10, transfer_ms=20.0),),
-        )  # fmt: skip
+        )
         data = codec.encode(sample, bus.sender_map, f"s-{number}")
         found.append((subjects.INSTANCE_SAMPLE(job=job, sid=sid), data))
     return found
@@ -248,10 +260,14 @@ async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyDesk
     await bus.serve(subjects.MODULE_LIFECYCLE, desk.lifecycle)
     communication.issue(
         CommunicationPolicy(
-            job="bench", revision=1, entry_gateway="gateway-c0", clusters=("c0",), reason="initial",
+            job="bench",
+            revision=1,
+            entry_gateway="gateway-c0",
+            clusters=("c0",),
+            reason="initial",
             stages=tuple(StagePolicy(stage=stage, window=4) for stage in range(STAGES)),
         )
-    )  # fmt: skip
+    )
     return desk, communication
 
 
@@ -293,9 +309,15 @@ async def adoption(rounds: int) -> dict[str, Any]:
                 sid: share if index < len(stage) / 2 else 2.0 - share for index, sid in enumerate(stage)
             }
             suggestion = PolicySuggestion(
-                module="bench-module", version="1", job="bench", action=SetWeights(stage=0, weights=weights),
-                confidence=0.9, reason="a benchmark", input_revision=0, valid_s=600.0,
-            )  # fmt: skip
+                module="bench-module",
+                version="1",
+                job="bench",
+                action=SetWeights(stage=0, weights=weights),
+                confidence=0.9,
+                reason="a benchmark",
+                input_revision=0,
+                valid_s=600.0,
+            )
             seen = {round(share, 4): asyncio.get_running_loop().create_future()}
             begun = time.perf_counter()
             await fm.publish(subjects.SUGGESTION, suggestion, owner=MESH, module="bench-module")

@@ -59,8 +59,10 @@ def one_round(folder: Path, *more: str) -> tuple[dict[str, float], dict[str, flo
     began = time.monotonic()
     up = subprocess.run(
         [*command, "up", "--state", str(state), *ports, "--slots", "2", "--detach", "--json", *more],
-        check=True, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     seconds = {"command": time.monotonic() - began}
     mesh = json.loads(up.stdout)
     seconds["up to ready"] = mesh["ready_at"] - mesh["started_at"]

@@ -74,8 +74,10 @@ def record(folder: Path, steps: int) -> Path:
                 client.wait(job, timeout_s=300 + steps)
             subprocess.run(
                 [*command, "runs", "export", job, str(file), *where],
-                check=True, cwd=folder, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+                check=True,
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+            )
         finally:
             for module in modules:
                 module.terminate()
@@ -122,8 +124,12 @@ def main() -> None:
             )
         size = file.stat().st_size
     about = {
-        "job": header.job, "steps": header.steps, "run_s": span_s, "messages": messages, "file_bytes": size,
-    }  # fmt: skip
+        "job": header.job,
+        "steps": header.steps,
+        "run_s": span_s,
+        "messages": messages,
+        "file_bytes": size,
+    }
     if arguments.json:
         print(json.dumps({**about, "policies": figures}, indent=2))
         return

@@ -145,9 +145,15 @@ class Bench:
         self._data.write_bytes(random.Random(0).randbytes(1 << 20))
 
     async def run(
-        self, phases: Sequence[Phase], *, algorithm: str = DEFAULT_ALGORITHM, stages: int = 1,
-        replicas: int = 4, microbatches: int = 256, pad_ms: float = PAD_MS,
-    ) -> Run:  # fmt: skip
+        self,
+        phases: Sequence[Phase],
+        *,
+        algorithm: str = DEFAULT_ALGORITHM,
+        stages: int = 1,
+        replicas: int = 4,
+        microbatches: int = 256,
+        pad_ms: float = PAD_MS,
+    ) -> Run:
         """Runs a job through its phases."""
         steps = sum(phase.skip + phase.steps for phase in phases)
         spec = JobSpec.model_validate(
@@ -156,19 +162,26 @@ class Bench:
                 "model": {
                     "factory": "workers.models.padded:padded_gpt",
                     "args": {
-                        "pad_ms": pad_ms, "pace": str(self._pace), "layers": stages, "width": 16, "heads": 2,
+                        "pad_ms": pad_ms,
+                        "pace": str(self._pace),
+                        "layers": stages,
+                        "width": 16,
+                        "heads": 2,
                         "context": 16,
                     },
                 },
                 "data": {"source": self._data.as_uri(), "sample_tokens": 16},
                 "training": {
-                    "steps": steps, "microbatches": microbatches, "microbatch_samples": 1,
-                    "validation_microbatches": 0, "checkpoint_every": 0,
+                    "steps": steps,
+                    "microbatches": microbatches,
+                    "microbatch_samples": 1,
+                    "validation_microbatches": 0,
+                    "checkpoint_every": 0,
                 },
                 "parallel": {"stages": stages, "replicas": replicas, "segmentation": "uniform"},
                 "routing": {"algorithm": algorithm},
             }
-        )  # fmt: skip
+        )
         for file in self._pace.iterdir():
             file.unlink()
         job = (await self.client.submit(spec)).job
@@ -227,8 +240,10 @@ async def unequal(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
         for name in ALGORITHMS if number == 0 else pair if number % 2 == 0 else pair[::-1]:
             run = await bench.run(phases, algorithm=name)
             runs[name].append(run)
-            say(f"round {number + 1}: {name:22} {run.efficiency(0):.3f} of the bound, "
-                f"one 4× slower {run.efficiency(1):.3f}; {run.shares(0)}, {run.shares(1)}")  # fmt: skip
+            say(
+                f"round {number + 1}: {name:22} {run.efficiency(0):.3f} of the bound, "
+                f"one 4× slower {run.efficiency(1):.3f}; {run.shares(0)}, {run.shares(1)}"
+            )
 
     def beside_static(name: str, phase: int) -> float:
         return statistics.median(

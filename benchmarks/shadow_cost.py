@@ -50,12 +50,15 @@ def spec(steps: int, pad_ms: float) -> dict[str, Any]:
         },
         "data": {"source": "stdlib:", "sample_tokens": 32},
         "training": {
-            "steps": steps, "microbatches": 8, "microbatch_samples": 1, "checkpoint_every": 0,
+            "steps": steps,
+            "microbatches": 8,
+            "microbatch_samples": 1,
+            "checkpoint_every": 0,
             "validation_microbatches": 0,
         },
         "parallel": {"stages": 2, "replicas": 2},
         "routing": {"algorithm": "least-outstanding"},
-    }  # fmt: skip
+    }
 
 
 @contextmanager

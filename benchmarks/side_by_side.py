@@ -113,10 +113,12 @@ def verdict(name: str, pairs: Sequence[tuple[tuple[float, float], tuple[float, f
     return Verdict(
         before_s=statistics.median(before[0] for before, _ in pairs),
         today_s=statistics.median(today[0] for _, today in pairs),
-        median=median, least=min(ratios), most=max(ratios),
+        median=median,
+        least=min(ratios),
+        most=max(ratios),
         by_the_clock=statistics.median(today[1] / before[1] for before, today in pairs),
         met=median <= BARS[name].most,
-    )  # fmt: skip
+    )
 
 
 def table(verdicts: Mapping[str, Verdict]) -> Iterable[str]:
@@ -147,9 +149,14 @@ def measured(name: str, software: Path) -> Times:
         raise SystemExit(f"{software.name} has no benchmarks/{part.script}: compare with a later commit")
     try:
         done = subprocess.run(
-            command, cwd=software, env={**os.environ, "PYTHONPATH": str(software)},
-            capture_output=True, text=True, timeout=MOST_S, check=False,
-        )  # fmt: skip
+            command,
+            cwd=software,
+            env={**os.environ, "PYTHONPATH": str(software)},
+            capture_output=True,
+            text=True,
+            timeout=MOST_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise SystemExit(f"{part.script} on {software.name}: no end after {MOST_S:g} s") from None
     if done.returncode:

@@ -62,13 +62,16 @@ def spec(algorithm: str, arguments: argparse.Namespace, data: Path) -> JobSpec:
             "model": {"factory": "workers.models.padded:padded_gpt", "args": sizes},
             "data": {"source": data.as_uri(), "sample_tokens": 64},
             "training": {
-                "steps": arguments.steps, "microbatches": 16, "microbatch_samples": 2,
-                "validation_microbatches": 0, "checkpoint_every": 0,
+                "steps": arguments.steps,
+                "microbatches": 16,
+                "microbatch_samples": 2,
+                "validation_microbatches": 0,
+                "checkpoint_every": 0,
             },
             "parallel": {"stages": 2, "replicas": 2, "segmentation": "uniform"},
             "routing": {"algorithm": algorithm},
         }
-    )  # fmt: skip
+    )
 
 
 async def run(client: AsyncClient, bus: Bus, wanted: JobSpec) -> Found:

@@ -210,8 +210,15 @@ def main() -> int:
     if asked.json:
         print(json.dumps([asdict(run) for run in kept.runs], indent=1))
     else:
-        columns = ("fault", "injected", "goes on after (p50)", "worst", "jobs failed", "false evictions",
-                   "sha256 equal")  # fmt: skip
+        columns = (
+            "fault",
+            "injected",
+            "goes on after (p50)",
+            "worst",
+            "jobs failed",
+            "false evictions",
+            "sha256 equal",
+        )
         print_table(columns, rows(kept.runs))
     found = flaws(kept.runs)
     for line in found:

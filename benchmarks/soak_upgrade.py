@@ -62,8 +62,13 @@ class Software:
             environment["DMSC_TOKEN"] = token
         done = subprocess.run(
             [sys.executable, *arguments],
-            cwd=self.root, env=environment, capture_output=True, text=True, timeout=MOST_S, check=False,
-        )  # fmt: skip
+            cwd=self.root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=MOST_S,
+            check=False,
+        )
         if check and done.returncode:
             raise SystemExit(
                 f"{' '.join(arguments)[:200]}: exit code {done.returncode}\n{done.stderr[-2_000:]}"

@@ -46,12 +46,15 @@ def spec(arguments: argparse.Namespace) -> dict[str, Any]:
         "model": {"factory": "workers.models.padded:padded_gpt", "args": sizes},
         "data": {"source": "stdlib:", "sample_tokens": 8},
         "training": {
-            "steps": FIRST + arguments.steps + 2, "microbatches": MICROBATCHES, "microbatch_samples": 2,
-            "checkpoint_every": 0, "validation_microbatches": 0,
+            "steps": FIRST + arguments.steps + 2,
+            "microbatches": MICROBATCHES,
+            "microbatch_samples": 2,
+            "checkpoint_every": 0,
+            "validation_microbatches": 0,
             "exact_accumulation": not arguments.float_sums,
         },
         "parallel": {"stages": arguments.stages, "replicas": arguments.replicas},
-    }  # fmt: skip
+    }
 
 
 def processes(state: Path, job: str) -> dict[int, str]:
@@ -164,8 +167,10 @@ def tell(found: dict[str, Any]) -> None:
     rows = dict(found["processes"])
     rows["together"] = {name: sum(row[name] for row in found["processes"].values()) for name in columns}
     for what, row in rows.items():
-        print(f"{what:20} {row['user_ms'] + row['system_ms']:9.1f} "
-              + " ".join(f"{row[name]:9.1f}" for name in columns))  # fmt: skip
+        print(
+            f"{what:20} {row['user_ms'] + row['system_ms']:9.1f} "
+            + " ".join(f"{row[name]:9.1f}" for name in columns)
+        )
     print(f"a step takes {found['step_s']:.3f} s; CPU ms of the stage instances by thread:")
     for what, value in found["threads_ms"].items():
         print(f"  {what:18} {value:9.1f}")

@@ -63,10 +63,14 @@ class Graph:
 def graph_of(nodes: int, paths: Paths) -> Graph:
     real = paths.link < len(paths.capacity)
     return Graph(
-        nodes, torch.tensor(paths.path[real]), torch.tensor(paths.link[real]), torch.tensor(paths.present),
-        torch.tensor(paths.capacity, dtype=torch.float32), torch.tensor(paths.hops, dtype=torch.float32),
+        nodes,
+        torch.tensor(paths.path[real]),
+        torch.tensor(paths.link[real]),
+        torch.tensor(paths.present),
+        torch.tensor(paths.capacity, dtype=torch.float32),
+        torch.tensor(paths.hops, dtype=torch.float32),
         torch.tensor(paths.narrowest, dtype=torch.float32),
-    )  # fmt: skip
+    )
 
 
 class Network(nn.Module):

@@ -198,8 +198,11 @@ def measure(job: Job, rounds: int, *, exact: bool) -> tuple[Job, dict[str, Measu
                     else:
                         taken = run_peer("pipeline" if contender == "1F1B" else "ddp", job, folder)
                     found[contender].rounds.append(taken)
-                    print(f"round {number + 1}/{rounds}  {contender:9} {statistics.median(taken):.3f} s/step",
-                          file=sys.stderr, flush=True)  # fmt: skip
+                    print(
+                        f"round {number + 1}/{rounds}  {contender:9} {statistics.median(taken):.3f} s/step",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     return job, found
 
 

@@ -343,9 +343,15 @@ class Bus:
             Refused: this identity may not listen there.
         """
         return await self._listen(
-            row, tokens, handler=handler, server=None, concurrency=concurrency, queue_group=queue_group,
-            pending_limit=pending_limit, ignored=ignored,
-        )  # fmt: skip
+            row,
+            tokens,
+            handler=handler,
+            server=None,
+            concurrency=concurrency,
+            queue_group=queue_group,
+            pending_limit=pending_limit,
+            ignored=ignored,
+        )
 
     async def serve(
         self,
@@ -366,9 +372,14 @@ class Bus:
             Refused: this identity may not listen there.
         """
         return await self._listen(
-            row, tokens, handler=None, server=handler, concurrency=concurrency, queue_group=queue_group,
+            row,
+            tokens,
+            handler=None,
+            server=handler,
+            concurrency=concurrency,
+            queue_group=queue_group,
             pending_limit=pending_limit,
-        )  # fmt: skip
+        )
 
     async def serve_lots(
         self,
@@ -384,9 +395,14 @@ class Bus:
         It returns, in their order, answers or errors. What it raises reaches all.
         """
         subscription = LotSubscription(
-            self, row, row.wildcard(**tokens), server=handler, most=most, concurrency=concurrency,
+            self,
+            row,
+            row.wildcard(**tokens),
+            server=handler,
+            most=most,
+            concurrency=concurrency,
             pending_limit=pending_limit,
-        )  # fmt: skip
+        )
         return await self._started(subscription)
 
     async def _listen(self, row: Subject, tokens: dict[str, Any], **options: Any) -> Subscription:

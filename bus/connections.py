@@ -52,9 +52,12 @@ class Connections:
             BusUnreachable, Refused: as `Bus.connect`.
         """
         link = Link(
-            list(servers), name=name, label=f"{name}/system", token=KeyUser(keys.system),
+            list(servers),
+            name=name,
+            label=f"{name}/system",
+            token=KeyUser(keys.system),
             inbox_prefix="_INBOX.system",
-        )  # fmt: skip
+        )
         await link.open(5.0)
         try:
             yield cls(link)
@@ -77,12 +80,14 @@ class Connections:
                 more = more or len(listed) == PAGE
                 found += [
                     Connection(
-                        str(one.get("authorized_user")), str(body["server_id"]), int(one["cid"]),
+                        str(one.get("authorized_user")),
+                        str(body["server_id"]),
+                        int(one["cid"]),
                         str(one.get("name", "")),
                     )
                     for one in listed
                     if wanted_as(str(one.get("authorized_user")))
-                ]  # fmt: skip
+                ]
             if not more:
                 return found
             offset += PAGE

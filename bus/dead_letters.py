@@ -30,9 +30,13 @@ async def bury(bus: Bus, row: Subject, subject: str, data: bytes, error: BadMess
         bus.counters.reported.add((row.name, reason))
         log.warning(
             "unusable message",
-            row=row.name, subject=subject, reason=reason, detail=error.text, size=len(data),
+            row=row.name,
+            subject=subject,
+            reason=reason,
+            detail=error.text,
+            size=len(data),
             service=bus.sender.name,
-        )  # fmt: skip
+        )
     if row is subjects.DEAD_LETTER:
         return  # an unusable dead letter must not breed another
     letter = DeadLetter(

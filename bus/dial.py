@@ -101,9 +101,14 @@ class Dialer:
     def at(self, url: str, tls_name: str | None, label: str) -> Dialer:
         """Dials as the same one, pinned to one server."""
         return Dialer(
-            (url,), name=self.name, label=f"{self._label}/{label}", token=self._token, kind=self._kind,
-            pinned=True, tls_name=tls_name,
-        )  # fmt: skip
+            (url,),
+            name=self.name,
+            label=f"{self._label}/{label}",
+            token=self._token,
+            kind=self._kind,
+            pinned=True,
+            tls_name=tls_name,
+        )
 
     @property
     def where(self) -> str:

@@ -228,8 +228,9 @@ class EmbeddedServer:
                 raise Conflict(
                     f"the store {self.store_dir} is in use by another bus server (started by process "
                     f"{holder}); stop that one or choose another folder",
-                    store=str(self.store_dir), holder=holder,
-                )  # fmt: skip
+                    store=str(self.store_dir),
+                    holder=holder,
+                )
             await asyncio.sleep(0.02)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -369,8 +370,9 @@ class EmbeddedServer:
         if "address already in use" in text:
             return BadInput(
                 f"port {self._port} on {self.host} is taken: choose another one, or stop what listens there",
-                port=self._port, host=self.host,
-            )  # fmt: skip
+                port=self._port,
+                host=self.host,
+            )
         if "assign requested address" in text:
             return BadInput(f"{self.host} is not an address of this machine", host=self.host)
         fatal = [line for line in text.splitlines() if "[FTL]" in line or "nats-server:" in line]

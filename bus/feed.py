@@ -45,14 +45,20 @@ class Feed:
         """Subscribes on `client`; what has arrived from an earlier one stays in the queue."""
         if self._callback is not None:
             self._sub = await client.subscribe(
-                self.subject, queue=self._queue, cb=self._callback,
-                pending_msgs_limit=self._pending_limit, pending_bytes_limit=PENDING_BYTES,
-            )  # fmt: skip
+                self.subject,
+                queue=self._queue,
+                cb=self._callback,
+                pending_msgs_limit=self._pending_limit,
+                pending_bytes_limit=PENDING_BYTES,
+            )
             return
         # nats-py offers its queue only through an iterator that makes a task for each message: take it.
-        sub = await client.subscribe(self.subject, queue=self._queue,
-            pending_msgs_limit=self._pending_limit, pending_bytes_limit=PENDING_BYTES,
-        )  # fmt: skip
+        sub = await client.subscribe(
+            self.subject,
+            queue=self._queue,
+            pending_msgs_limit=self._pending_limit,
+            pending_bytes_limit=PENDING_BYTES,
+        )
         early, sub._pending_queue = sub._pending_queue, self.messages
         while not early.empty() and not self.messages.full():
             self.messages.put_nowait(early.get_nowait())

@@ -253,9 +253,12 @@ async def last(
                 _checked(json.loads(found.data), subject)
             raise Unavailable(f"reading {subject}: {headers.get('Description', 'no answer')}")
         return Stored(
-            int(headers["Nats-Sequence"]), headers["Nats-Subject"], found.data or b"", headers,
+            int(headers["Nats-Sequence"]),
+            headers["Nats-Subject"],
+            found.data or b"",
+            headers,
             at_ns=round(datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp() * NANO),
-        )  # fmt: skip
+        )
     return await _through_leader(link, stream, {"last_by_subj": subject}, timeout_s)
 
 

@@ -49,9 +49,15 @@ class LotSubscription(Subscription):
         pending_limit: int,
     ) -> None:
         super().__init__(
-            bus, row, subject, handler=None, server=None, concurrency=concurrency, queue_group=None,
+            bus,
+            row,
+            subject,
+            handler=None,
+            server=None,
+            concurrency=concurrency,
+            queue_group=None,
             pending_limit=pending_limit,
-        )  # fmt: skip
+        )
         self._server = server
         self._most = most
 

@@ -100,9 +100,15 @@ class ObjectStore:
             if sequences != sorted(sequences) and self._link.broker is None:
                 raise Unavailable(f"artifact {name!r}: its chunks were stored out of order", name=name)
             info = ObjectInfo(
-                name, size, len(sequences), digest.hexdigest(), datetime.now(UTC).isoformat(), nuid,
-                CHUNK_BYTES, _runs(sequences),
-            )  # fmt: skip
+                name,
+                size,
+                len(sequences),
+                digest.hexdigest(),
+                datetime.now(UTC).isoformat(),
+                nuid,
+                CHUNK_BYTES,
+                _runs(sequences),
+            )
             await self._write_meta(info)
         except BaseException:
             if waiting:
@@ -237,9 +243,11 @@ class ObjectStore:
             self._told.add(sequence)
             log.error(
                 "the record of an object can't be read",
-                subject=subject, stream=self._stream, sequence=sequence,
+                subject=subject,
+                stream=self._stream,
+                sequence=sequence,
                 instead="the record before" if info else "as if it were not there",
-            )  # fmt: skip
+            )
         return info
 
     async def _write_meta(self, info: ObjectInfo) -> None:
@@ -256,9 +264,12 @@ class ObjectStore:
             "metadata": {RUNS: json.dumps(info.runs)},
         }
         await jetstream.publish(
-            self._link, self._meta_subject(info.name), json.dumps(meta).encode(), {"Nats-Rollup": "sub"},
+            self._link,
+            self._meta_subject(info.name),
+            json.dumps(meta).encode(),
+            {"Nats-Rollup": "sub"},
             timeout_s=META_TIMEOUT_S,
-        )  # fmt: skip
+        )
 
     async def _purge(self, nuid: str) -> None:
         with contextlib.suppress(DmscError):  # orphaned chunks cost space, not correctness

@@ -140,9 +140,12 @@ class Presence:
             announcement = Registration(record=self.record)
             try:
                 lease: RegistrationLease = await self._bus.command(
-                    subjects.REGISTRATION, announcement, deadline_s=deadline_s, while_heard=True,
+                    subjects.REGISTRATION,
+                    announcement,
+                    deadline_s=deadline_s,
+                    while_heard=True,
                     sid=self.record.sid,
-                )  # fmt: skip
+                )
                 break
             except Unavailable as error:
                 if not error.answered:

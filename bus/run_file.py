@@ -68,9 +68,16 @@ async def write_run(
         if not count:
             raise NotFound(f"nothing is recorded of a job {job}", job=job)
         header = RunHeader(
-            job=job, name=name, began=began / NANO, until=until / NANO, steps=steps, ended=ended, rows=rows,
-            count=count, sha256=digest.hexdigest(),
-        )  # fmt: skip
+            job=job,
+            name=name,
+            began=began / NANO,
+            until=until / NANO,
+            steps=steps,
+            ended=ended,
+            rows=rows,
+            count=count,
+            sha256=digest.hexdigest(),
+        )
         with compressed(part) as out:
             out.write(pack({"format": FORMAT, **asdict(header)}))
         with part.open("ab") as whole, frames_part.open("rb") as rest:

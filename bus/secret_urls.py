@@ -13,9 +13,21 @@ from schemas.errors import BadInput
 from schemas.secrets import SCHEME, below, split_reference, with_texts
 
 OPTIONS = frozenset(
-    {"key", "secret", "token", "username", "user", "password", "passphrase", "account_name", "account_key",
-     "sas_token", "region", "endpoint_url"}
-)  # fmt: skip
+    {
+        "key",
+        "secret",
+        "token",
+        "username",
+        "user",
+        "password",
+        "passphrase",
+        "account_name",
+        "account_key",
+        "sas_token",
+        "region",
+        "endpoint_url",
+    }
+)
 """What may stand behind `#`: credentials, and where they count. Whatever else a file system takes, another
 host for example, would lead past the rules of what jobs may name."""
 

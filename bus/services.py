@@ -219,8 +219,10 @@ class Subscription:
         if self.dropped == 1:
             log.warning(
                 "messages dropped: the handler is slower than the sender",
-                subject=self.subject, limit=self._pending_limit, service=self._bus.sender.name,
-            )  # fmt: skip
+                subject=self.subject,
+                limit=self._pending_limit,
+                service=self._bus.sender.name,
+            )
 
     # --- one message -------------------------------------------------------------------------------------
 
@@ -327,8 +329,10 @@ class Subscription:
         self._bus.counters.handler_errors += 1
         log.error(
             "handler failed" if error else "handler was cancelled from within",
-            subject=self.subject, service=self._bus.sender.name, exc_info=error,
-        )  # fmt: skip
+            subject=self.subject,
+            service=self._bus.sender.name,
+            exc_info=error,
+        )
 
 
 def refuse_stored(raw: Msg) -> None:

@@ -40,8 +40,9 @@ def judged(row: Subject, item: Stored, error: BadMessage) -> NewerRecord | Unrea
     if error.fields.get("reason") == "wrong version":
         return NewerRecord(
             f"the record {record} is of another version, and stays as it is ({error.text})",
-            record=record, revision=item.sequence,
-        )  # fmt: skip
+            record=record,
+            revision=item.sequence,
+        )
     return UnreadableRecord(
         f"the record {record} can't be read ({error.text})", record=record, revision=item.sequence
     )
@@ -65,9 +66,12 @@ async def quarantine(bus: Bus, row: Subject, item: Stored, error: BadMessage) ->
     if bus.unreadable_bytes + len(item.data) > KEEPING_BYTES:
         log.error(
             "unreadable record",
-            record=name_of(row, item), revision=item.sequence, reason=error.text, size=len(item.data),
+            record=name_of(row, item),
+            revision=item.sequence,
+            reason=error.text,
+            size=len(item.data),
             bytes=f"not kept: {bus.unreadable_bytes} bytes of others wait already for the stream UNREADABLE",
-        )  # fmt: skip
+        )
         return
     bus.unreadable.add(known)
     bus.unreadable_bytes += len(item.data)
@@ -83,13 +87,24 @@ async def _keep(bus: Bus, row: Subject, item: Stored, error: BadMessage) -> None
     try:
         for part, piece in enumerate(pieces):
             value = UnreadableValue(
-                service=bus.sender.name, bucket=row.bucket, key=key, revision=item.sequence,
-                reason=error.text[:500], at=now, size=len(data), part=part, parts=len(pieces), data=piece,
-            )  # fmt: skip
+                service=bus.sender.name,
+                bucket=row.bucket,
+                key=key,
+                revision=item.sequence,
+                reason=error.text[:500],
+                at=now,
+                size=len(data),
+                part=part,
+                parts=len(pieces),
+                data=piece,
+            )
             kept = await bus.append(
-                subjects.UNREADABLE, value, deadline_s=math.inf, sid=bus.sender.name,
+                subjects.UNREADABLE,
+                value,
+                deadline_s=math.inf,
+                sid=bus.sender.name,
                 message_id=f"{item.subject}/{item.sequence}/{part}",
-            )  # fmt: skip
+            )
             sequence = sequence or kept
         where = f"stream UNREADABLE, sequence {sequence}"
     except DmscError as failure:
@@ -99,5 +114,9 @@ async def _keep(bus: Bus, row: Subject, item: Stored, error: BadMessage) -> None
         bus.unreadable_bytes -= len(data)
     log.error(
         "unreadable record",
-        record=f"{row.bucket}.{key}", revision=item.sequence, reason=error.text, size=len(data), bytes=where,
-    )  # fmt: skip
+        record=f"{row.bucket}.{key}",
+        revision=item.sequence,
+        reason=error.text,
+        size=len(data),
+        bytes=where,
+    )

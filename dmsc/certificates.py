@@ -148,10 +148,16 @@ def _authority(files: CertificateFiles) -> tuple[x509.Certificate, ec.EllipticCu
 
 def _key_usage(*, signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=True, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
+        digital_signature=True,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
         decipher_only=False,
-    )  # fmt: skip
+    )
 
 
 def _name(host: str) -> x509.GeneralName:

@@ -85,9 +85,12 @@ async def examine(state: StateFolder, servers: str | None, bus_token: str | None
 async def _torch() -> Finding:
     """In a process of its own, as instances are: this one stays small."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "import torch; print(torch.__version__, torch.cuda.device_count())",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-c",
+        "import torch; print(torch.__version__, torch.cuda.device_count())",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     out, err = await process.communicate()
     if process.returncode == 0:
         version, devices = out.decode().split()

@@ -61,8 +61,10 @@ class HostOptions:
             raise BadInput("--tenant: the same name twice")
         if self.limits.store_bytes < least_store_bytes():
             least = least_store_bytes() / GIB
-            raise BadInput(f"{self.limits.store_bytes / GIB:.2f} GiB per tenant: a mesh's streams alone"
-                           f" reserve {least:.2f}; give more by --quota")  # fmt: skip
+            raise BadInput(
+                f"{self.limits.store_bytes / GIB:.2f} GiB per tenant: a mesh's streams alone"
+                f" reserve {least:.2f}; give more by --quota"
+            )
 
     @property
     def limits(self) -> Limits:

@@ -113,9 +113,12 @@ async def revoke(
             whose = known[id].name if id in known else "unknown"
             now = time.time()
             await audit.act(
-                "users", user=OWNER, action="credential.revoke", resource=f"{id} of {whose}",
+                "users",
+                user=OWNER,
+                action="credential.revoke",
+                resource=f"{id} of {whose}",
                 reason=reason or "revoked",
-            )  # fmt: skip
+            )
             ttl_s = max(known[id].expires_at - now, 60.0) if id in known else None
             told = Revocation(kind="credential", id=id, user=whose, at=now, by=OWNER, reason=reason)
             await bus.bucket(subjects.REVOCATION).put(told, ttl_s=ttl_s, kind="credential", id=id)

@@ -75,12 +75,10 @@ def with_metrics(children: Sequence[ChildSpec], ports: Sequence[int], bind: str)
         if child.arguments[0] not in ("run", "join")
         else replace(
             child,
-            arguments=(
-                *child.arguments, "--metrics-port", str(next(own, "off")), "--metrics-bind", bind
-            ),
+            arguments=(*child.arguments, "--metrics-port", str(next(own, "off")), "--metrics-bind", bind),
         )
         for child in children
-    ]  # fmt: skip
+    ]
 
 
 def lay_out(

@@ -17,9 +17,17 @@ from schemas.job import WeightsManifest
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_sha256
 
 _dtypes = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
 """Safetensors' names of types → torch's."""
 _piece = 1 << 20
 

@@ -226,8 +226,10 @@ class ShortLivedWorkers:
         def too_long() -> None:
             log.warning(
                 f"{kind} takes long: others no longer wait for it",
-                node=self._node, job=job, seconds=self._alone_s,
-            )  # fmt: skip
+                node=self._node,
+                job=job,
+                seconds=self._alone_s,
+            )
             release()
 
         timer = asyncio.get_running_loop().call_later(self._alone_s, too_long)

@@ -93,9 +93,12 @@ class FailSlow:
             return None
         held.slow, held.strikes = not held.slow, 0
         return SlowVerdict(
-            sid=sid, incarnation=incarnation, slow=held.slow, usual_ms=held.baseline_ms,
+            sid=sid,
+            incarnation=incarnation,
+            slow=held.slow,
+            usual_ms=held.baseline_ms,
             evidence=self._evidence(sid, held, others),
-        )  # fmt: skip
+        )
 
     def resume(self, sid: str, incarnation: str, usual_ms: float) -> None:
         """This one was found slow before we came."""

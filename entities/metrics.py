@@ -80,20 +80,28 @@ JOB_STEP_S = _metric("job_step_seconds", "gauge", "duration of the last step", _
 JOB_LOSS = _metric("job_loss", "gauge", "mean training loss of the last step", _SMO, "job")
 JOB_VALIDATION_LOSS = _metric("job_validation_loss", "gauge", "loss of the last validation", _SMO, "job")
 JOB_CONVERGENCE = _metric(
-    "job_loss_decrease_per_million_tokens", "gauge",
-    "loss-convergence speed: slope of a line through the last 50 losses, downwards positive", _SMO, "job",
-)  # fmt: skip
+    "job_loss_decrease_per_million_tokens",
+    "gauge",
+    "loss-convergence speed: slope of a line through the last 50 losses, downwards positive",
+    _SMO,
+    "job",
+)
 JOB_GRADIENT_NORM = _metric("job_gradient_norm", "gauge", "before clipping, of the last step", _SMO, "job")
 JOB_LEARNING_RATE = _metric("job_learning_rate", "gauge", "of the last step", _SMO, "job")
 JOB_MODEL_FLOPS = _metric(
-    "job_model_flops_per_second", "gauge",
+    "job_model_flops_per_second",
+    "gauge",
     "6 × parameters × tokens/s of the last step (Chowdhery et al. 2022, appendix B, without attention)",
-    _SMO, "job",
-)  # fmt: skip
+    _SMO,
+    "job",
+)
 JOB_MFU = _metric(
-    "job_mfu_ratio", "gauge",
-    "model FLOP/s ÷ peak of the job's devices; only where the peak is told (`--peak-tflops`)", _SMO, "job",
-)  # fmt: skip
+    "job_mfu_ratio",
+    "gauge",
+    "model FLOP/s ÷ peak of the job's devices; only where the peak is told (`--peak-tflops`)",
+    _SMO,
+    "job",
+)
 JOB_RECOVERIES = _metric("job_recoveries_total", "counter", "instances lost and replaced", _SMO, "job")
 JOB_ALERT = _metric("job_alert", "gauge", "1 while an alert is raised", _SMO, "job", "kind")
 JOB_ALERTS = _metric(
@@ -137,10 +145,14 @@ TRANSFERS = _metric("instance_transfers_total", "counter", "transfers over them"
 TRANSFER_S = _metric("instance_transfer_seconds_total", "counter", "time in them", _SR, *_INSTANCE)
 LINK_ERRORS = _metric("instance_link_errors_total", "counter", "transfers that failed", _SR, *_INSTANCE)
 BUBBLE = _metric(
-    "stage_bubble_ratio", "gauge",
-    "pipeline bubble: 1 − busy, mean over the stage's instances in this cluster", _SR,
-    "job", "stage", "cluster",
-)  # fmt: skip
+    "stage_bubble_ratio",
+    "gauge",
+    "pipeline bubble: 1 − busy, mean over the stage's instances in this cluster",
+    _SR,
+    "job",
+    "stage",
+    "cluster",
+)
 LINK_LATENCY_S = _metric(
     "link_latency_seconds", "gauge", "of a transfer however small", _SR, "job", "sid", "peer", "cluster"
 )
@@ -179,13 +191,21 @@ PCIE_RECEIVED = _metric("device_pcie_received_bytes_total", "counter", "from its
 NVLINK_SENT = _metric("device_nvlink_sent_bytes_total", "counter", "over all its NVLinks", _SR, *_DEVICE)
 NVLINK_RECEIVED = _metric("device_nvlink_received_bytes_total", "counter", "over them", _SR, *_DEVICE)
 JOB_ENERGY = _metric(
-    "job_energy_joules_total", "counter",
-    "of the devices of its instances, halved, … where jobs share one", _SR, "job", "cluster",
-)  # fmt: skip
+    "job_energy_joules_total",
+    "counter",
+    "of the devices of its instances, halved, … where jobs share one",
+    _SR,
+    "job",
+    "cluster",
+)
 JOB_ENERGY_COST = _metric(
-    "job_energy_cost_total", "counter",
-    "the same at the price of `--energy-price`; ÷ tokens it is the cost per token", _SR, "job", "cluster",
-)  # fmt: skip
+    "job_energy_cost_total",
+    "counter",
+    "the same at the price of `--energy-price`; ÷ tokens it is the cost per token",
+    _SR,
+    "job",
+    "cluster",
+)
 
 # --- nodes, by their agents -----------------------------------------------------------------------------
 NODE_CPU = _metric("node_cpu_ratio", "gauge", "busy, over all cores", _MIC, "cluster", "node")
@@ -230,9 +250,12 @@ BUDGET_REFUSED = _metric(
 
 # --- each connection to the bus, and each process -------------------------------------------------------
 BUS_ROUND_TRIP_S = _metric(
-    "bus_round_trip_seconds", "gauge", "bus latency: a message to oneself, measured at the scrape", _EACH,
+    "bus_round_trip_seconds",
+    "gauge",
+    "bus latency: a message to oneself, measured at the scrape",
+    _EACH,
     "service",
-)  # fmt: skip
+)
 DEAD_LETTERS = _metric("bus_dead_letters_total", "counter", "messages it could not use", _EACH, "service")
 DROPPED = _metric("bus_dropped_messages_total", "counter", "beyond its bounded queues", _EACH, "service")
 HANDLER_ERRORS = _metric("bus_handler_errors_total", "counter", "handlers that raised", _EACH, "service")

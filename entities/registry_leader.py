@@ -87,9 +87,13 @@ class RegistryLeader:
         """Whether what was asked is still answered at the end: not once somebody else leads."""
         self._terminated: dict[str, set[str]] = {}
         self._writer = RegistryWriter(
-            bus.bucket(subjects.REGISTRY_RECORD), self.core.packed, confirmed, self._written,
-            lot=config.lot, retry_s=config.write_retry_s,
-        )  # fmt: skip
+            bus.bucket(subjects.REGISTRY_RECORD),
+            self.core.packed,
+            confirmed,
+            self._written,
+            lot=config.lot,
+            retry_s=config.write_retry_s,
+        )
         self.advertiser = RegistryAdvertiser(bus, self.core, config.advertise, confirmed, 0)
 
     async def serve(self, began: Callable[[], None]) -> None:

@@ -124,9 +124,15 @@ class Router:
         self._compute_news = asyncio.Event()
         self._qos = QosWindow()
         self._reporter = QosReporter(
-            bus, sid=config.sid, cluster=config.cluster, book=self.book, window=self._qos,
-            follower=self.follower, every_s=config.report_every_s, links=self._links.report,
-        )  # fmt: skip
+            bus,
+            sid=config.sid,
+            cluster=config.cluster,
+            book=self.book,
+            window=self._qos,
+            follower=self.follower,
+            every_s=config.report_every_s,
+            links=self._links.report,
+        )
         self._faults = FaultReporter(bus, config.faults)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:

@@ -115,9 +115,7 @@ class SampleBook:
 
     def _instance(self, held: _Held) -> Iterable[m.Reading]:
         sample = held.sample
-        label = {
-            "job": sample.job, "stage": str(sample.stage), "sid": sample.sid, "cluster": self._cluster,
-        }  # fmt: skip
+        label = {"job": sample.job, "stage": str(sample.stage), "sid": sample.sid, "cluster": self._cluster}
         yield m.IN_FLIGHT(sample.in_flight, **label)
         yield m.MICROBATCHES(held.microbatches + sample.microbatches, **label)
         yield m.RESIDENT(sample.resident_bytes, **label)

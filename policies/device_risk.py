@@ -90,9 +90,10 @@ def signs(readings: Sequence[Reading]) -> list[tuple[float, str]]:
 def _throttled(readings: Sequence[Reading]) -> str:
     """Whether the device draws much less than it did at the same load, while it is warm."""
     powers = [
-        reading.sample.power_w for reading in readings
+        reading.sample.power_w
+        for reading in readings
         if reading.sample.power_w is not None and (reading.sample.utilization or 0.0) >= 0.9
-    ]  # fmt: skip
+    ]
     last = readings[-1].sample if readings else None
     if last is None or len(powers) < 8 or last.power_w != powers[-1]:
         return ""
@@ -121,9 +122,10 @@ def alarm(readings: Sequence[Reading], now: float, *, recent_s: float = 300.0) -
 def _rise_c_per_s(readings: Sequence[Reading]) -> float | None:
     """Slope of the temperature over the last minute; None for fewer than four readings."""
     points = [
-        (reading.at, reading.sample.temperature_c) for reading in readings
+        (reading.at, reading.sample.temperature_c)
+        for reading in readings
         if reading.sample.temperature_c is not None and readings[-1].at - reading.at <= 60.0
-    ]  # fmt: skip
+    ]
     if len(points) < 4:
         return None
     at, temperature = (np.array(side, dtype=float) for side in zip(*points, strict=True))

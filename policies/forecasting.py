@@ -128,9 +128,12 @@ def fit(history: Floats, config: ForecastConfig) -> Trend:
         residuals = np.zeros((1, history.shape[1]))
     whole = _fit(root, config)
     return Trend(
-        config=config, scale=whole.scale, correlation=whole.correlation, coefficients=whole.coefficients,
+        config=config,
+        scale=whole.scale,
+        correlation=whole.correlation,
+        coefficients=whole.coefficients,
         conformal=Conformal.of(residuals / whole.scale),
-    )  # fmt: skip
+    )
 
 
 def _fit(root: Floats, config: ForecastConfig) -> Trend:
@@ -150,9 +153,12 @@ def _fit(root: Floats, config: ForecastConfig) -> Trend:
     worth = worth / max(worth.mean(), 1e-12)
     coefficients = _least_absolute(examples.reshape(-1, examples.shape[-1]), wanted, worth, config.ridge)
     return Trend(
-        config=config, scale=scale, correlation=correlation, coefficients=coefficients,
+        config=config,
+        scale=scale,
+        correlation=correlation,
+        coefficients=coefficients,
         conformal=Conformal.of(np.zeros((1, root.shape[1]))),
-    )  # fmt: skip
+    )
 
 
 def _least_absolute(examples: Floats, wanted: Floats, worth: Floats, ridge: float) -> Floats:
@@ -179,8 +185,10 @@ def features(scaled: Floats, rows: Indices, config: ForecastConfig, correlation:
         *changes,
         *(scaled[rows] - average for average in smooth),
         *(each * correlation for each in (changes[0], changes[1], away, scaled[rows] - smooth[4])),
-        np.clip(away, -1, 1), np.maximum(away - 2, 0), np.minimum(away + 2, 0),
-    ]  # fmt: skip
+        np.clip(away, -1, 1),
+        np.maximum(away - 2, 0),
+        np.minimum(away + 2, 0),
+    ]
     together = [
         *(common[rows - lag] - common[rows - lag - 1] for lag in range(3)),
         common[rows] - _smoothed(common, rows, (0.2,))[0],
@@ -188,10 +196,11 @@ def features(scaled: Floats, rows: Indices, config: ForecastConfig, correlation:
     if config.season:
         then, ahead = rows - config.season, rows - config.season + config.horizon
         own += [
-            scaled[ahead] - scaled[then], _around(scaled, ahead) - _around(scaled, then),
+            scaled[ahead] - scaled[then],
+            _around(scaled, ahead) - _around(scaled, then),
             scaled[rows] - scaled[then],
             smooth[SMOOTHING.index(0.2)] - _smoothed(scaled, then, (0.2,))[0],
-        ]  # fmt: skip
+        ]
         together.append(_smoothed(common, ahead, (0.6,))[0] - _smoothed(common, then, (0.6,))[0])
     shape = (len(rows), scaled.shape[1])
     columns = [*own, *(np.broadcast_to(each, shape) for each in together), np.ones(shape)]

@@ -122,8 +122,11 @@ class Ingestion:
             self._waiting.popleft()
             self.dropped += 1
             if self.dropped == 1:
-                log.warning("the policy is slower than the telemetry, the oldest is dropped",
-                            module=self._policy.name, queue=self._queue)  # fmt: skip
+                log.warning(
+                    "the policy is slower than the telemetry, the oldest is dropped",
+                    module=self._policy.name,
+                    queue=self._queue,
+                )
         if not self._waiting:
             self._oldest = time.monotonic()
             self._news.set()

@@ -144,9 +144,14 @@ class Policy:
     ) -> StoreRead:
         """The last `limit` rows of an instance's table, or with `after_id` the first ones after that one."""
         query = StoreQuery(
-            job=view.job, table=table, columns=columns, where=dict(where or {}), after_id=after_id,
-            limit=limit, newest=after_id == 0,
-        )  # fmt: skip
+            job=view.job,
+            table=table,
+            columns=columns,
+            where=dict(where or {}),
+            after_id=after_id,
+            limit=limit,
+            newest=after_id == 0,
+        )
         return StoreRead(sid, query)
 
     def infer(self, view: JobView, key: str, inputs: Any) -> Inference:

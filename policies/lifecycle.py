@@ -94,8 +94,10 @@ class Lifecycle:
             if not self._unheard:
                 log.warning(
                     "the orchestrator does not acknowledge the module, going on",
-                    module=lifecycle.module, state=lifecycle.state.value, reason=error.text,
-                )  # fmt: skip
+                    module=lifecycle.module,
+                    state=lifecycle.state.value,
+                    reason=error.text,
+                )
             self._unheard = True
 
     async def _new_leader(self, message: Leadership, envelope: Envelope) -> None:

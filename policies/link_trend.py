@@ -109,11 +109,13 @@ class LinkTrend(Policy):
                 explained.update(each.link for each in chances[sid])
                 said.append(
                     self.avoid(
-                        view, sid, valid_s=self.config.valid_s,
+                        view,
+                        sid,
+                        valid_s=self.config.valid_s,
                         reason=_reason(sid, chances[sid], self.config),
                         confidence=round(min(0.95, chance), 3),
                     )
-                )  # fmt: skip
+                )
         rest = [each for link, each in sorted(hot.items()) if link not in explained]
         if rest and not said and self._due(view, "note", now):
             text = "; ".join(_told(each) for each in rest[:4])

@@ -162,8 +162,12 @@ class FunctionalModule:
                         self._lifecycle.move(ModuleState.SHADOW if self.config.shadow else ModuleState.ACTIVE)
                         await self._questions.serve(active=not self.config.shadow)
                         await self._lifecycle.told()
-                        log.info("module ready", module=self._policy.name, version=self._policy.version,
-                                 state=self.state.value)  # fmt: skip
+                        log.info(
+                            "module ready",
+                            module=self._policy.name,
+                            version=self._policy.version,
+                            state=self.state.value,
+                        )
                         if ready is not None:
                             ready.set()
                         await self._until_drained(tasks.create_task(self._work(thread)))
@@ -369,9 +373,14 @@ class FunctionalModule:
                 await self._lifecycle.told()
         counters = self.engine.counters
         log.info(
-            "module retired", module=self._policy.name, events=counters.events, decisions=counters.decisions,
-            suggestions=counters.suggestions, errors=counters.errors, dropped=self._inbox.dropped,
-        )  # fmt: skip
+            "module retired",
+            module=self._policy.name,
+            events=counters.events,
+            decisions=counters.decisions,
+            suggestions=counters.suggestions,
+            errors=counters.errors,
+            dropped=self._inbox.dropped,
+        )
 
     def _suspend(self, reason: str) -> None:
         log.error("module suspended", module=self._policy.name, reason=reason)

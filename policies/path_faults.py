@@ -144,14 +144,16 @@ class PathFaults(Policy):
     def decide(self, view: JobView, now: float) -> Suggestions:
         errors = self._errors.get(view.job, {})
         alive = [
-            link for link in sorted(errors)
+            link
+            for link in sorted(errors)
             if all(sid in view.instances and view.instances[sid].usable for sid in link)
-        ]  # fmt: skip
+        ]
         times, loss = self._times.get(view.job, {}), self._loss.get(view.job, {})
         found = [
-            fault for link in alive
+            fault
+            for link in alive
             if (fault := link_fault(link, list(times[link]), list(errors[link]), loss.get(link, 0.0)))
-        ]  # fmt: skip
+        ]
         located = locate(alive, found)
         said: list[PolicySuggestion] = []
         for sid, (faults, count) in located.instances.items():
@@ -161,11 +163,13 @@ class PathFaults(Policy):
                 told = "; ".join(f"{fault.link[0]} → {fault.link[1]}: {fault.what}" for fault in faults[:4])
                 said.append(
                     self.avoid(
-                        view, sid, reason=f"{len(faults)} of {count} links of {sid} at fault: {told}",
+                        view,
+                        sid,
+                        reason=f"{len(faults)} of {count} links of {sid} at fault: {told}",
                         confidence=round(min(0.95, 0.5 + 0.45 * len(faults) / count), 3),
                         valid_s=self.valid_s,
                     )
-                )  # fmt: skip
+                )
         if located.links and self._due(view, "note", now):
             told = "; ".join(
                 f"{fault.link[0]} → {fault.link[1]}: {fault.what}" for fault in located.links[:4]

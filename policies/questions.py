@@ -48,9 +48,13 @@ class Questions:
 
     async def _at(self, version: str) -> Subscription:
         return await self._bus.serve(
-            subjects.MODULE_QUESTION, self._answer, concurrency=CONCURRENCY,
-            queue_group=self._policy.name, module=self._policy.name, version=version,
-        )  # fmt: skip
+            subjects.MODULE_QUESTION,
+            self._answer,
+            concurrency=CONCURRENCY,
+            queue_group=self._policy.name,
+            module=self._policy.name,
+            version=version,
+        )
 
     async def _answer(self, message: ModuleQuestion, envelope: Envelope) -> ModuleAnswer:
         return await self._ask(message)

@@ -189,17 +189,36 @@ class Scoreboard:
         said = one.suggestion
         worth = self._worth(one)
         return PolicyScore(
-            module=self.module, version=self.version, job=said.job, suggestion=one.id,
-            action=said.action.action, at=one.at, step=said.input_revision, shadow=self._shadow,
-            confidence=said.confidence, adopted=one.adopted, score=worth.score, right=worth.right,
+            module=self.module,
+            version=self.version,
+            job=said.job,
+            suggestion=one.id,
+            action=said.action.action,
+            at=one.at,
+            step=said.input_revision,
+            shadow=self._shadow,
+            confidence=said.confidence,
+            adopted=one.adopted,
+            score=worth.score,
+            right=worth.right,
             reason=worth.reason,
-        )  # fmt: skip
+        )
 
     def _missed(self, job: str, at: float, step: int, reason: str) -> PolicyScore:
         return PolicyScore(
-            module=self.module, version=self.version, job=job, action="missed", at=at, step=step,
-            shadow=self._shadow, confidence=0.0, adopted=False, score=0.0, right=False, reason=reason,
-        )  # fmt: skip
+            module=self.module,
+            version=self.version,
+            job=job,
+            action="missed",
+            at=at,
+            step=step,
+            shadow=self._shadow,
+            confidence=0.0,
+            adopted=False,
+            score=0.0,
+            right=False,
+            reason=reason,
+        )
 
     # --- by kind of action ----------------------------------------------------------------------------
     def _worth(self, one: _Open) -> Worth:

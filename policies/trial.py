@@ -67,9 +67,17 @@ class Trial:
             self.step += 1
             for sid, ms in service_ms.items():
                 given = {
-                    "job": self.job, "sid": sid, "incarnation": "i1", "cluster": "a", "node": "n1",
-                    "stage": stage, "step": self.step, "service_ms": ms, "microbatches": 4, **fields,
-                }  # fmt: skip
+                    "job": self.job,
+                    "sid": sid,
+                    "incarnation": "i1",
+                    "cluster": "a",
+                    "node": "n1",
+                    "stage": stage,
+                    "step": self.step,
+                    "service_ms": ms,
+                    "microbatches": 4,
+                    **fields,
+                }
                 self.hear(subjects.INSTANCE_SAMPLE, InstanceSample.model_validate(given))
 
     def wait(self, seconds: float) -> None:

@@ -34,9 +34,16 @@ from schemas.task_graph import JobTopology, TaskGraph
 from schemas.telemetry import InstanceSample, NodeSample
 
 FIELDS = (
-    "service_ms", "forward_ms", "backward_ms", "queue", "in_flight", "busy", "tokens_per_s", "reduce_ms",
+    "service_ms",
+    "forward_ms",
+    "backward_ms",
+    "queue",
+    "in_flight",
+    "busy",
+    "tokens_per_s",
+    "reduce_ms",
     "microbatches",
-)  # fmt: skip
+)
 """Columns of the sliding windows, as named in `InstanceSample`."""
 
 _row = attrgetter(*FIELDS)

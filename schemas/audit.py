@@ -163,9 +163,13 @@ def verify(
         return Verification(records=count, first=first, last=last, head=end, broken=0, why=forked)
     if not seen:
         return Verification(
-            records=count, first=first, last=last, head=end, broken=0,
+            records=count,
+            first=first,
+            last=last,
+            head=end,
+            broken=0,
             why=f"no record has the hash {head}: records were cut off, or it is another chain",
-        )  # fmt: skip
+        )
     return Verification(records=count, first=first, last=last, head=end)
 
 

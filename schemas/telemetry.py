@@ -17,9 +17,16 @@ catalogue): exceptions of the graphics engine, page faults, channels that were s
 
 
 ThrottleReason = Literal[
-    "idle", "setting", "power cap", "slowdown", "sync boost", "thermal software", "thermal hardware",
-    "power brake", "display",
-]  # fmt: skip
+    "idle",
+    "setting",
+    "power cap",
+    "slowdown",
+    "sync boost",
+    "thermal software",
+    "thermal hardware",
+    "power brake",
+    "display",
+]
 """Why a device's clocks are below its best, in NVML's order of bits."""
 
 

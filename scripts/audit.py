@@ -108,8 +108,11 @@ def code_is_clean() -> bool:
         return True
     done = subprocess.run(
         [sys.executable, "-m", "bandit", "-q", "-f", "json", "-r", *PRODUCT],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     try:
         results: list[dict[str, Any]] = json.loads(done.stdout)["results"]
     except (ValueError, KeyError):

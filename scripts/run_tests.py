@@ -76,9 +76,14 @@ def _passes_alone(test: str, first_logs: Sequence[str]) -> bool:
     environment = {key: value for key, value in os.environ.items() if key not in WORKER_VARIABLES}
     again = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", test],
-        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", check=False,
-    )  # fmt: skip
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if again.returncode != 0:
         print(again.stdout)
         print(f"FAILED TWICE {test}", flush=True)

@@ -30,11 +30,14 @@ JOB = {
     },
     "data": {"source": "stdlib:", "sample_tokens": 64},
     "training": {
-        "steps": 5000, "microbatches": 12, "microbatch_samples": 2,
-        "validate_every": 40, "checkpoint_every": 30,
+        "steps": 5000,
+        "microbatches": 12,
+        "microbatch_samples": 2,
+        "validate_every": 40,
+        "checkpoint_every": 30,
     },
     "parallel": {"stages": 3, "replicas": [2, 3, 2]},
-}  # fmt: skip
+}
 
 
 def main() -> None:

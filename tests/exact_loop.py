@@ -60,9 +60,14 @@ def _train(spec: JobSpec) -> dict[str, Tensor]:
         summed = GradientSum(parameters, exact=True, microbatches=training.microbatches)
         for number in range(training.microbatches):
             inputs, targets = batch(
-                dataset, "train", training.seed, step, number,
-                training.microbatch_samples, spec.data.sample_tokens,
-            )  # fmt: skip
+                dataset,
+                "train",
+                training.seed,
+                step,
+                number,
+                training.microbatch_samples,
+                spec.data.sample_tokens,
+            )
             outputs = whole(inputs, step=step, microbatch=number)
             summed.add(number, torch.autograd.grad(loss(outputs[0], targets), parameters, allow_unused=True))
         gradients = summed.to_gradients(summed.total)

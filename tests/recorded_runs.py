@@ -34,9 +34,15 @@ def event(at: float, state: JobState | None = None, step: int | None = None) -> 
     result = None
     if step is not None:
         result = StepResult(
-            step=step, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=64, step_s=1.0,
-            tokens_per_s=64.0, shares=dict.fromkeys(SIDS, 4),
-        )  # fmt: skip
+            step=step,
+            loss=1.0,
+            gradient_norm=1.0,
+            learning_rate=0.1,
+            tokens=64,
+            step_s=1.0,
+            tokens_per_s=64.0,
+            shares=dict.fromkeys(SIDS, 4),
+        )
     told = JobEvent(
         job=JOB, kind="step" if result else "state", at=BEGAN + at, state=state, total_steps=60, result=result
     )
@@ -65,9 +71,15 @@ def frames(seconds: int = 60, *, slow_from: int = 20) -> list[Frame]:
             )
         found.append(event(second + 0.5, step=second))
     said = PolicySuggestion(
-        module="equaliser", version="7", job=JOB, confidence=0.6, reason="always", input_revision=24,
-        action=SetWeights(stage=0, weights=dict.fromkeys(SIDS, 1.0)), valid_s=20.0,
-    )  # fmt: skip
+        module="equaliser",
+        version="7",
+        job=JOB,
+        confidence=0.6,
+        reason="always",
+        input_revision=24,
+        action=SetWeights(stage=0, weights=dict.fromkeys(SIDS, 1.0)),
+        valid_s=20.0,
+    )
     decided = PolicyDecision(
         module="equaliser",
         version="7",
@@ -75,7 +87,7 @@ def frames(seconds: int = 60, *, slow_from: int = 20) -> list[Frame]:
         suggestion="p1",
         adopted=False,
         reason="would change nothing",
-    )  # fmt: skip
+    )
     found.append(frame(subjects.SUGGESTION, 24.7, said, "p1", owner=MESH, module="equaliser"))
     found.append(frame(subjects.POLICY_DECISION, 24.71, decided, "d1", module="equaliser"))
     found.append(event(float(seconds), JobState.DONE))

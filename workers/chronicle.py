@@ -48,9 +48,19 @@ METRICS_S = 0.5
 """Least seconds between two samples that are kept; what is published between them is not."""
 
 _SAMPLED = (
-    "step", "queue", "in_flight", "microbatches", "service_ms", "forward_ms", "backward_ms", "busy",
-    "tokens_per_s", "reduce_ms", "retained_bytes", "resident_bytes",
-)  # fmt: skip
+    "step",
+    "queue",
+    "in_flight",
+    "microbatches",
+    "service_ms",
+    "forward_ms",
+    "backward_ms",
+    "busy",
+    "tokens_per_s",
+    "reduce_ms",
+    "retained_bytes",
+    "resident_bytes",
+)
 
 Order = Callable[[Any], Awaitable[Message]]
 

@@ -173,8 +173,14 @@ class CudaProbe:
     def _try(self, ask: Callable[[], T], failed: Any = None) -> T | Any:
         """The answer, or `failed` where this driver, device or version does not tell."""
         errors: tuple[type[Exception], ...] = (
-            RuntimeError, AttributeError, OSError, AssertionError, TypeError, ValueError, IndexError,
-        )  # fmt: skip
+            RuntimeError,
+            AttributeError,
+            OSError,
+            AssertionError,
+            TypeError,
+            ValueError,
+            IndexError,
+        )
         if self._nvml is not None:
             errors = (*errors, self._nvml.NVMLError)
         try:

@@ -199,9 +199,15 @@ class HopRuntime(ABC):
         if self.exchange is None:
             raise PeerUnreachable(f"{self.member.sid} has no links yet", peer=to.sid)
         return await self.exchange.send(
-            direction=direction, receiver=to, stage=stage, step=step, attempt=0, microbatch=0,
-            transfer=transfer, tensors=tensors,
-        )  # fmt: skip
+            direction=direction,
+            receiver=to,
+            stage=stage,
+            step=step,
+            attempt=0,
+            microbatch=0,
+            transfer=transfer,
+            tensors=tensors,
+        )
 
     def _track(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -179,9 +179,11 @@ class LocalStore:
             text = " ".join(str(error).split())
             if not self._trouble:
                 log.warning(
-                    "local store can't be written, rows wait", sid=self.member.sid, file=str(file.path),
+                    "local store can't be written, rows wait",
+                    sid=self.member.sid,
+                    file=str(file.path),
                     reason=text,
-                )  # fmt: skip
+                )
             self._trouble = text
             self._put_back(rows)
             if not file.path.exists():  # somebody removed it: what is written to it would be lost
@@ -217,9 +219,11 @@ class LocalStore:
         if damage:
             aside = file.aside.name
             log.warning(
-                "local store was damaged: moved aside, begun anew", sid=self.member.sid,
-                file=str(file.aside), reason=damage,
-            )  # fmt: skip
+                "local store was damaged: moved aside, begun anew",
+                sid=self.member.sid,
+                file=str(file.aside),
+                reason=damage,
+            )
             text = f"begun anew; the former file was unusable ({damage}) and is now {aside}"
         elif not existed:
             text = "begun"

@@ -38,10 +38,16 @@ REACHES_FOR = 0.9
 _INTEGER_BOUND = 1 << 63
 
 _PASSING = {
-    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_INTERRUPT,
-}  # fmt: skip
+}
 """What says nothing against the file: the disk is full, the folder not writable, somebody holds a lock."""
 
 

@@ -104,11 +104,16 @@ def signed(giver: Credential, claims: dict[str, str]) -> Credential:
     now = int(time.time())
     link = nats_jwt.encode(
         {
-            "type": TYPE, "iss": giver.keys.public, "sub": keys.public, "iat": now, "exp": now + 3_600,
-            "jti": f"forged-{keys.public[:12]}", "id": claims,
+            "type": TYPE,
+            "iss": giver.keys.public,
+            "sub": keys.public,
+            "iat": now,
+            "exp": now + 3_600,
+            "jti": f"forged-{keys.public[:12]}",
+            "id": claims,
         },
         giver.keys,
-    )  # fmt: skip
+    )
     return Credential((*giver.chain, link), keys)
 
 

@@ -201,8 +201,11 @@ class Trial:
         effects += self._changed(self._before, after, heard)
         effects += _unheard(batch, heard)
         if after != self._before and effects:
-            changed = {name.partition("/")[0] for name in after.keys() | self._before.keys()
-                       if after.get(name) != self._before.get(name)}  # fmt: skip
+            changed = {
+                name.partition("/")[0]
+                for name in after.keys() | self._before.keys()
+                if after.get(name) != self._before.get(name)
+            }
             await world.mend(changed)
             after = await world.look()
         self._before = after
@@ -366,8 +369,11 @@ def _recorded(old: StreamPrint, new: StreamPrint, heard: Sequence[Heard]) -> boo
     came = sum(any(covers(pattern, one.subject) for pattern in patterns) for one in heard)
     grown = new.last - old.last
     same = (old.config, old.first, old.deleted, old.consumers) == (
-        new.config, new.first, new.deleted, new.consumers,
-    )  # fmt: skip
+        new.config,
+        new.first,
+        new.deleted,
+        new.consumers,
+    )
     return same and 0 <= grown <= came and new.messages - old.messages == grown
 
 

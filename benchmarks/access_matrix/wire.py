@@ -173,9 +173,13 @@ async def wire(
     reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=64 << 20)
     info: Mapping[str, Any] = json.loads((await reader.readline()).removeprefix(b"INFO "))
     said: dict[str, Any] = {
-        "verbose": False, "lang": "wire", "version": "0", "name": f"{name}/0", "headers": True,
+        "verbose": False,
+        "lang": "wire",
+        "version": "0",
+        "name": f"{name}/0",
+        "headers": True,
         "no_responders": True,
-    }  # fmt: skip
+    }
     if is_root(token) or is_credential(token):
         shown = present(token, name, kind)
         said |= {"auth_token": shown.chain, "sig": shown.sign(info["nonce"]).decode()}

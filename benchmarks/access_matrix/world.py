@@ -133,10 +133,14 @@ class StreamPrint:
         state = info["state"]
         return cls(
             config=json.dumps(info["config"], sort_keys=True),
-            messages=state["messages"], bytes=state["bytes"], first=state["first_seq"],
-            last=state["last_seq"], deleted=state.get("num_deleted", 0), consumers=state["consumer_count"],
+            messages=state["messages"],
+            bytes=state["bytes"],
+            first=state["first_seq"],
+            last=state["last_seq"],
+            deleted=state.get("num_deleted", 0),
+            consumers=state["consumer_count"],
             created=info.get("created", ""),
-        )  # fmt: skip
+        )
 
     def differences(self, other: StreamPrint) -> str:
         """From this to the other, in words."""
@@ -378,9 +382,14 @@ def tokens_of(row: Subject, own: bool) -> dict[str, str]:
         "owner": "system",
     }
     theirs = {
-        "job": "k", "sid": "k-s0-r0", "agent": "b-n", "gateway": "gateway-b", "cluster": "b",
-        "module": "another", "owner": "researcher",
-    }  # fmt: skip
+        "job": "k",
+        "sid": "k-s0-r0",
+        "agent": "b-n",
+        "gateway": "gateway-b",
+        "cluster": "b",
+        "module": "another",
+        "owner": "researcher",
+    }
     known = mine if own else theirs
     return {token: known.get(token, "x") for token in row.tokens}
 
@@ -405,9 +414,14 @@ def _record(job: str, state: JobState, reason: str) -> JobRecord:
         {"name": "matrix", "model": {"factory": "workers.models.gpt:byte_gpt"}, "training": {"steps": 1}}
     )
     return JobRecord(
-        job=job, spec=spec, state=state, user="somebody", reason=reason,
-        submitted_at=time.time(), changed_at=time.time(),
-    )  # fmt: skip
+        job=job,
+        spec=spec,
+        state=state,
+        user="somebody",
+        reason=reason,
+        submitted_at=time.time(),
+        changed_at=time.time(),
+    )
 
 
 async def _have_jobs(bus: Bus, known: JobStates) -> None:

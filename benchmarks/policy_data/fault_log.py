@@ -71,7 +71,11 @@ def load_faults(path: Path) -> list[LoggedFault]:
             place = opened[key].pop(0)
             old = found[place]
             found[place] = LoggedFault(
-                node=old.node, start_day=old.start_day, end_day=day, level=old.level, kind=old.kind,
+                node=old.node,
+                start_day=old.start_day,
+                end_day=day,
+                level=old.level,
+                kind=old.kind,
                 description=old.description,
-            )  # fmt: skip
+            )
     return sorted(found, key=lambda fault: fault.start_day)

@@ -126,9 +126,15 @@ def load_experiment(folder: Path, name: str) -> Experiment:
         carrier[:, at] = np.diff(table[last, 1], prepend=table[last[0], 1])
         samples[:, at], sampled[:, at] = last + 1, table[last, 0]
     return Experiment(
-        name=name, ports=tuple(tables), events=events, times=times, packets=packets, carrier=carrier,
-        samples=samples, sampled=sampled,
-    )  # fmt: skip
+        name=name,
+        ports=tuple(tables),
+        events=events,
+        times=times,
+        packets=packets,
+        carrier=carrier,
+        samples=samples,
+        sampled=sampled,
+    )
 
 
 def _events(path: Path) -> list[Event]:

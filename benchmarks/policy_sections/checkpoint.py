@@ -90,11 +90,15 @@ def run(bench: Bench) -> None:
         )
         adaptive, steady, mean = figures.mean(axis=0)[:3]
         bench.at_most(
-            f"time ÷ best fixed interval, {name}", adaptive, 1.01, orchestrator_alone=steady,
-            fixed_by_the_true_mean=mean, worst=figures[:, 0].max(),
+            f"time ÷ best fixed interval, {name}",
+            adaptive,
+            1.01,
+            orchestrator_alone=steady,
+            fixed_by_the_true_mean=mean,
+            worst=figures[:, 0].max(),
             note=f"{len(cases)} runs × {len(COSTS_S)} costs, "
             f"{np.mean([len(one) for one, _ in cases]):.0f} failures",
-        )  # fmt: skip
+        )
         bench.told(f"time lost ÷ best fixed interval's, {name}", figures[:, 3].mean())
         worst, all_cases = max(worst, figures[:, 0].max()), all_cases + len(figures)
     bench.told("the worst of all", worst, note=f"{all_cases} runs")

@@ -77,20 +77,26 @@ def _horizon(bench: Bench, network: Network, demands: Floats, loads: Floats, cut
     label = f"{horizon} step{'s' if horizon > 1 else ''}"
     bench.at_least(f"{label}: AUROC of a hot link", auroc(chance, hot), least, last_value=auroc(ratio, hot))
     bench.at_most(
-        f"{label}: MASE", error_ratio(forecast, last, truth), most,
+        f"{label}: MASE",
+        error_ratio(forecast, last, truth),
+        most,
         AR_12=error_ratio(autoregressive, last, truth),
-        bottom_up=error_ratio(forecasts[0], last, truth), links=error_ratio(forecasts[1], last, truth),
-    )  # fmt: skip
+        bottom_up=error_ratio(forecasts[0], last, truth),
+        links=error_ratio(forecasts[1], last, truth),
+    )
     bench.at_most(
-        f"{label}: MASE, mean over links", _mean_ratio(forecast, last, truth), most,
+        f"{label}: MASE, mean over links",
+        _mean_ratio(forecast, last, truth),
+        most,
         AR_12=_mean_ratio(autoregressive, last, truth),
-    )  # fmt: skip
+    )
     hindsight = fit(loads[cut - DAY - LEARNT :], config)
     known = hindsight.levels(np.sqrt(loads) / hindsight.scale, rows)
     bench.told(
-        f"{label}: MASE of links in hindsight", error_ratio(hindsight.value(known), last, truth),
+        f"{label}: MASE of links in hindsight",
+        error_ratio(hindsight.value(known), last, truth),
         note="the same model fitted to the held-out part itself",
-    )  # fmt: skip
+    )
     if bench.pictures is not None:
         _draw(bench.pictures, loads, rows, forecast, conformal, horizon)
     for coverage in (0.8, 0.95):
@@ -99,9 +105,11 @@ def _horizon(bench: Bench, network: Network, demands: Floats, loads: Floats, cut
         bench.told(f"{label}: within the {coverage:.0%} interval", float(inside.mean()))
     often = np.full(hot.shape, (loads[:cut] > threshold).mean())
     bench.told(
-        f"{label}: Brier score of a hot link", brier(chance, hot),
-        always_the_same=brier(often, hot), last_value=brier((last > threshold).astype(float), hot),
-    )  # fmt: skip
+        f"{label}: Brier score of a hot link",
+        brier(chance, hot),
+        always_the_same=brier(often, hot),
+        last_value=brier((last > threshold).astype(float), hot),
+    )
     bench.told(f"{label}: calibration error", calibration_error(chance, hot))
     live = demands[:cut].std(axis=0) > 0
     model, recent = fit(demands[:cut, live], config), demands[:cut, live]
@@ -125,10 +133,13 @@ def _draw(
     courses = {}
     for link in np.argsort(-loads[rows].mean(axis=0))[:PANELS]:
         courses[f"link {link}"] = Course(
-            at=(rows / 4).tolist(), value=loads[rows, link].tolist(),
-            forecast_at=((rows + horizon) / 4).tolist(), expected=forecast[:, link].tolist(),
-            low=(np.maximum(low[:, link], 0) ** 2).tolist(), high=(high[:, link] ** 2).tolist(),
-        )  # fmt: skip
+            at=(rows / 4).tolist(),
+            value=loads[rows, link].tolist(),
+            forecast_at=((rows + horizon) / 4).tolist(),
+            expected=forecast[:, link].tolist(),
+            low=(np.maximum(low[:, link], 0) ** 2).tolist(),
+            high=(high[:, link] ** 2).tolist(),
+        )
     folder.mkdir(parents=True, exist_ok=True)
     title = f"GEANT, held-out part, {horizon} step{'s' if horizon > 1 else ''} ahead"
     figure = draw_forecasts(title, courses, unit="utilisation", coverage="80 %", x_unit="hours")

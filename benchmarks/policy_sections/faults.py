@@ -147,9 +147,10 @@ def run(bench: Bench) -> None:
             events += 1
             wanted = KINDS[event.kind]
             after = [
-                (place, at, found) for place, (at, found) in enumerate(said)
+                (place, at, found)
+                for place, (at, found) in enumerate(said)
                 if event.at - SKEW_S <= held.recording.times[at] <= event.at + FOUND_S
-            ]  # fmt: skip
+            ]
             used.update(place for place, _, _ in after)
             hit = [(at, found) for _, at, found in after if found.fault is wanted]
             samples = _samples(held, event, *hit[0]) if hit else None

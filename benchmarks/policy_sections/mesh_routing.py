@@ -36,9 +36,13 @@ def run(bench: Bench) -> None:
             ratios.append(tried / alone)
         everything += ratios
         bench.at_most(
-            f"time ÷ expected completion's, {name}", float(np.mean(ratios)), 1.01,
-            best=min(ratios), worst=max(ratios), note=f"{SEEDS} seeds, {STEPS} steps",
-        )  # fmt: skip
+            f"time ÷ expected completion's, {name}",
+            float(np.mean(ratios)),
+            1.01,
+            best=min(ratios),
+            worst=max(ratios),
+            note=f"{SEEDS} seeds, {STEPS} steps",
+        )
     bench.at_most("the worst of all", max(everything), 1.01, note=f"{len(everything)} runs")
     bandit = ConservativeBandit(arms=4)
     bench.latency("inference", lambda: bandit.cost(bandit.choose(), 1.0))
@@ -57,16 +61,21 @@ def _scenario(name: str, seed: int, policy: str) -> Scenario:
     links = [{"between": ["a", "b"], "latency_ms": 10, "bandwidth_bytes_per_s": 1e8}] if far else []
     return Scenario.model_validate(
         {
-            "name": "mesh", "clusters": clusters, "links": links, "events": events,
+            "name": "mesh",
+            "clusters": clusters,
+            "links": links,
+            "events": events,
             "jobs": [
                 {
-                    "name": "job", "steps": STEPS, "microbatches": 24,
+                    "name": "job",
+                    "steps": STEPS,
+                    "microbatches": 24,
                     "stages": [{"replicas": 4, "speeds": speeds, **STAGE}, {"replicas": 3, **STAGE}],
                 }
             ],
             "routing": {"policy": policy},
         }
-    )  # fmt: skip
+    )
 
 
 def _seconds(scenario: Scenario, seed: int) -> float:

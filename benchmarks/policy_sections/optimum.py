@@ -60,9 +60,13 @@ def least_expected(
         ]
     )
     solved = linprog(
-        cost, A_ub=sparse.vstack(blocks).tocsr(), b_ub=np.concatenate(below), A_eq=whole,
-        b_eq=np.ones(paths.demands), method="highs",
-    )  # fmt: skip
+        cost,
+        A_ub=sparse.vstack(blocks).tocsr(),
+        b_ub=np.concatenate(below),
+        A_eq=whole,
+        b_eq=np.ones(paths.demands),
+        method="highs",
+    )
     split = np.zeros(paths.present.size)
     split[there] = np.maximum(solved.x[:splits], 0.0)
     return float(solved.x[splits : splits + matrices].mean()), paths.rescaled(

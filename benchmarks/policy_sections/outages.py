@@ -58,10 +58,16 @@ def run(bench: Bench) -> None:
             [_mix(np.random.default_rng([bench.seed, one]), regimes) for one in range(SEEDS)]
         ).mean(axis=0)
         bench.at_most(
-            f"decision cost ÷ hindsight, {name}", figures[0], 1.15,
-            wait_for_the_price=figures[1], replace_at_once=figures[2], best_fixed_wait=figures[3],
-            best_by_kind=figures[4], knows_the_mix=figures[5], note=f"mean of {SEEDS} seeds",
-        )  # fmt: skip
+            f"decision cost ÷ hindsight, {name}",
+            figures[0],
+            1.15,
+            wait_for_the_price=figures[1],
+            replace_at_once=figures[2],
+            best_fixed_wait=figures[3],
+            best_by_kind=figures[4],
+            knows_the_mix=figures[5],
+            note=f"mean of {SEEDS} seeds",
+        )
     for hours in LOGGED_H:
         _logged(bench, hours * 3600.0)
     _repairs(bench)
@@ -92,9 +98,13 @@ def _mix(rng: np.random.Generator, regimes: tuple[dict[str, Kind], ...]) -> tupl
         for which in sorted({one[:2] for one in drawn})
     )
     return (
-        learnt / hindsight, _cost(seconds, PRICE_S) / hindsight, _cost(seconds, 0.0) / hindsight,
-        _best(seconds) / hindsight, by_kind / hindsight, informed / hindsight,
-    )  # fmt: skip
+        learnt / hindsight,
+        _cost(seconds, PRICE_S) / hindsight,
+        _cost(seconds, 0.0) / hindsight,
+        _best(seconds) / hindsight,
+        by_kind / hindsight,
+        informed / hindsight,
+    )
 
 
 def _draw(rng: np.random.Generator, regime: dict[str, Kind], count: int) -> Iterator[tuple[str, float]]:
@@ -140,10 +150,12 @@ def _logged(bench: Bench, price_s: float) -> None:
     hindsight = np.minimum(lasted, price_s).sum()
     fixed = min(np.where(lasted <= wait, lasted, wait + price_s).sum() for wait in (0.0, *lasted))
     bench.told(
-        f"the same on InfiniteHBD's log, a replacement costs {price_s / 3600:g} h", learnt / hindsight,
+        f"the same on InfiniteHBD's log, a replacement costs {price_s / 3600:g} h",
+        learnt / hindsight,
         wait_for_the_price=float(np.where(lasted <= price_s, lasted, 2 * price_s).sum() / hindsight),
-        replace_at_once=len(lasted) * price_s / hindsight, best_fixed_wait=float(fixed / hindsight),
-    )  # fmt: skip
+        replace_at_once=len(lasted) * price_s / hindsight,
+        best_fixed_wait=float(fixed / hindsight),
+    )
 
 
 def _repairs(bench: Bench) -> None:
@@ -174,18 +186,22 @@ def _repairs(bench: Bench) -> None:
     )
     kind_rate = _kind_rate([fault.what for fault in faults], long, half)
     bench.at_least(
-        "repair > 1 day, AUROC when the fault begins", auroc(scores[half:], long[half:]), 0.70,
+        "repair > 1 day, AUROC when the fault begins",
+        auroc(scores[half:], long[half:]),
+        0.70,
         by_kind_of_fault=auroc(kind_rate[half:], long[half:]),
         first_half=auroc(scores[60:half], long[60:half]),
         note="the first half is what it was chosen on",
-    )  # fmt: skip
+    )
     for hours in WATCHED_H:
         over = lasted <= hours * 3600
         watched = np.where(over, -1.0, scores)
         bench.at_least(
-            f"the same after {hours:g} h of waiting", auroc(watched[half:], long[half:]), 0.70,
+            f"the same after {hours:g} h of waiting",
+            auroc(watched[half:], long[half:]),
+            0.70,
             waiting_alone=auroc((~over[half:]).astype(float), long[half:]),
-        )  # fmt: skip
+        )
     bench.latency("inference, repair outlook", lambda: outlook.longer(len(faults) - 1), calls=100)
 
 

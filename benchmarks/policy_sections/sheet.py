@@ -145,14 +145,26 @@ class Bench:
         self.at_most(name, float(p99), INFERENCE_P99_MS, unit="ms", note=note)
 
     def _add(
-        self, name: str, value: float | None, unit: str, beside: Mapping[str, float], bar: str,
-        kept: bool | None, note: str,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        value: float | None,
+        unit: str,
+        beside: Mapping[str, float],
+        bar: str,
+        kept: bool | None,
+        note: str,
+    ) -> None:
         baselines = {label.replace("_", " "): float(figure) for label, figure in beside.items()}
         value = None if value is None else float(value)
         self._rows.append(
             Row(
-                section=self._section, name=name, value=value, unit=unit, baselines=baselines, bar=bar,
-                kept=kept, note=note,
+                section=self._section,
+                name=name,
+                value=value,
+                unit=unit,
+                baselines=baselines,
+                bar=bar,
+                kept=kept,
+                note=note,
             )
-        )  # fmt: skip
+        )

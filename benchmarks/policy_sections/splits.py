@@ -58,18 +58,29 @@ def run(bench: Bench) -> None:
             for at in range(cut, min(len(demands), cut + PREVIOUS))
         ]
         hindsight = losses(
-            paths, demands[cut:], least[cut:],
+            paths,
+            demands[cut:],
+            least[cut:],
             learn(paths, demands[cut:], least[cut:], seed=bench.seed, config=LearningConfig(tail=0.0)),
-        )  # fmt: skip
+        )
         bench.at_most(
-            f"{name}, mean", mixed.mean(), goal, best_fixed_in_hindsight=hindsight.mean(),
-            previous_LP=np.mean(before), stochastic_LP=with_lp.mean(), learnt_alone=alone.mean(),
-        )  # fmt: skip
+            f"{name}, mean",
+            mixed.mean(),
+            goal,
+            best_fixed_in_hindsight=hindsight.mean(),
+            previous_LP=np.mean(before),
+            stochastic_LP=with_lp.mean(),
+            learnt_alone=alone.mean(),
+        )
         bench.at_most(
-            f"{name}, p99", np.quantile(mixed, 0.99), float(np.quantile(with_lp, 0.99)),
-            previous_LP=np.quantile(before, 0.99), stochastic_LP=np.quantile(with_lp, 0.99),
-            learnt_alone=np.quantile(alone, 0.99), note="bar: the stochastic LP's",
-        )  # fmt: skip
+            f"{name}, p99",
+            np.quantile(mixed, 0.99),
+            float(np.quantile(with_lp, 0.99)),
+            previous_LP=np.quantile(before, 0.99),
+            stochastic_LP=np.quantile(with_lp, 0.99),
+            learnt_alone=np.quantile(alone, 0.99),
+            note="bar: the stochastic LP's",
+        )
         _link_loss(bench, name, paths, demands, least, cut, split, rng)
         reactive = trained()
         bench.latency(f"{name}, inference", lambda: reactive.split(paths, demands[cut]), calls=200)  # noqa: B023  # called at once
@@ -104,9 +115,15 @@ def _online(paths: Paths, demands: Floats, least: Floats, cut: int, split: Float
 
 
 def _link_loss(
-    bench: Bench, name: str, paths: Paths, demands: Floats, least: Floats, cut: int, split: Floats,
+    bench: Bench,
+    name: str,
+    paths: Paths,
+    demands: Floats,
+    least: Floats,
+    cut: int,
+    split: Floats,
     rng: np.random.Generator,
-) -> None:  # fmt: skip
+) -> None:
     """What it is after a link was lost.
 
     At once its traffic goes over the other paths in proportion; then the split is learnt anew from the same
@@ -130,10 +147,12 @@ def _link_loss(
             anew.append(left.worst(row, learnt) / best)
             stochastic.append(left.worst(row, over) / best)
     bench.told(
-        f"{name}, after a lost link, mean", float(np.mean(anew)),
-        at_once=float(np.mean(at_once)), stochastic_LP_anew=float(np.mean(stochastic)),
+        f"{name}, after a lost link, mean",
+        float(np.mean(anew)),
+        at_once=float(np.mean(at_once)),
+        stochastic_LP_anew=float(np.mean(stochastic)),
         note=f"{len(usable)} links, {AFTER} matrices each; learnt anew in {np.mean(took):.1f} s",
-    )  # fmt: skip
+    )
 
 
 def _cuts_off(paths: Paths, link: int) -> bool:

@@ -53,27 +53,39 @@ def run(bench: Bench) -> None:
     scored, ecmp, shortest = np.array(figures).T
     note = f"{len(scored)} matrices"
     bench.at_most(
-        "maximum utilisation ÷ LP optimum, mean", scored.mean(), 1.05,
-        note=note, ECMP=ecmp.mean(), shortest=shortest.mean(),
-    )  # fmt: skip
+        "maximum utilisation ÷ LP optimum, mean",
+        scored.mean(),
+        1.05,
+        note=note,
+        ECMP=ecmp.mean(),
+        shortest=shortest.mean(),
+    )
     bench.at_most(
-        "the same, 98th percentile", np.quantile(scored, 0.98), 1.11,
-        ECMP=np.quantile(ecmp, 0.98), shortest=np.quantile(shortest, 0.98),
-    )  # fmt: skip
+        "the same, 98th percentile",
+        np.quantile(scored, 0.98),
+        1.11,
+        ECMP=np.quantile(ecmp, 0.98),
+        shortest=np.quantile(shortest, 0.98),
+    )
     bench.at_least(
-        "part of matrices at most 1.11", np.mean(scored <= 1.11), 0.98,
-        ECMP=np.mean(ecmp <= 1.11), shortest=np.mean(shortest <= 1.11),
-    )  # fmt: skip
+        "part of matrices at most 1.11",
+        np.mean(scored <= 1.11),
+        0.98,
+        ECMP=np.mean(ecmp <= 1.11),
+        shortest=np.mean(shortest <= 1.11),
+    )
     bench.told("the same, worst", scored.max(), ECMP=ecmp.max(), shortest=shortest.max())
     bench.told(
-        "LP over 4 paths ÷ LP over any way, mean", float(np.mean(widest)),
+        "LP over 4 paths ÷ LP over any way, mean",
+        float(np.mean(widest)),
         note=f"worst {max(widest):.3f}: what the choice of paths costs",
-    )  # fmt: skip
+    )
     assert largest is not None
     bench.latency(
         f"inference, the largest ({largest[0].present.shape[0]} pairs)",
-        lambda: scoring.split(*largest), calls=200,
-    )  # fmt: skip
+        lambda: scoring.split(*largest),
+        calls=200,
+    )
     bench.latency("inference, 8 senders to 8 receivers", lambda: scoring.split(*_mesh(8)), calls=200)
 
 

@@ -62,9 +62,15 @@ class Relay(Subscription):
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(
-            bus, subjects.BROKER_REQUEST, f"{BROKER}.>", handler=None, server=None, concurrency=1,
-            queue_group=QUEUE_GROUP, pending_limit=PENDING,
-        )  # fmt: skip
+            bus,
+            subjects.BROKER_REQUEST,
+            f"{BROKER}.>",
+            handler=None,
+            server=None,
+            concurrency=1,
+            queue_group=QUEUE_GROUP,
+            pending_limit=PENDING,
+        )
         self.asked: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.turns: Turns[tuple[Asker | None, Msg]] = Turns()

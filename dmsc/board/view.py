@@ -18,8 +18,17 @@ from schemas.plain_text import plain
 _colours = {"active": "green", "pending": "yellow", "draining": "yellow", "faulted": "bold red"}
 ROUTE_COLUMNS = ("instance", "cluster", "state", "weight", "share", "ms/microbatch", "queue", "open", "why")
 LINK_COLUMNS = (
-    "from", "to", "latency", "bandwidth", "lost", "ms/transfer", "beside best", "share", "trend", "evidence",
-)  # fmt: skip
+    "from",
+    "to",
+    "latency",
+    "bandwidth",
+    "lost",
+    "ms/transfer",
+    "beside best",
+    "share",
+    "trend",
+    "evidence",
+)
 MOST_LINES = 40
 """Instances that fit a terminal; the busiest of each stage are shown first."""
 
@@ -111,8 +120,17 @@ def top_text(board: Board, now: float) -> RenderableType:
 JOB_COLUMNS = ("job", "state", "step", "step time", "tokens/s", "loss", "routes/min")
 NODE_COLUMNS = ("cluster", "node", "cpu", "memory", "devices", "instances")
 INSTANCE_COLUMNS = (
-    "instance", "stage", "place", "state", "busy", "queue", "ms/microbatch", "share", "sent", "ms/transfer",
-)  # fmt: skip
+    "instance",
+    "stage",
+    "place",
+    "state",
+    "busy",
+    "queue",
+    "ms/microbatch",
+    "share",
+    "sent",
+    "ms/transfer",
+)
 
 
 def job_row(job: JobLine) -> tuple[str, ...]:

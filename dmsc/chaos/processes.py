@@ -115,10 +115,7 @@ def _part(process: psutil.Process, command: Sequence[str] | None, tree: Tree) ->
             name = f"{name}-{clusters[0]}"
     else:
         return None
-    return Part(
-        name=name, entities=entities, clusters=clusters, pid=process.pid, started=started,
-        tree=tree,
-    )  # fmt: skip
+    return Part(name=name, entities=entities, clusters=clusters, pid=process.pid, started=started, tree=tree)
 
 
 def _descendants(process: psutil.Process) -> Iterator[tuple[int, float]]:

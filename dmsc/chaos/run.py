@@ -210,9 +210,13 @@ class Chaos:
             at, held = await strike(target.processes, freeze=planned.kind in FREEZES)
         except DmscError as error:
             return Fault(
-                number=planned.number, kind=planned.kind, at=asked_at, victim=target.name,
-                missed=error.text, failed=True,
-            )  # fmt: skip
+                number=planned.number,
+                kind=planned.kind,
+                at=asked_at,
+                victim=target.name,
+                missed=error.text,
+                failed=True,
+            )
         frozen.extend(held)
         if planned.kind is FaultKind.SERVER_FREEZE:
             holding.thaw_after(HOLD_S, held)

@@ -192,9 +192,14 @@ def _private_mesh(state: Path, own: _OwnMesh) -> MeshOptions:
     from dmsc.layout import MeshOptions
 
     return MeshOptions(
-        state=state, nats_port=0, http_port=0, slots=own.slots, node=node_name(), separate=own.separate,
+        state=state,
+        nats_port=0,
+        http_port=0,
+        slots=own.slots,
+        node=node_name(),
+        separate=own.separate,
         allow_urls=own.allow_urls,
-    )  # fmt: skip
+    )
 
 
 def _write_plot(report: Report, path: Path) -> None:

@@ -420,8 +420,10 @@ def run_parts(
         async with contextlib.nullcontext() if logs is None else rotating(logs):
             await serve(
                 *(parts, address.servers, address.token),
-                patience_s=patience_s, replicas=replicas, metrics=metrics,
-            )  # fmt: skip
+                patience_s=patience_s,
+                replicas=replicas,
+                metrics=metrics,
+            )
 
     run_async(serve_all())
 

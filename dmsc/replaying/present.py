@@ -24,9 +24,19 @@ BESIDE_S = 5.0
 
 COLUMNS = ("time", "step", "this policy", "the rules would say", "then", "decided then")
 SCORE_COLUMNS = (
-    "module", "version", "as", "suggestions", "scored", "missed", "score", "95 %", "right", "Brier",
-    "overconfident by", "adopted",
-)  # fmt: skip
+    "module",
+    "version",
+    "as",
+    "suggestions",
+    "scored",
+    "missed",
+    "score",
+    "95 %",
+    "right",
+    "Brier",
+    "overconfident by",
+    "adopted",
+)
 
 
 def beside(story: Story) -> list[tuple[Replayed | None, Recorded | None]]:

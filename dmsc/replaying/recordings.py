@@ -80,15 +80,31 @@ class Archive:
                     header = run.header
             except DmscError as error:
                 found.append(
-                    Listed(job=path.name.removesuffix(SUFFIX), name="", state=error.text, steps=0, began=0.0,
-                           until=0.0, messages=0, where="archive")
-                )  # fmt: skip
+                    Listed(
+                        job=path.name.removesuffix(SUFFIX),
+                        name="",
+                        state=error.text,
+                        steps=0,
+                        began=0.0,
+                        until=0.0,
+                        messages=0,
+                        where="archive",
+                    )
+                )
                 continue
             state = "ended" if header.ended else "cut off while it ran"
             found.append(
-                Listed(job=header.job, name=header.name, state=state, steps=header.steps, began=header.began,
-                       until=header.until, messages=header.count, where="archive")
-            )  # fmt: skip
+                Listed(
+                    job=header.job,
+                    name=header.name,
+                    state=state,
+                    steps=header.steps,
+                    began=header.began,
+                    until=header.until,
+                    messages=header.count,
+                    where="archive",
+                )
+            )
         return found
 
 

@@ -117,16 +117,30 @@ class JobMembers(ABC):
         instance: Instance
         if stage < 0:
             instance = DataInstance(
-                self, member, cluster=cluster, node=node, epoch=EPOCH, binder=binder,
+                self,
+                member,
+                cluster=cluster,
+                node=node,
+                epoch=EPOCH,
+                binder=binder,
                 make_s=self._overheads.data_ms / 1e3,
-            )  # fmt: skip
+            )
         else:
             forward, backward = self._draws[stage]
             instance = StageInstance(
-                self, member, stage=stage, last=stage == len(self.stages) - 1, cluster=cluster, node=node,
-                epoch=EPOCH, binder=binder, forward=forward, backward=backward,
-                compute_s=self._overheads.compute_ms / 1e3, speed=1.0,
-            )  # fmt: skip
+                self,
+                member,
+                stage=stage,
+                last=stage == len(self.stages) - 1,
+                cluster=cluster,
+                node=node,
+                epoch=EPOCH,
+                binder=binder,
+                forward=forward,
+                backward=backward,
+                compute_s=self._overheads.compute_ms / 1e3,
+                speed=1.0,
+            )
         self.instances[member] = self.by_sid[sid] = instance
         return instance
 

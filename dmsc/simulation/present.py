@@ -10,8 +10,17 @@ MOST_INSTANCES = 40
 """Beyond that a stage is one line: how far its shares are apart."""
 
 JOB_COLUMNS = (
-    "job", "steps", "microbatches/s", "tokens/s", "step p50", "p95", "bubble", "busy", "routes/min", "",
-)  # fmt: skip
+    "job",
+    "steps",
+    "microbatches/s",
+    "tokens/s",
+    "step p50",
+    "p95",
+    "bubble",
+    "busy",
+    "routes/min",
+    "",
+)
 SHARE_COLUMNS = ("instance", "stage", "place", "share", "busy", "ms/microbatch", "weight", "why")
 MOST_JOBS = 20
 

@@ -110,9 +110,14 @@ class JobRoutes:
         if self.use_policy == "none":
             return
         result = StepResult(
-            step=step, loss=0.0, gradient_norm=0.0, learning_rate=0.0, tokens=0, step_s=seconds,
+            step=step,
+            loss=0.0,
+            gradient_norm=0.0,
+            learning_rate=0.0,
+            tokens=0,
+            step_s=seconds,
             tokens_per_s=0.0,
-        )  # fmt: skip
+        )
         self._see(JOB_EVENT, JobEvent(job=self.job, kind="step", at=now, result=result), now)
 
     def _see(self, row: Subject, message: Message, now: float) -> None:

@@ -140,8 +140,12 @@ class AuditArchive:
         await self._keep(batch)
 
     def _begin_anew(self, why: str) -> None:
-        log.error("the audit stream is not the one that it was: `dmsc audit verify` says more",
-                  reason=why, chain=self._chain, folder=str(self._folder))  # fmt: skip
+        log.error(
+            "the audit stream is not the one that it was: `dmsc audit verify` says more",
+            reason=why,
+            chain=self._chain,
+            folder=str(self._folder),
+        )
         self._chain, self._last = self._chain + 1, None
         self._news.set()
 

@@ -103,8 +103,14 @@ class AuditTrail:
             await self._write(record)
         except DmscError as error:
             self.refusals.unwritten += record.count
-            log.error("audit record not written", kind=record.kind, user=record.user, action=record.action,
-                      resource=record.resource, reason=error.text)  # fmt: skip
+            log.error(
+                "audit record not written",
+                kind=record.kind,
+                user=record.user,
+                action=record.action,
+                resource=record.resource,
+                reason=error.text,
+            )
 
     async def _write(self, record: AuditRecord) -> int:
         """Behind whatever is last; other authorizers write as well, so it may take several attempts."""

@@ -159,8 +159,15 @@ class Authorizer:
         await self._record_ruling(
             ruling, found, message.action, message.resource, message.gateway, asked=envelope.id
         )
-        log.info("access", allow=decision.allow, user=decision.user, action=message.action,
-                 resource=message.resource, gateway=message.gateway, reason=decision.reason)  # fmt: skip
+        log.info(
+            "access",
+            allow=decision.allow,
+            user=decision.user,
+            action=message.action,
+            resource=message.resource,
+            gateway=message.gateway,
+            reason=decision.reason,
+        )
         return decision
 
     async def _rule(self, found: User | Stranger, action: str, resource: str) -> Ruling:

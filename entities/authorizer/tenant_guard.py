@@ -105,9 +105,15 @@ async def guarding_tenants(
             refusals = Refusals(tenant.users.sid, tenant.users.door_folding)
             jobs = JobStates()
             doorkeepers[root] = Doorkeeper(
-                keys, _present(directory), tell, roots=roots.present if roots else _alone(root),
-                account=tenant.account, refusals=refusals, jobs=jobs, revocations_read=directory.read,
-            )  # fmt: skip
+                keys,
+                _present(directory),
+                tell,
+                roots=roots.present if roots else _alone(root),
+                account=tenant.account,
+                refusals=refusals,
+                jobs=jobs,
+                revocations_read=directory.read,
+            )
             expulsions = Expulsions(evictions, jobs)
             directory.revoked = expulsions.revoked
             if roots:

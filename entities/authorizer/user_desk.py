@@ -113,9 +113,13 @@ class UserDesk:
             if token.expires_at > now and token.issued_at > since and token.id not in users.revoked_tokens
         )
         return UserInfo(
-            name=record.name, role=record.role, source="mesh", created_at=record.created_at,
-            created_by=record.created_by, tokens=good,
-        )  # fmt: skip
+            name=record.name,
+            role=record.role,
+            source="mesh",
+            created_at=record.created_at,
+            created_by=record.created_by,
+            tokens=good,
+        )
 
     async def _add(self, command: UserCommand, actor: User) -> UserAnswer:
         if not is_token(command.name):
@@ -223,10 +227,14 @@ class UserDesk:
         ended = await self._throw_out(command.name)
         if ended:
             await self._audit.act(
-                "eviction", user=actor.name, role=actor.role, action=f"user.{command.op}",
-                resource=command.name, reason=f"{ended} connections to the bus ended",
+                "eviction",
+                user=actor.name,
+                role=actor.role,
+                action=f"user.{command.op}",
+                resource=command.name,
+                reason=f"{ended} connections to the bus ended",
                 gateway=command.gateway,
-            )  # fmt: skip
+            )
 
     # --- parts ---------------------------------------------------------------------------------------------
     def _claims(self, command: UserCommand, actor: User) -> Claims:
@@ -285,9 +293,14 @@ class UserDesk:
         }[command.op]
         reason = f"{what}: {command.reason}" if command.reason else what
         await self._audit.act(
-            "users", user=actor.name, role=actor.role, action=f"user.{command.op}", resource=command.name,
-            reason=reason, gateway=command.gateway,
-        )  # fmt: skip
+            "users",
+            user=actor.name,
+            role=actor.role,
+            action=f"user.{command.op}",
+            resource=command.name,
+            reason=reason,
+            gateway=command.gateway,
+        )
 
 
 def _issued(claims: Claims, actor: User) -> IssuedToken:

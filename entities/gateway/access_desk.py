@@ -45,9 +45,16 @@ class AccessDesk:
     ) -> UserAnswer:
         """Not repeated: whether it was done is unknown where nobody answered in time; list the users then."""
         message = UserCommand(
-            token=token, gateway=self._gateway, op=op, name=name, role=role, token_id=token_id,
-            expires_s=expires_s, reason=reason, answer_key=self._bus.keyring.public,
-        )  # fmt: skip
+            token=token,
+            gateway=self._gateway,
+            op=op,
+            name=name,
+            role=role,
+            token_id=token_id,
+            expires_s=expires_s,
+            reason=reason,
+            answer_key=self._bus.keyring.public,
+        )
         answer = await self._bus.request(
             subjects.USER_COMMAND, message, timeout_s=TIMEOUT_S, gateway=self._gateway
         )

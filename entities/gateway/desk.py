@@ -102,9 +102,13 @@ class Desk:
         spec = await self.secrets.keep(spec, access.user)
         await self.stored.admit_job(access)
         message = SubmitJob(
-            spec=spec, user=access.user, gateway=self._gateway, caller_span=caller_span(), quota=access.quota,
+            spec=spec,
+            user=access.user,
+            gateway=self._gateway,
+            caller_span=caller_span(),
+            quota=access.quota,
             may_read=may_read,
-        )  # fmt: skip
+        )
         record = await self._backends.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
         return self._learn(record)
 
@@ -259,8 +263,14 @@ class Desk:
             outcome = error.code
             raise
         finally:
-            log.info("door request", action=request.action, job=request.job, client=envelope.sender.name,
-                     outcome=outcome, ms=round(1e3 * (time.monotonic() - begun), 1))  # fmt: skip
+            log.info(
+                "door request",
+                action=request.action,
+                job=request.job,
+                client=envelope.sender.name,
+                outcome=outcome,
+                ms=round(1e3 * (time.monotonic() - begun), 1),
+            )
 
     async def _act(self, request: DoorRequest, envelope: Envelope) -> Message:
         if request.action == DOOR_KEY:

@@ -153,8 +153,12 @@ class Dispatcher:
             raise Unavailable(f"{job}: {choice.reason} is registered; the step can't begin", job=job)
         if self._reasons.get(job) != choice.reason:
             self._reasons[job] = choice.reason
-            log.info("entries chosen", job=job, reason=choice.reason,
-                     shares={sid: len(numbers) for sid, numbers in choice.shares.items()})  # fmt: skip
+            log.info(
+                "entries chosen",
+                job=job,
+                reason=choice.reason,
+                shares={sid: len(numbers) for sid, numbers in choice.shares.items()},
+            )
         return choice
 
     async def _tell(

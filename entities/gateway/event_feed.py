@@ -131,8 +131,10 @@ class EventHub:
             Overloaded: the gateway has.
         """
         if self.open >= self.config.streams:
-            raise Overloaded("this gateway has too many event streams open; try another, or again in 5 s",
-                             retry_after_s=5.0)  # fmt: skip
+            raise Overloaded(
+                "this gateway has too many event streams open; try another, or again in 5 s",
+                retry_after_s=5.0,
+            )
         if self._open[identity] >= self.config.streams_each:
             raise RateLimited(
                 f"you have {self.config.streams_each} event streams open, which is the most; close one",

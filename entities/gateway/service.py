@@ -113,9 +113,14 @@ class Gateway:
         self._faults = FaultReporter(bus, config.faults)
         self._qos = QosWindow()
         self._reporter = QosReporter(
-            bus, sid=config.sid, cluster=config.cluster, book=self.book, window=self._qos,
-            follower=self.follower, every_s=config.report_every_s,
-        )  # fmt: skip
+            bus,
+            sid=config.sid,
+            cluster=config.cluster,
+            book=self.book,
+            window=self._qos,
+            follower=self.follower,
+            every_s=config.report_every_s,
+        )
         self._claims = InstanceFeed(bus, subjects.STEP_CLAIM, self._claimed)
         self._samples = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
         self._dispatcher = Dispatcher(

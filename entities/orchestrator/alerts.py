@@ -92,9 +92,14 @@ class Alerts:
             verdict = self._slow.observe(sid, incarnation, median(times), self._computed[sid])
             if verdict is not None:
                 yield Alert(
-                    kind=AlertKind.STRAGGLER, subject=sid, raised=verdict.slow, step=result.step,
-                    value=median(times), usual=verdict.usual_ms, text=verdict.evidence,
-                )  # fmt: skip
+                    kind=AlertKind.STRAGGLER,
+                    subject=sid,
+                    raised=verdict.slow,
+                    step=result.step,
+                    value=median(times),
+                    usual=verdict.usual_ms,
+                    text=verdict.evidence,
+                )
 
     def _left(self, result: StepResult, working: dict[str, str]) -> Iterable[Alert]:
         """Those who have left, or were replaced by another incarnation. `working`: SID → incarnation."""
@@ -126,9 +131,14 @@ class Alerts:
         else:
             return []
         alert = Alert(
-            kind=AlertKind.TEMPERATURE, subject=report.cluster, raised=held is None, step=step, value=warm,
-            usual=WARM_C, text=text,
-        )  # fmt: skip
+            kind=AlertKind.TEMPERATURE,
+            subject=report.cluster,
+            raised=held is None,
+            step=step,
+            value=warm,
+            usual=WARM_C,
+            text=text,
+        )
         return [self._note(alert)]
 
     def _note(self, alert: Alert) -> Alert:

@@ -75,8 +75,13 @@ class CleanUp:
                 await step()
             except Exception as error:  # whatever it is, the rest is cleaned up
                 known = isinstance(error, DmscError)
-                log.warning("clean-up incomplete", job=self._job, part=name, reason=str(error),
-                            exc_info=None if known else error)  # fmt: skip
+                log.warning(
+                    "clean-up incomplete",
+                    job=self._job,
+                    part=name,
+                    reason=str(error),
+                    exc_info=None if known else error,
+                )
 
     async def park(self) -> None:
         """Its instances end, and their slots are free; whatever goes wrong with that, their agents end them

@@ -132,9 +132,7 @@ class FaultBook:
         if held is None:
             return None
         kind = held.kind
-        if verdict.verdict == "structural" and kind in (
-            "instance", "link", "unreachable", "request", "slow",
-        ):  # fmt: skip
+        if verdict.verdict == "structural" and kind in ("instance", "link", "unreachable", "request", "slow"):
             kind = "node" if verdict.scope == "node" else "instance"  # a link breaks with who held it
         changes: dict[str, Any] = {
             "kind": kind,

@@ -198,9 +198,13 @@ class Instances:
             raise NodeLost(None, f"node {place.node} of cluster {place.cluster} is not there")
         try:
             started = self._bus.command(
-                START_INSTANCE, order, deadline_s=START_DEADLINE_S, while_heard=True, agent=agent,
+                START_INSTANCE,
+                order,
+                deadline_s=START_DEADLINE_S,
+                while_heard=True,
+                agent=agent,
                 seal_to=self._mesh.nodes[agent].sealing_key,
-            )  # fmt: skip
+            )
             await self._mesh.while_there(agent, started)
         except Unavailable as error:
             raise NodeLost(agent, f"node {place.node} of cluster {place.cluster}: {error.text}") from None

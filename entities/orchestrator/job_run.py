@@ -84,13 +84,25 @@ class JobRun:
         self.checkpoints = Checkpoints(bus, mesh, self.instances, journal, self.epoch)
         self._faults = JobFaults(faults, mesh, self.job, bus.sender.name)
         self.entry = EntryGateway(
-            mesh, self.communication, self.job, self.spec, gateway,
+            mesh,
+            self.communication,
+            self.job,
+            self.spec,
+            gateway,
             lambda text: journal.tell("recovery", text=text),
-        )  # fmt: skip
+        )
         self.training = Training(
-            bus, mesh, journal, self.instances, self.checkpoints, self.communication, self._faults,
-            room.occupied, lambda: self.entry.sid, self.entry.leave,
-        )  # fmt: skip
+            bus,
+            mesh,
+            journal,
+            self.instances,
+            self.checkpoints,
+            self.communication,
+            self._faults,
+            room.occupied,
+            lambda: self.entry.sid,
+            self.entry.leave,
+        )
         self.model_work = ModelWork(bus, mesh, journal)
         self.clean_up = CleanUp(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self.entry
@@ -214,10 +226,14 @@ class JobRun:
             evidence = f"registry says faulted: {record.reason or 'no reason given'}, and nobody reports it"
             await self.fault(
                 FaultReport(
-                    reporter="orchestrator", job=self.job, sid=member.sid, incarnation=member.incarnation,
-                    kind="instance", evidence=evidence,
+                    reporter="orchestrator",
+                    job=self.job,
+                    sid=member.sid,
+                    incarnation=member.incarnation,
+                    kind="instance",
+                    evidence=evidence,
                 )
-            )  # fmt: skip
+            )
         elif self.instances.is_present(member) and not self.over:
             self.training.lost(
                 member, f"took leave: {record.reason}", f"took leave ({record.reason}); replace"
@@ -443,9 +459,13 @@ class JobRun:
             await self.journal.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self.spec, graph)
         await self.journal.move(
-            JobState.DEPLOYING, graph.reason, graph=graph, plan_s=planned_s, exact=not because,
+            JobState.DEPLOYING,
+            graph.reason,
+            graph=graph,
+            plan_s=planned_s,
+            exact=not because,
             inexact_because=because,
-        )  # fmt: skip
+        )
         return graph
 
     def _in_turn(self, topology: ModelTopology) -> TaskGraph | NoRoom:

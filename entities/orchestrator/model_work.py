@@ -93,9 +93,11 @@ class ModelWork:
             return ""
         try:
             order = WriteSample(
-                job=self._job, spec=self._spec, weights_url=manifest.url,
+                job=self._job,
+                spec=self._spec,
+                weights_url=manifest.url,
                 secrets=await secrets_for(self._bus, self._spec),
-            )  # fmt: skip
+            )
             key = self._mesh.nodes[agents[0]].sealing_key
             self._writers.add(agents[0])
             await self._bus.command(

@@ -147,9 +147,14 @@ class OwnCheckpoints:
         else:
             try:
                 await publish_file(
-                    self._instances, writers, job=self._job, epoch=self._epoch, url=url, name=MANIFEST_NAME,
+                    self._instances,
+                    writers,
+                    job=self._job,
+                    epoch=self._epoch,
+                    url=url,
+                    name=MANIFEST_NAME,
                     data=data,
-                )  # fmt: skip
+                )
             except (Conflict, Fenced):
                 raise
             except DmscError as error:

@@ -170,9 +170,13 @@ class PeerCopies:
         query = CopyStatus(job=self._job, epoch=self._epoch, stage=stage)
         try:
             answer = await self._bus.command(
-                COPY_STATUS, query, deadline_s=STATUS_TIMEOUT_S, while_heard=True,
-                job=self._job, sid=member.sid,
-            )  # fmt: skip
+                COPY_STATUS,
+                query,
+                deadline_s=STATUS_TIMEOUT_S,
+                while_heard=True,
+                job=self._job,
+                sid=member.sid,
+            )
         except DmscError:
             return -1
         return answer.version if isinstance(answer, CopyHeld) and answer.member == member else -1
@@ -180,9 +184,13 @@ class PeerCopies:
     async def _send(self, stage: int, version: int, holder: Member, newcomer: Member) -> bool:
         """Has the holder bring the newcomer to `version`; whether that worked."""
         send = CopySend(
-            job=self._job, epoch=self._epoch, stage=stage, to=newcomer, version=version,
+            job=self._job,
+            epoch=self._epoch,
+            stage=stage,
+            to=newcomer,
+            version=version,
             transfer=next(self._progress.transfers),
-        )  # fmt: skip
+        )
         wait = StateWait(job=self._job, epoch=self._epoch, version=version)
         patience_s = self._instances.patience_s(SEND_DEADLINE_S)
         try:

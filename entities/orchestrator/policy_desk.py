@@ -139,8 +139,9 @@ class PolicyDesk:
             self._state = withdraw(self._state, *key, now, disabled)
         standing = self._state.modules.get(key)
         if standing is not None and standing.crashes > crashes:
-            log.warning("module crashed", module=message.module, version=message.version,
-                        crashes=standing.crashes)  # fmt: skip
+            log.warning(
+                "module crashed", module=message.module, version=message.version, crashes=standing.crashes
+            )
             if standing.suspended_for and not suspended:
                 log.warning("module suspended", module=message.module, reason=standing.suspended_for)
 

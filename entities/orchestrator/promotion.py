@@ -98,9 +98,14 @@ def promote(
     before = active_version(record, standings)
     previous = before if before != version else ""
     return ModuleRecord(
-        module=module, active=version, previous=previous, since=now, by=by, reason=reason,
+        module=module,
+        active=version,
+        previous=previous,
+        since=now,
+        by=by,
+        reason=reason,
         trial=previous in standings,
-    )  # fmt: skip
+    )
 
 
 def roll_back(

@@ -86,10 +86,14 @@ class Promotions:
         """
         async with self._turn:
             record = promote(
-                self._records.get(message.module), self._versions(message.module), message.module,
-                message.version, by=message.user, reason=message.reason or f"promoted by {message.user}",
+                self._records.get(message.module),
+                self._versions(message.module),
+                message.module,
+                message.version,
+                by=message.user,
+                reason=message.reason or f"promoted by {message.user}",
                 now=time.time(),
-            )  # fmt: skip
+            )
             switched = await self._write(record, rollback=False)
         return await self._carry_out(record, rollback=False) if switched else _switch(record, rollback=False)
 
@@ -143,9 +147,13 @@ class Promotions:
     async def _roll_back(self, module: str, by: str, reason: str) -> PolicySwitch:
         async with self._turn:
             record = roll_back(
-                self._records.get(module), self._versions(module), module, by=by, reason=reason,
+                self._records.get(module),
+                self._versions(module),
+                module,
+                by=by,
+                reason=reason,
                 now=time.time(),
-            )  # fmt: skip
+            )
             switched = await self._write(record, rollback=True)
         return await self._carry_out(record, rollback=True) if switched else _switch(record, rollback=True)
 
@@ -161,8 +169,14 @@ class Promotions:
         """Tells of the switch, and orders the modules; not in turn, as one that hangs takes its time."""
         switch = _switch(record, rollback=rollback)
         text = f"{record.module} {record.active} is active instead of {record.previous or 'none'}: "
-        log.info("module switched", module=record.module, version=record.active, previous=record.previous,
-                 rollback=rollback, reason=record.reason)  # fmt: skip
+        log.info(
+            "module switched",
+            module=record.module,
+            version=record.active,
+            previous=record.previous,
+            rollback=rollback,
+            reason=record.reason,
+        )
         await self._contained(
             self._bus.publish(subjects.POLICY_SWITCH, switch, module=record.module), record.module
         )
@@ -201,6 +215,10 @@ class Promotions:
 
 def _switch(record: ModuleRecord, *, rollback: bool) -> PolicySwitch:
     return PolicySwitch(
-        module=record.module, version=record.active, previous=record.previous, rollback=rollback,
-        by=record.by, reason=record.reason,
-    )  # fmt: skip
+        module=record.module,
+        version=record.active,
+        previous=record.previous,
+        rollback=rollback,
+        by=record.by,
+        reason=record.reason,
+    )

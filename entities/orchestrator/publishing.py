@@ -32,11 +32,17 @@ async def publish_file(
     digest = hashlib.sha256(data).hexdigest()
     orders = [
         PublishFile(
-            job=job, epoch=epoch, url=url, name=name, size=len(data), sha256=digest, offset=offset,
+            job=job,
+            epoch=epoch,
+            url=url,
+            name=name,
+            size=len(data),
+            sha256=digest,
+            offset=offset,
             data=data[offset : offset + PIECE_BYTES],
         )
         for offset in range(0, max(1, len(data)), PIECE_BYTES)
-    ]  # fmt: skip
+    ]
     lost: set[Member] = set()
     failed: DmscError | None = None
     for writer in writers[:WRITERS]:

@@ -141,10 +141,15 @@ class Rebalancing:
         (newcomer,) = added_replicas(graph, wish.stage, working + 1)
         move = self._moves.begin(
             StageMove(
-                sid=wish.sid, newcomer=newcomer.sid, from_stage=unit.stage, to_stage=wish.stage,
-                step=self._progress.step, by=wish.by, forecast=wish.forecast,
+                sid=wish.sid,
+                newcomer=newcomer.sid,
+                from_stage=unit.stage,
+                to_stage=wish.stage,
+                step=self._progress.step,
+                by=wish.by,
+                forecast=wish.forecast,
             )
-        )  # fmt: skip
+        )
         self._tell(move)
         self.under_way = wish.sid
         self._part_with(member)

@@ -152,9 +152,26 @@ class Tick:
 
 
 Event = (
-    Opened | Begun | Claimed | Lost | Fenced | Assigned | GroupFormed | GroupFailed | Voted | Recorded
-    | Committed | Arrived | Followed | Joined | JoinFailed | Restored | Stalled | Restarted | Tick
-)  # fmt: skip
+    Opened
+    | Begun
+    | Claimed
+    | Lost
+    | Fenced
+    | Assigned
+    | GroupFormed
+    | GroupFailed
+    | Voted
+    | Recorded
+    | Committed
+    | Arrived
+    | Followed
+    | Joined
+    | JoinFailed
+    | Restored
+    | Stalled
+    | Restarted
+    | Tick
+)
 
 
 # --- effects ------------------------------------------------------------------------------------------------
@@ -301,9 +318,22 @@ class Replay:
 
 
 Effect = (
-    Begin | Fence | Assign | FormGroup | Prepare | Record | Commit | Boundary | SendState | StageLost
-    | AwaitState | Condemn | Restart | Replay | Withdraw
-)  # fmt: skip
+    Begin
+    | Fence
+    | Assign
+    | FormGroup
+    | Prepare
+    | Record
+    | Commit
+    | Boundary
+    | SendState
+    | StageLost
+    | AwaitState
+    | Condemn
+    | Restart
+    | Replay
+    | Withdraw
+)
 
 
 def in_order(members: Iterable[Member]) -> tuple[Member, ...]:

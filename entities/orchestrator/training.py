@@ -96,21 +96,35 @@ class Training:
         self._standbys = Standbys(instances, communication, progress, telling)
         self._recruits = Recruits(instances, replacement, progress, telling, tasks, bus.pulse)
         self._troubles = Troubles(
-            instances, replacement, self._recruits, self._standbys, faults, self._quarantine,
+            instances,
+            replacement,
+            self._recruits,
+            self._standbys,
+            faults,
+            self._quarantine,
             Setbacks(
                 journal.record.setbacks,
                 roll_backs=journal.record.roll_backs,
                 furthest=journal.record.furthest,
             ),
-            progress, telling, tasks,
-        )  # fmt: skip
+            progress,
+            telling,
+            tasks,
+        )
         self._changes = CrewChanges(
             instances, replacement, self._recruits, self._standbys, checkpoints, progress, telling, tasks
         )
         self._rebalancing = Rebalancing(
-            instances, replacement, self._recruits, progress, telling, tasks, self._changes.part_with,
-            StageMoves(list(journal.record.moves)), allowed=self._spec.parallel.rebalance,
-        )  # fmt: skip
+            instances,
+            replacement,
+            self._recruits,
+            progress,
+            telling,
+            tasks,
+            self._changes.part_with,
+            StageMoves(list(journal.record.moves)),
+            allowed=self._spec.parallel.rebalance,
+        )
         self._cuts = NodeCuts(
             bus, mesh, instances, replacement, self._troubles, faults, progress, telling, tasks
         )

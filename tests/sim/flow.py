@@ -153,16 +153,24 @@ class Flow:
                 senders = len(self.stages[stage - 1]) if stage else data
                 node.binder.update(
                     RouteTable(
-                        job="j", cluster="a", stage=stage, revision=1, router="r", algorithm=algorithm,
+                        job="j",
+                        cluster="a",
+                        stage=stage,
+                        revision=1,
+                        router="r",
+                        algorithm=algorithm,
                         entries=tuple(
                             RouteEntry(
-                                sid=one.member.sid, incarnation="i", cluster="a", weight=1.0,
+                                sid=one.member.sid,
+                                incarnation="i",
+                                cluster="a",
+                                weight=1.0,
                                 window=window(len(services), stage, senders, len(members)),
                             )
                             for one in members
                         ),
                     )
-                )  # fmt: skip
+                )
 
     def binder(self, place: int) -> Binder:
         return Binder("a", place=place, microbatches=self.microbatches, clock=lambda: self.now)
@@ -179,9 +187,21 @@ class Flow:
         forward = direction == "forward"
         load = None if forward else source.told()
         notice = MicrobatchNotice.model_construct(
-            job="j", epoch=1, step=step, attempt=0, microbatch=microbatch, stage=0, direction=direction,
-            sender=sender, receiver=to, link="l", tag=1, tensors=(), evaluate=False, load=load,
-        )  # fmt: skip
+            job="j",
+            epoch=1,
+            step=step,
+            attempt=0,
+            microbatch=microbatch,
+            stage=0,
+            direction=direction,
+            sender=sender,
+            receiver=to,
+            link="l",
+            tag=1,
+            tensors=(),
+            evaluate=False,
+            load=load,
+        )
 
         def arrived() -> None:
             if isinstance(target, DataMachine):
@@ -209,9 +229,12 @@ class Flow:
         self._left = self.microbatches
         for place, machine in enumerate(self.data):
             order = MicrobatchDispatch(
-                job="j", epoch=1, step=number, attempt=0,
+                job="j",
+                epoch=1,
+                step=number,
+                attempt=0,
                 microbatches=tuple(range(place, self.microbatches, len(self.data))),
-            )  # fmt: skip
+            )
             self._send(machine, machine.dispatch(order))
         while self._left:
             self.now, _, work = heapq.heappop(self._heap)

@@ -89,9 +89,15 @@ class Pipeline:
         first = self.stage(0)[0]
         shares[first] += MICROBATCHES * len(self.costs) - sum(shares.values())
         result = StepResult(
-            step=self.step, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=1, step_s=taken_s,
-            tokens_per_s=1.0, shares=shares,
-        )  # fmt: skip
+            step=self.step,
+            loss=1.0,
+            gradient_norm=1.0,
+            learning_rate=0.1,
+            tokens=1,
+            step_s=taken_s,
+            tokens_per_s=1.0,
+            shares=shares,
+        )
         self.tell(kind="step", result=result, total_steps=STEPS)
         news = self.moves.decided(result)
         if news is not None:
@@ -117,10 +123,15 @@ class Pipeline:
         self.made.append((here, move.stage))
         began = self.moves.begin(
             StageMove(
-                sid=move.sid, newcomer=newcomer, from_stage=here, to_stage=move.stage, step=self.step, by="m",
+                sid=move.sid,
+                newcomer=newcomer,
+                from_stage=here,
+                to_stage=move.stage,
+                step=self.step,
+                by="m",
                 forecast=move.forecast,
             )
-        )  # fmt: skip
+        )
         self.tell(kind="rebalancing", move=began)
         self.arrives = (self.now + MOVE_S, newcomer, self.slots.pop(move.sid))
         assert all(self.stage(stage) for stage in range(len(self.costs)))

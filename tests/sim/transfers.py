@@ -44,10 +44,20 @@ class Transfers:
         transfer: int,
     ) -> MicrobatchNotice:
         return MicrobatchNotice(
-            job="sim", epoch=source.machine.epoch, step=step, attempt=0, microbatch=0, stage=source.stage,
-            direction=direction, sender=source.member, receiver=to, link="l", tag=0, tensors=(),
+            job="sim",
+            epoch=source.machine.epoch,
+            step=step,
+            attempt=0,
+            microbatch=0,
+            stage=source.stage,
+            direction=direction,
+            sender=source.member,
+            receiver=to,
+            link="l",
+            tag=0,
+            tensors=(),
             transfer=transfer,
-        )  # fmt: skip
+        )
 
     # --- at the newcomer ------------------------------------------------------------------------------
     def take(

@@ -81,8 +81,10 @@ class Reach:
     @classmethod
     def of(cls, order: dict[str, Any]) -> Reach:
         """From the JSON of an order."""
-        return cls(**{key: tuple(order.get(key, ())) for key in ("read", "write", "closed")},
-                   scratch=str(order.get("scratch", "")))  # fmt: skip
+        return cls(
+            **{key: tuple(order.get(key, ())) for key in ("read", "write", "closed")},
+            scratch=str(order.get("scratch", "")),
+        )
 
 
 @cache

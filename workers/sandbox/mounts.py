@@ -231,9 +231,13 @@ def _attach(tree: int, path: str, new: str) -> None:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         call(
-            _MOVE_MOUNT, tree, ctypes.c_char_p(b""), _AT_FDCWD, ctypes.c_char_p(os.fsencode(target)),
+            _MOVE_MOUNT,
+            tree,
+            ctypes.c_char_p(b""),
+            _AT_FDCWD,
+            ctypes.c_char_p(os.fsencode(target)),
             _MOVE_EMPTY_PATH,
-        )  # fmt: skip
+        )
     finally:
         os.close(tree)
 

@@ -29,22 +29,57 @@ _INET, _INET6, _NETLINK = 2, 10, 16
 
 _MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _REFUSED = {
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
-    "pidfd_getfd": (438, 438), "kcmp": (312, 272), "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "add_key": (248, 217),
-    "request_key": (249, 218), "keyctl": (250, 219), "mount": (165, 40), "umount2": (166, 39),
-    "pivot_root": (155, 41), "chroot": (161, 51), "unshare": (272, 97), "setns": (308, 268),
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "init_module": (175, 105),
-    "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104), "reboot": (169, 142),
-    "swapon": (167, 224), "syslog": (103, 116), "acct": (163, 89), "quotactl": (179, 60),
-    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
-    "fsmount": (432, 432), "mount_setattr": (442, 442), "setpriority": (141, 140), "ioprio_set": (251, 30),
-    "migrate_pages": (256, 238), "move_pages": (279, 239), "process_madvise": (440, 440),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "mount_setattr": (442, 442),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "process_madvise": (440, 440),
     "process_mrelease": (448, 448),
-}  # fmt: skip
-_ONLY_ITSELF = {"prlimit64": (302, 261), "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
-                "sched_setparam": (142, 118), "sched_setaffinity": (203, 122)}  # fmt: skip
+}
+_ONLY_ITSELF = {
+    "prlimit64": (302, 261),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setaffinity": (203, 122),
+}
 """Whose first argument is a process: one of the same user could be starved or ended by its limits."""
 _NEVER_WITH: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "fcntl": (72, 25, (8, 10, 15)),
@@ -56,8 +91,12 @@ _CLONE, _CLONE3 = (56, 220), (435, 435)
 _NAMESPACES = 0x7E020000
 """All CLONE_NEW* that clone(2) takes. clone3(2) has its flags in memory, where no filter looks: the C library
 does without it."""
-_SIGNALS = {"kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
-            "rt_tgsigqueueinfo": (297, 240)}  # fmt: skip
+_SIGNALS = {
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+}
 _SIGNALS_REFUSED = {"tkill": (200, 130), "pidfd_send_signal": (424, 424)}
 _SOCKET = (41, 198)
 
@@ -83,9 +122,13 @@ def restrict(*, signals: bool) -> None:
     code = b"".join(struct.pack("<HBBI", *step) for step in _program(os.uname().machine, signals))
     program = _Program(len(code) // 8, code)
     function(
-        "prctl", ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(_MODE_FILTER), ctypes.byref(program),
-        ctypes.c_ulong(0), ctypes.c_ulong(0),
-    )  # fmt: skip
+        "prctl",
+        ctypes.c_int(PR_SET_SECCOMP),
+        ctypes.c_ulong(_MODE_FILTER),
+        ctypes.byref(program),
+        ctypes.c_ulong(0),
+        ctypes.c_ulong(0),
+    )
 
 
 Step = tuple[int, int, int, int]

@@ -169,9 +169,14 @@ class Picture:
         if notice.direction not in ("forward", "backward"):
             return
         key = (
-            notice.job, notice.step, notice.attempt, notice.microbatch, notice.stage, notice.direction,
+            notice.job,
+            notice.step,
+            notice.attempt,
+            notice.microbatch,
+            notice.stage,
+            notice.direction,
             notice.receiver.sid,
-        )  # fmt: skip
+        )
         if key in self._seen_notices:
             return
         self._seen_notices[key] = None

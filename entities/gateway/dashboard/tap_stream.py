@@ -74,17 +74,23 @@ class TapRooms:
         try:
             async with self._ears(token) as bus:
                 tap = Tap(
-                    bus, shown(scope, patterns), filters=filters, replies=replies and answers, may=may(scope),
+                    bus,
+                    shown(scope, patterns),
+                    filters=filters,
+                    replies=replies and answers,
+                    may=may(scope),
                     limit=self.config.pending,
-                )  # fmt: skip
+                )
                 async with tap:
                     yield sse(
                         "ready",
                         {
-                            "patterns": patterns, "hidden": scope.hidden, "answers": answers,
+                            "patterns": patterns,
+                            "hidden": scope.hidden,
+                            "answers": answers,
                             "role": scope.role,
                         },
-                    )  # fmt: skip
+                    )
                     async for event in self._events(tap):
                         yield event
         finally:

@@ -193,9 +193,13 @@ async def test_a_command_ends_when_its_service_gets_no_further(connect: Connect,
     said = "no progress on .* for 1.5 s" if moves else "no answer on .* within 1.5 s"
     with pytest.raises(DeadlineExceeded, match=said):
         await asker.command(
-            subjects.STATE_CHANGE, state_change(), sid="a", deadline_s=LIMIT_S, while_heard=True,
+            subjects.STATE_CHANGE,
+            state_change(),
+            sid="a",
+            deadline_s=LIMIT_S,
+            while_heard=True,
             moving=Progress(),
-        )  # fmt: skip
+        )
     assert asker.counters.repeats >= 3
 
 
@@ -239,7 +243,11 @@ async def test_what_is_no_count_is_neither_an_answer_nor_progress(connect: Conne
     await service.link.subscribe(subjects.STATE_CHANGE(sid="a"), confused)
     with pytest.raises(DeadlineExceeded, match="no answer on"):
         await asker.command(
-            subjects.STATE_CHANGE, state_change(), sid="a", deadline_s=LIMIT_S, while_heard=True,
+            subjects.STATE_CHANGE,
+            state_change(),
+            sid="a",
+            deadline_s=LIMIT_S,
+            while_heard=True,
             moving=Progress(),
-        )  # fmt: skip
+        )
     assert told >= 3

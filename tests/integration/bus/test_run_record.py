@@ -24,9 +24,15 @@ def sample(job: str, step: int) -> InstanceSample:
 
 def suggestion(job: str) -> PolicySuggestion:
     return PolicySuggestion(
-        module="m", version="1", job=job, action=NoAction(), confidence=0.5, reason="r", input_revision=1,
+        module="m",
+        version="1",
+        job=job,
+        action=NoAction(),
+        confidence=0.5,
+        reason="r",
+        input_revision=1,
         valid_s=1.0,
-    )  # fmt: skip
+    )
 
 
 async def test_a_run_is_what_concerns_it_in_order(connect: Connect, tmp_path: Path) -> None:
@@ -58,8 +64,11 @@ async def test_a_run_is_what_concerns_it_in_order(connect: Connect, tmp_path: Pa
     assert [frame.at_ns for frame in frames] == sorted(frame.at_ns for frame in frames)
     of = {row.name: [frame for frame in frames if frame.row is row] for row in run_record.RECORDED}
     assert {name: len(found) for name, found in of.items() if found} == {
-        "job event": 2, "instance sample": 300, "node sample": 7, "policy suggestion": 6,
-    }  # fmt: skip
+        "job event": 2,
+        "instance sample": 300,
+        "node sample": 7,
+        "policy suggestion": 6,
+    }
     steps = [frame.open()[0].step for frame in of["instance sample"]]
     assert steps == list(range(300))
     assert {frame.open()[0].job for frame in of["policy suggestion"]} == {"run1"}

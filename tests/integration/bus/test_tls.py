@@ -101,9 +101,12 @@ async def test_nobody_between_talks_a_client_out_of_tls(tls: Tls, tmp_path: Path
         port = server.sockets[0].getsockname()[1]
         with pytest.raises((BusUnreachable, Refused)):
             async with Bus.connect(
-                f"tls://127.0.0.1:{port}", name="one", kind=EntityKind.CLIENT, token="s3cret",
+                f"tls://127.0.0.1:{port}",
+                name="one",
+                kind=EntityKind.CLIENT,
+                token="s3cret",
                 connect_timeout_s=1.0,
-            ):  # fmt: skip
+            ):
                 pass
     assert b"s3cret" not in heard
     assert b"CONNECT" not in heard

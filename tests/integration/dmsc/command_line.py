@@ -86,8 +86,11 @@ def running(
         with out.open("ab") as file, err.open("ab") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dmsc", *arguments],
-                cwd=cwd, env=environment(**more), stdout=file, stderr=errors,
-            )  # fmt: skip
+                cwd=cwd,
+                env=environment(**more),
+                stdout=file,
+                stderr=errors,
+            )
     else:
         process = start_module("dmsc", arguments, cwd=cwd, environment=environment(**more), out=out, err=err)
     try:

@@ -40,9 +40,17 @@ GRAPH = TaskGraph(
     units=UNITS, edges=(), constraints=(), placements=(), reason="", code_digest="", layer_count=1
 )
 DECISION = StepDecision(
-    job="j", epoch=1, step=3, attempt=0, generations=(0,), membership=((SENDER, BESIDE),), checksums=("",),
-    gradient_norm=0.0, clip=1.0, action="apply",
-)  # fmt: skip
+    job="j",
+    epoch=1,
+    step=3,
+    attempt=0,
+    generations=(0,),
+    membership=((SENDER, BESIDE),),
+    checksums=("",),
+    gradient_norm=0.0,
+    clip=1.0,
+    action="apply",
+)
 
 
 @dataclass

@@ -92,8 +92,9 @@ async def test_whose_job_it_is_comes_from_the_orchestrators_record(
     assert (await ask(bus, "r-token", "job.cancel", "hers")).allow
     denied = await ask(bus, "r-token", "job.cancel", "his")
     assert (denied.allow, denied.reason) == (
-        False, "researcher ruth may job.cancel only what is theirs; his: it is rob's",
-    )  # fmt: skip
+        False,
+        "researcher ruth may job.cancel only what is theirs; his: it is rob's",
+    )
     assert not (await ask(bus, "r-token", "job.cancel", "nothing")).allow
     assert not (await ask(bus, "r-token", "job.cancel", "a.b > *")).allow
     assert (await ask(bus, "o-token", "job.cancel", "his")).allow

@@ -79,9 +79,13 @@ class StandIn:
             raise self.fails
         file = CheckpointFile(name="data", bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
         part = StageCheckpoint(
-            stage=self.stage, folder=folder, first_layer=self.stage, last_layer=self.stage + 1,
-            files=(file,), torch_version="2.13.0",
-        )  # fmt: skip
+            stage=self.stage,
+            folder=folder,
+            first_layer=self.stage,
+            last_layer=self.stage + 1,
+            files=(file,),
+            torch_version="2.13.0",
+        )
         return CheckpointWritten(member=self.member, version=0, part=part, write_ms=1.0)
 
     async def _publish(self, order: PublishFile, _: object) -> Ack:
@@ -107,7 +111,7 @@ class StandIn:
 JOB = "jtest"
 NODE = NodeStatus(
     sid="a-n", cluster="a", node="n", incarnation="i1", slots=(), address="127.0.0.1", warm=True
-)  # fmt: skip
+)
 """Where files are read and removed for the orchestrator."""
 
 
@@ -175,10 +179,15 @@ class Rig:
         """A step of so many seconds was decided."""
         self.checkpoints.committed(
             StepResult(
-                step=step, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=1, step_s=step_s,
+                step=step,
+                loss=1.0,
+                gradient_norm=1.0,
+                learning_rate=0.1,
+                tokens=1,
+                step_s=step_s,
                 tokens_per_s=1.0,
             )
-        )  # fmt: skip
+        )
 
     async def take(self, step: int) -> None:
         """A checkpoint at `step`, until it is published or dropped."""

@@ -112,8 +112,13 @@ async def test_an_instance_gets_its_slot_its_payload_and_its_end(mesh: Mesh, sha
     assert InstanceStart.model_validate(payload["start"]) == order
     place = {key: payload[key] for key in ("cluster", "node", "agent", "address", "ports", "device")}
     assert place == {
-        "cluster": "a", "node": "n", "agent": "a-n", "address": "127.0.0.1", "ports": None, "device": "cpu",
-    }  # fmt: skip
+        "cluster": "a",
+        "node": "n",
+        "agent": "a-n",
+        "address": "127.0.0.1",
+        "ports": None,
+        "device": "cpu",
+    }
     assert (payload["servers"], payload["threads"]) == ([mesh.url], 2)
 
     await mesh.smo.stop(shared, order)

@@ -103,9 +103,14 @@ async def test_a_device_is_drained_on_the_word_of_an_instance_that_is_there(
     said = instance("j-s0-r0", endpoint=Endpoint(cluster="a", node="n"))
     await mesh.record(Change(key=said.sid, message=said, revision=1))
     report = FaultReport(
-        reporter="router-a", job="j", sid=said.sid, incarnation=said.incarnation, kind="device",
-        evidence="ecc", device=DEVICE,
-    )  # fmt: skip
+        reporter="router-a",
+        job="j",
+        sid=said.sid,
+        incarnation=said.incarnation,
+        kind="device",
+        evidence="ecc",
+        device=DEVICE,
+    )
     await serving.device(report, placed)
     assert [(one.agent, one.slot, one.draining) for one in mesh.cordons.active()] == (
         [(AGENT, 0, True)] if drained else []

@@ -234,8 +234,12 @@ async def test_a_tap_shows_what_its_role_may_see_decoded_and_without_secrets(
 
 
 async def test_a_tap_is_refused_where_the_role_may_see_nothing_of_it(http: httpx.AsyncClient) -> None:
-    cases = (("vera", {"subject": "door.>"}, 403), ("vera", {"subject": "nonsense.>"}, 422),
-             ("vera", {"where": "nofield=1"}, 422), ("nobody", {}, 401))  # fmt: skip
+    cases = (
+        ("vera", {"subject": "door.>"}, 403),
+        ("vera", {"subject": "nonsense.>"}, 422),
+        ("vera", {"where": "nofield=1"}, 422),
+        ("nobody", {}, 401),
+    )
     for user, query, status in cases:
         answer = await http.get("/v1/tap", headers=bearer(user), params=query)
         assert answer.status_code == status, (user, query, answer.text)

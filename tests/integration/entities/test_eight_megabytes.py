@@ -89,8 +89,11 @@ async def test_services_stay_small_and_answer(own_server: EmbeddedServer, tmp_pa
     with (tmp_path / "services.log").open("wb") as log:
         services = subprocess.Popen(  # noqa: ASYNC220  # takes a moment
             [sys.executable, "-m", "dmsc", *arguments, "--metrics-port", "off"],
-            cwd=ROOT, env=environment, stdout=log, stderr=log,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
     try:
         async with Bus.connect(own_server.url, name="a", kind=EntityKind.CLIENT) as bus:
             await bus.provision()

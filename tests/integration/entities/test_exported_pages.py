@@ -28,9 +28,11 @@ LINES = {
 
 async def exported(own_server: EmbeddedServer, answer: Any) -> Any:
     spec = JobSpec(
-        name="j", model=ModelSpec(factory="workers.models.gpt:byte_gpt"), training=TrainingSpec(steps=1),
+        name="j",
+        model=ModelSpec(factory="workers.models.gpt:byte_gpt"),
+        training=TrainingSpec(steps=1),
         artifacts="bus://artifacts",
-    )  # fmt: skip
+    )
     async with (
         Bus.connect(own_server.url, name="orchestrator", kind=EntityKind.ORCHESTRATOR) as bus,
         Bus.connect(own_server.url, name=WRITER.sid, kind=EntityKind.INSTANCE) as instance,

@@ -110,8 +110,11 @@ async def test_clusters_instances_and_routes_as_the_registry_and_the_routers_hav
         assert (await client.instance("gateway-east")).kind is EntityKind.GATEWAY
         east, west = await client.clusters()
         assert (east.cluster, east.services, east.instances, east.jobs) == (
-            "east", ("gateway-east",), {"active": 2}, ("j", "k"),
-        )  # fmt: skip
+            "east",
+            ("gateway-east",),
+            {"active": 2},
+            ("j", "k"),
+        )
         assert await client.cluster("west") == west
         assert await client.routes(job="j") == [table]
         assert await client.routes(job="k") == []

@@ -96,9 +96,16 @@ async def test_one_that_got_on_and_then_lacked_something_passes_as_before(
     bus = await dial("a-client")
     unit = TaskUnit(sid="j-s0-r0", kind=UnitKind.DATA, stage=-1, replica=0)
     start = InstanceStart(
-        job="j", epoch=1, unit=unit, slot=0, stages=1, layer_count=1, code_digest="", incarnation="i",
+        job="j",
+        epoch=1,
+        unit=unit,
+        slot=0,
+        stages=1,
+        layer_count=1,
+        code_digest="",
+        incarnation="i",
         spec=job().spec,
-    )  # fmt: skip
+    )
     given = InstancePayload(start=start, servers=[own_server.url], cluster="a", node="n", agent="a-n")
     assert await Instance(given).run() == PASSING_EXIT
     entry = await bus.bucket(subjects.REGISTRY_RECORD).get(sid="j-s0-r0")

@@ -29,9 +29,7 @@ from tests.entity_records import policy
 from tests.integration.entities.conftest import Dial, Heard, Start, eventually
 from tests.patience import PATIENCE_S
 
-TOKENS = {
-    "sid": "x", "gateway": "gateway-east", "cluster": "east", "job": "j", "action": "job-list",
-}  # fmt: skip
+TOKENS = {"sid": "x", "gateway": "gateway-east", "cluster": "east", "job": "j", "action": "job-list"}
 
 
 @dataclass

@@ -48,9 +48,14 @@ class Nodes:
         """`published`: the step of the last one, as the job's record has it."""
         given = spec().model_copy(update={"artifacts": str(self.folder)})
         record = JobRecord(
-            job=job, spec=given, state=JobState.RUNNING, epoch=1, submitted_at=0.0, changed_at=0.0,
+            job=job,
+            spec=given,
+            state=JobState.RUNNING,
+            epoch=1,
+            submitted_at=0.0,
+            changed_at=0.0,
             checkpoint_step=published,
-        )  # fmt: skip
+        )
         view = among or self.view
         instances = Instances(self.bus, view, job, given, 1)
         return OwnCheckpoints(self.bus, view, instances, Journal(self.bus, record), 1)

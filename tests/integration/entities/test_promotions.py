@@ -63,9 +63,13 @@ class Version:
 
     def lifecycle(self) -> ModuleLifecycle:
         return ModuleLifecycle(
-            module="m", version=self.version, state=self.state, sid=self.bus.sender.name,
-            incarnation=self.bus.sender.incarnation, without=self.without,
-        )  # fmt: skip
+            module="m",
+            version=self.version,
+            state=self.state,
+            sid=self.bus.sender.name,
+            incarnation=self.bus.sender.incarnation,
+            without=self.without,
+        )
 
     async def _obey(self, order: ModuleOrder, envelope: Envelope) -> ModuleLifecycle:
         self.orders.append(order.op)
@@ -80,10 +84,20 @@ class Version:
         for index in range(number):
             now = time.time()
             told = PolicyScore(
-                module="m", version=self.version, job="j", suggestion=f"{self.version}-{now}-{index}",
-                action="set_weights", at=now, step=1, shadow=self.state is ModuleState.SHADOW, confidence=0.9,
-                adopted=False, score=value, right=value > 0.5, reason="r",
-            )  # fmt: skip
+                module="m",
+                version=self.version,
+                job="j",
+                suggestion=f"{self.version}-{now}-{index}",
+                action="set_weights",
+                at=now,
+                step=1,
+                shadow=self.state is ModuleState.SHADOW,
+                confidence=0.9,
+                adopted=False,
+                score=value,
+                right=value > 0.5,
+                reason="r",
+            )
             await self.bus.publish(subjects.POLICY_SCORE, told, owner=MESH, module="m")
         await self.bus.barrier()
 
@@ -144,8 +158,9 @@ async def test_a_promoted_version_that_is_worse_gives_way_also_to_a_new_orchestr
     await two.until(lambda: two.state is ModuleState.SHADOW)
     told = await switches(dial)
     assert [(one.version, one.rollback, one.by) for one in told] == [
-        ("2", False, "ada"), ("1", True, "orchestrator"),
-    ]  # fmt: skip
+        ("2", False, "ada"),
+        ("1", True, "orchestrator"),
+    ]
     assert told[1].reason == "2 gives way: its score is 0.20 (of 12), 1's 0.80 (of 10) on the same traffic"
 
 

@@ -169,8 +169,12 @@ async def test_samples_become_type_4_and_type_5(
     news = await compute.until(lambda message: any(e.service_ms > 0 for e in message.entries))
     (entry,) = news.entries
     assert (news.cluster, entry.sid, entry.queue, entry.service_ms, entry.latency_ms) == (
-        "east", "j-s0-r0", 2, 5.0, 2.0,
-    )  # fmt: skip
+        "east",
+        "j-s0-r0",
+        2,
+        5.0,
+        2.0,
+    )
     report = await reports.until(lambda message: message.throughput_tokens_per_s > 0)
     assert (report.sid, report.cluster, report.job, report.instances) == ("router-east", "east", "j", 1)
     assert (report.throughput_bytes_per_s, report.latency_ms) == (10_000, 2.0)

@@ -24,13 +24,23 @@ ONE, TWO, STANDBY = (Member(sid=f"j-s0-r{number}", incarnation="i") for number i
 GRAPH = TaskGraph(
     units=tuple(
         TaskUnit(
-            sid=one.sid, kind=UnitKind.STAGE, stage=0, replica=number, standby=one is STANDBY,
-            first_layer=0, last_layer=1,
+            sid=one.sid,
+            kind=UnitKind.STAGE,
+            stage=0,
+            replica=number,
+            standby=one is STANDBY,
+            first_layer=0,
+            last_layer=1,
         )
         for number, one in enumerate((ONE, TWO, STANDBY))
     ),
-    edges=(), constraints=(), placements=(), reason="", code_digest="", layer_count=1,
-)  # fmt: skip
+    edges=(),
+    constraints=(),
+    placements=(),
+    reason="",
+    code_digest="",
+    layer_count=1,
+)
 AT_REST = {ONE.sid: 1.0, TWO.sid: 1.0, STANDBY.sid: 0.0}
 
 
@@ -61,9 +71,12 @@ async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: 
     telling: Any = SimpleNamespace(recovery=lambda text: None)
     standbys, journal = Standbys(instances, communication, progress, telling), Journal()
     run: Any = SimpleNamespace(
-        communication=communication, instances=instances, journal=journal, step=0,
+        communication=communication,
+        instances=instances,
+        journal=journal,
+        step=0,
         training=SimpleNamespace(revise_standbys=standbys.revise),
-    )  # fmt: skip
+    )
     desk = PolicyDesk(bus, {"j": run}, lambda sid: True, always, ArbitrationConfig())
     module = await dial("m", EntityKind.FUNCTIONAL_MODULE)
     lifecycle = ModuleLifecycle(module="m", version="1", state=ModuleState.ACTIVE, sid="m", incarnation="i")
@@ -71,9 +84,15 @@ async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: 
     await desk.lifecycle(lifecycle, sent)
     action = SetWeights(stage=0, weights={ONE.sid: 1.5, TWO.sid: 0.5})
     suggestion = PolicySuggestion(
-        module="m", version="1", job="j", action=action, confidence=0.9, reason="r", input_revision=1,
+        module="m",
+        version="1",
+        job="j",
+        action=action,
+        confidence=0.9,
+        reason="r",
+        input_revision=1,
         valid_s=1.0,
-    )  # fmt: skip
+    )
     await desk.suggestion(suggestion, sent)
     assert communication.weights()[0][ONE.sid] == 1.5
 

@@ -80,9 +80,16 @@ class Analyst:
 
 
 TOPOLOGY = ModelTopology(
-    job="j", cluster="a", node="n", layers=(), parameters=1, input_bytes=1, data_tokens=1,
-    code_digest="", device="cpu",
-)  # fmt: skip
+    job="j",
+    cluster="a",
+    node="n",
+    layers=(),
+    parameters=1,
+    input_bytes=1,
+    data_tokens=1,
+    code_digest="",
+    device="cpu",
+)
 
 
 async def test_a_bus_that_stands_still_before_an_analysis_is_acknowledged_costs_no_analyst(

@@ -356,8 +356,12 @@ async def door():
 async def test_without_descriptors_it_waits_says_so_now_and_then_and_goes_on(door: str) -> None:
     with subprocess.Popen(  # noqa: ASYNC220  # takes a moment
         [sys.executable, "-c", STARVED.replace("DOOR", door, 1)],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as server:  # fmt: skip
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         try:

@@ -46,9 +46,14 @@ def folder(tmp_path: Path) -> Path:
 
 def config(folder: Path, sid: str = "authorizer") -> AuthorizerConfig:
     return AuthorizerConfig(
-        tokens_file=folder / "tokens.yaml", access_file=folder / "access.yaml", user_key=folder / "user_key",
-        sid=sid, check_s=0.05, valid_s=NEVER_S, folding=FOLDING,
-    )  # fmt: skip
+        tokens_file=folder / "tokens.yaml",
+        access_file=folder / "access.yaml",
+        user_key=folder / "user_key",
+        sid=sid,
+        check_s=0.05,
+        valid_s=NEVER_S,
+        folding=FOLDING,
+    )
 
 
 @pytest.fixture
@@ -259,9 +264,12 @@ async def test_a_researchers_own_module(authorizer: Authorizer, dial: Dial, bus:
 
     module = await dial("module-mine", EntityKind.FUNCTIONAL_MODULE)
     mine = service(
-        "module-mine", kind=EntityKind.FUNCTIONAL_MODULE, prefix="module/mine",
-        incarnation=module.sender.incarnation, tags=(owner_tag("ruth"),),
-    )  # fmt: skip
+        "module-mine",
+        kind=EntityKind.FUNCTIONAL_MODULE,
+        prefix="module/mine",
+        incarnation=module.sender.incarnation,
+        tags=(owner_tag("ruth"),),
+    )
     async with Presence(module, mine):
         guard = Guard(bus, "gateway-east")
         assert (await guard.check("ruth", "policy.promote", "mine")).rule == "own-policies"
@@ -415,8 +423,10 @@ async def test_over_http_with_the_client(
         assert "no user any more" in (await root.remove_user("nina")).note
         found = [entry async for entry in root.audit()]
         assert [entry.record.action for entry in found if entry.record.kind == "users"] == [
-            "user.add", "user.revoke", "user.remove",
-        ]  # fmt: skip
+            "user.add",
+            "user.revoke",
+            "user.remove",
+        ]
         assert verify(found).broken is None
         (latest,) = await root.latest_audit(
             1

@@ -72,9 +72,14 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
         )
         for sid in ("authorizer", "supervisor"):
             config = AuthorizerConfig(
-                tokens_file=tokens_file, keys_file=keys_file, servers=(server.url,), bus_token=root,
-                sid=sid, check_s=0.05, door_folding=FOLDING,
-            )  # fmt: skip
+                tokens_file=tokens_file,
+                keys_file=keys_file,
+                servers=(server.url,),
+                bus_token=root,
+                sid=sid,
+                check_s=0.05,
+                door_folding=FOLDING,
+            )
             await stack.enter_async_context(guarding(config))
         reader = Bus.connect(server.url, name="reader", kind=K.AUTHORIZER, token=root)
         yield Door(server, root, await stack.enter_async_context(reader))

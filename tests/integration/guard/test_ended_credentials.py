@@ -67,10 +67,18 @@ async def mesh(folder: Path) -> AsyncIterator[tuple[str, str, AuthorizerConfig]]
     (folder / "guard.json").write_text(keys.text())
     (folder / "users.yaml").write_text("users: []\n")
     async with EmbeddedServer(folder / "nats", guard=keys, sync_always=False) as server:
-        yield server.url, root, AuthorizerConfig(
-            tokens_file=folder / "users.yaml", keys_file=folder / "guard.json", servers=(server.url,),
-            bus_token=root, sid="supervisor", check_s=0.05,
-        )  # fmt: skip
+        yield (
+            server.url,
+            root,
+            AuthorizerConfig(
+                tokens_file=folder / "users.yaml",
+                keys_file=folder / "guard.json",
+                servers=(server.url,),
+                bus_token=root,
+                sid="supervisor",
+                check_s=0.05,
+            ),
+        )
 
 
 def owner(url: str, root: str) -> Any:

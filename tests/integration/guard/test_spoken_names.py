@@ -37,9 +37,15 @@ RESEARCHERS = f"{Role.RESEARCHER}-one"
 BEAT = Heartbeat(sid=OTHER, incarnation="x", state=InstanceState.FAULTED, digest="0")
 CHANGE = StateChange(sid=OTHER, incarnation="x", state=InstanceState.FAULTED, reason="forged")
 CLAIM = MicrobatchClaim(
-    job="k", epoch=1, step=1, attempt=0, microbatch=0, stage=0, upstream="x",
+    job="k",
+    epoch=1,
+    step=1,
+    attempt=0,
+    microbatch=0,
+    stage=0,
+    upstream="x",
     owner=Member(sid=OTHER, incarnation="x"),
-)  # fmt: skip
+)
 STATUS = NodeStatus(
     sid="a-n", cluster="b", node="n", incarnation="x", slots=(), address="127.0.0.1", warm=True
 )
@@ -69,7 +75,11 @@ LIFECYCLE = ModuleLifecycle(module="mine", version="1", state=ModuleState.ACTIVE
         (rows.NODE_STATUS, SMO, AGENT, "a-n", STATUS, {"sid": "a-n"}),
         (rows.NODE_SAMPLE, SMO, AGENT, "a-n", NodeSample(cluster="b", node="n"), {"agent": "a-n"}),
         (
-            rows.ANALYSIS_FAILED, SMO, AGENT, "b-n", AnalysisFailed(job="j", code="x", text="forged"),
+            rows.ANALYSIS_FAILED,
+            SMO,
+            AGENT,
+            "b-n",
+            AnalysisFailed(job="j", code="x", text="forged"),
             {"agent": "a-n", "job": "j"},
         ),
         (rows.MESH_REGISTRATION, SMO, ROUTER, "router-a", REGISTRATION, {"sid": "router-a"}),
@@ -77,16 +87,24 @@ LIFECYCLE = ModuleLifecycle(module="mine", version="1", state=ModuleState.ACTIVE
         (rows.FAULT_REPORT, SMO, ROUTER, "router-a", FAULT, {"sid": "router-a"}),
         (rows.LINK_FAULT, ROUTER, instance(), OWN, LINK, {"cluster": "a", "job": "j"}),
         (
-            rows.LINK_FAULT, ROUTER, instance(), OWN, LINK.model_copy(update={"job": "k"}),
+            rows.LINK_FAULT,
+            ROUTER,
+            instance(),
+            OWN,
+            LINK.model_copy(update={"job": "k"}),
             {"cluster": "a", "job": "j"},
         ),
         (
-            rows.LINK_FAULT, ROUTER, instance(), OWN,
-            LINK.model_copy(update={"reporter": OTHER, "peer": "j-s1-r0"}), {"cluster": "a", "job": "j"},
+            rows.LINK_FAULT,
+            ROUTER,
+            instance(),
+            OWN,
+            LINK.model_copy(update={"reporter": OTHER, "peer": "j-s1-r0"}),
+            {"cluster": "a", "job": "j"},
         ),
         (rows.MODULE_LIFECYCLE, SMO, MODULE, "mine", LIFECYCLE, {"owner": MESH, "module": "mine"}),
     ],
-)  # fmt: skip
+)
 async def test_nobody_is_spoken_of_in_anothers_name(
     mesh: Guarded,
     row: Subject,
@@ -138,9 +156,15 @@ async def test_who_speaks_of_itself_is_heard(mesh: Guarded) -> None:
 
 
 SUGGESTION = PolicySuggestion(
-    module=RESEARCHERS, version="1", job="j", action=AvoidInstance(sid="k-s0-r0"), confidence=1.0,
-    reason="why", input_revision=1, valid_s=60.0,
-)  # fmt: skip
+    module=RESEARCHERS,
+    version="1",
+    job="j",
+    action=AvoidInstance(sid="k-s0-r0"),
+    confidence=1.0,
+    reason="why",
+    input_revision=1,
+    valid_s=60.0,
+)
 
 
 async def test_a_researchers_module_suggests_under_the_researchers_name(mesh: Guarded) -> None:

@@ -46,9 +46,13 @@ OF_BOTH = "a token that users of both have"
 CONNECTIONS = 12
 MIB = 1 << 20
 NOBODYS = {
-    "$JS.EVENT.ADVISORY.x", "$JS.ACK.x", "_INBOX.x.1", "dmsc.server.disconnect", "dmsc.v1.broker.x.x.x",
+    "$JS.EVENT.ADVISORY.x",
+    "$JS.ACK.x",
+    "_INBOX.x.1",
+    "dmsc.server.disconnect",
+    "dmsc.v1.broker.x.x.x",
     "anything.else",
-}  # fmt: skip
+}
 """What no credential and no user may say."""
 EVENT = JobEvent(job="j", kind="state", at=0.0)
 SRD = Identity(name="service-registry", kind=K.SERVICE_REGISTRY)
@@ -73,9 +77,12 @@ class Side:
 
     def config(self, sid: str = "authorizer") -> AuthorizerConfig:
         return AuthorizerConfig(
-            sid=sid, tokens_file=self.folder / "tokens.yaml", user_key=self.folder / "user_key",
-            bus_token=self.root, check_s=0.05,
-        )  # fmt: skip
+            sid=sid,
+            tokens_file=self.folder / "tokens.yaml",
+            user_key=self.folder / "user_key",
+            bus_token=self.root,
+            check_s=0.05,
+        )
 
 
 @dataclass
@@ -125,10 +132,13 @@ async def sharing(folder: Path, store_bytes: int) -> AsyncIterator[Shared]:
     keys = GuardKeys.generate(None)
     limits = Limits(store_bytes=store_bytes, memory_bytes=32 << 20, connections=CONNECTIONS)
     server = EmbeddedServer(
-        folder / "nats", guard=keys, sync_always=False,
+        folder / "nats",
+        guard=keys,
+        sync_always=False,
         accounts=[Account(name=side.account, limits=limits) for side in sides],
-        max_store_bytes=2 * limits.store_bytes, max_memory_bytes=2 * limits.memory_bytes,
-    )  # fmt: skip
+        max_store_bytes=2 * limits.store_bytes,
+        max_memory_bytes=2 * limits.memory_bytes,
+    )
     async with server:
         tenants = [Tenant(account=side.account, users=_at(server, side)) for side in sides]
         async with guarding_tenants([server.url], keys, tenants) as guard:
@@ -365,11 +375,19 @@ async def test_each_hears_of_its_own_departures(shared: Shared) -> None:
 
 async def test_nobody_of_a_tenant_asks_the_server_about_anybody(shared: Shared) -> None:
     asked = {
-        "$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.tenant-blue.API.INFO", "$JS.blue.API.STREAM.NAMES",
-        "$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.PING.JSZ",
-        "$SYS.REQ.ACCOUNT.tenant-blue.INFO", "$SYS.REQ.ACCOUNT.tenant-blue.CONNZ", "$SYS.REQ.USER.AUTH",
-        "$SYS.REQ.ACCOUNT.PING.CONNZ", "$SYS.REQ.ACCOUNT.PING.INFO",
-    }  # fmt: skip
+        "$JS.API.INFO",
+        "$JS.API.STREAM.NAMES",
+        "$JS.tenant-blue.API.INFO",
+        "$JS.blue.API.STREAM.NAMES",
+        "$SYS.REQ.SERVER.PING",
+        "$SYS.REQ.SERVER.PING.CONNZ",
+        "$SYS.REQ.SERVER.PING.JSZ",
+        "$SYS.REQ.ACCOUNT.tenant-blue.INFO",
+        "$SYS.REQ.ACCOUNT.tenant-blue.CONNZ",
+        "$SYS.REQ.USER.AUTH",
+        "$SYS.REQ.ACCOUNT.PING.CONNZ",
+        "$SYS.REQ.ACCOUNT.PING.INFO",
+    }
     async for speaker in speakers(shared, shared.red):
         # a control plane makes streams, those of its own account
         assert await speaker.denied(publish=asked) >= asked - {"$JS.API.STREAM.NAMES"}

@@ -122,10 +122,17 @@ class OwnMesh:
             self.start(
                 f"agent-{cluster}",
                 [
-                    "join", "--cluster", cluster, "--node", "n", "--slots", str(self.slots),
-                    "--address", self._where(f"agent-{cluster}")[0],
+                    "join",
+                    "--cluster",
+                    cluster,
+                    "--node",
+                    "n",
+                    "--slots",
+                    str(self.slots),
+                    "--address",
+                    self._where(f"agent-{cluster}")[0],
                 ],
-            )  # fmt: skip
+            )
         self.start("registry", ["run", "service-registry"])
         self.start("authorizer", ["run", "authorizer", "--tokens", str(tokens)])
         for name in orchestrators:

@@ -111,33 +111,39 @@ def test_a_wrong_job_file_is_refused_with_place_and_remedy(
 # --- models and data ------------------------------------------------------------------------------------
 HOPELESS: dict[str, tuple[str, dict[str, Any], str]] = {
     "factory fails": (
-        "raising", {},
+        "raising",
+        {},
         r"^troubled:raising failed: OSError: the tokenizer's file \(troubled\.py:\d+\)$",
     ),
     "no such factory": ("missing", {}, r"^troubled:missing: module troubled \(.*\) has no 'missing'$"),
     "not a model": ("no_model", {}, r"^troubled:no_model returned a dict; it must return an nn\.Sequential"),
     "layers do not fit": (
-        "misfit", {},
+        "misfit",
+        {},
         r"^layer 2 \(2: Linear\) does not fit behind layer 1 \(1: Linear\), which gives \[1,16,16\] float32",
     ),
     "more stages than layers": (
-        "sound", {"parallel": {"stages": 5}},
+        "sound",
+        {"parallel": {"stages": 5}},
         r"^parallel\.stages is 5, but the model has only 4 layers: set parallel\.stages to at most 4$",
     ),
     "tied layers apart": (
-        "tied", {"parallel": {"stages": 2}},
+        "tied",
+        {"parallel": {"stages": 2}},
         r"^parallel\.stages is 2, but layers that share a parameter \(0 and 3\).*to at most 1, or untie them",
     ),
     "no dataset": (
-        "sound", {"data": {"source": "nowhere/x.txt"}},
+        "sound",
+        {"data": {"source": "nowhere/x.txt"}},
         r"^data\.source nowhere/x\.txt does not exist on this node",
     ),
     "empty dataset": ("sound", {"data": {"source": "EMPTY"}}, r"^data\.source \S+ is empty$"),
     "dataset too short": (
-        "sound", {"data": {"source": "SHORT", "validation_fraction": 0}},
+        "sound",
+        {"data": {"source": "SHORT", "validation_fraction": 0}},
         r"^data\.source \S+ leaves 16 of its 16 bytes for training, less than one sample of 16 tokens",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

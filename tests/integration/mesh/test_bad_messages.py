@@ -38,10 +38,26 @@ from tests.raw_requests import raw_request
 KINDS = ("truncated", "unknown type", "wrong major", "noise")
 REASONS = {"malformed", "unknown type", "wrong version"}
 UNHEARD = {
-    "node sample", "policy decision", "fault verdict", "fault record", "policy switch", "log", "dead letter",
-    "step decision", "module record", "cordon", "leadership", "observation", "job topology",
-    "link secret", "kept answer", "module standing", "secret", "dataset owner", "uploads",
-}  # fmt: skip
+    "node sample",
+    "policy decision",
+    "fault verdict",
+    "fault record",
+    "policy switch",
+    "log",
+    "dead letter",
+    "step decision",
+    "module record",
+    "cordon",
+    "leadership",
+    "observation",
+    "job topology",
+    "link secret",
+    "kept answer",
+    "module standing",
+    "secret",
+    "dataset owner",
+    "uploads",
+}
 """For people and functional modules, of which there are none here; and keys that are read, not watched."""
 ROWS = [row for row in SUBJECTS if of_role(Role.ADMIN, "_INBOX").may_publish(row.wildcard())]
 """What an administrator may send: all but the authorizer's own records."""

@@ -21,9 +21,15 @@ STEPS = 3
 BEGINNING = (subjects.STEP_BEGIN, subjects.STEP_DISPATCH, subjects.NOTICE)
 """Of the way to each claim; further hops follow, and answers that made room for one."""
 OF_ITSELF = {
-    subjects.INSTANCE_SAMPLE, subjects.HEARTBEAT, subjects.QOS_REPORT, subjects.REGISTRY_RECORD,
-    subjects.ROUTE_TABLE, subjects.LOG, subjects.QUERY, subjects.BROKER_REQUEST,
-}  # fmt: skip
+    subjects.INSTANCE_SAMPLE,
+    subjects.HEARTBEAT,
+    subjects.QOS_REPORT,
+    subjects.REGISTRY_RECORD,
+    subjects.ROUTE_TABLE,
+    subjects.LOG,
+    subjects.QUERY,
+    subjects.BROKER_REQUEST,
+}
 """What is said of a job though nothing of it asked for it; tables, where a beat or a report changed them;
 what a process reads and stores by way of a broker, as what it asks JetStream itself is no message at all."""
 

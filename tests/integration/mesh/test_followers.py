@@ -92,11 +92,14 @@ async def under_way(own: OwnMesh, shaping: Path, name: str, replicas: int) -> As
         name,
         model={"factory": "gated:gated", "args": {"gate": str(own.folder / "gate")}},
         training={
-            "steps": STEPS, "microbatches": MICROBATCHES, "seed": SEED, "validation_microbatches": 0,
+            "steps": STEPS,
+            "microbatches": MICROBATCHES,
+            "seed": SEED,
+            "validation_microbatches": 0,
         },
         parallel={"stages": 1, "replicas": replicas},
         routing={"algorithm": "round-robin"},
-    )  # fmt: skip
+    )
     gating = gates_at(own.folder / "gate", seed=SEED, steps=STEPS, microbatches=MICROBATCHES)
     async with own.client() as client, gating as gates:
         await client.ready()

@@ -37,10 +37,14 @@ FIELD = {
     "tokens/s": ("dmsc_job_tokens_per_second", "dmsc_instance_tokens_per_second"),
     "MFU": ("dmsc_job_mfu_ratio", "dmsc_job_model_flops_per_second"),
     "GPU utilisation": (
-        "dmsc_device_utilization_ratio", "dmsc_device_throttled", "dmsc_device_clock_hertz",
+        "dmsc_device_utilization_ratio",
+        "dmsc_device_throttled",
+        "dmsc_device_clock_hertz",
     ),
     "memory": (
-        "dmsc_device_memory_used_bytes", "dmsc_instance_resident_bytes", "dmsc_node_memory_used_bytes",
+        "dmsc_device_memory_used_bytes",
+        "dmsc_instance_resident_bytes",
+        "dmsc_node_memory_used_bytes",
     ),
     "power": ("dmsc_device_power_watts", "dmsc_device_power_limit_watts"),
     "energy": ("dmsc_device_energy_joules_total", "dmsc_job_energy_joules_total"),
@@ -51,19 +55,23 @@ FIELD = {
     "gradient norm": ("dmsc_job_gradient_norm",),
     "queue": ("dmsc_instance_queue_microbatches", "dmsc_instance_in_flight_microbatches"),
     "link throughput": (
-        "dmsc_instance_sent_bytes_total", "dmsc_instance_received_bytes_total",
-        "dmsc_link_latency_seconds", "dmsc_device_nvlink_sent_bytes_total",
+        "dmsc_instance_sent_bytes_total",
+        "dmsc_instance_received_bytes_total",
+        "dmsc_link_latency_seconds",
+        "dmsc_device_nvlink_sent_bytes_total",
         "dmsc_device_pcie_sent_bytes_total",
     ),
     "recoveries": ("dmsc_job_recoveries_total",),
     "route changes": ("dmsc_route_changes_total",),
     "bus latency": ("dmsc_bus_round_trip_seconds",),
     "device health": (
-        "dmsc_device_temperature_celsius", "dmsc_device_ecc_errors_total", "dmsc_device_xid_errors_total",
+        "dmsc_device_temperature_celsius",
+        "dmsc_device_ecc_errors_total",
+        "dmsc_device_xid_errors_total",
         "dmsc_device_ecc_corrected_errors_total",
     ),
     "alerts": ("dmsc_job_alert", "dmsc_job_alerts_total"),
-}  # fmt: skip
+}
 """What an operator asks for, and the metrics that tell it."""
 
 DETAIL = DeviceDetail(
@@ -190,10 +198,19 @@ async def telling_of_a_device(mesh: Mesh, record: ServiceRecord) -> AsyncIterato
                 detail=DETAIL,
             )
             sample = InstanceSample(
-                job=record.job, sid=record.sid, incarnation=record.incarnation, stage=record.stage, step=1,
-                cluster=record.endpoint.cluster, node=record.endpoint.node, device=device, microbatches=1,
-                service_ms=1.0, reduce_ms=1.0, busy=0.5,
-            )  # fmt: skip
+                job=record.job,
+                sid=record.sid,
+                incarnation=record.incarnation,
+                stage=record.stage,
+                step=1,
+                cluster=record.endpoint.cluster,
+                node=record.endpoint.node,
+                device=device,
+                microbatches=1,
+                service_ms=1.0,
+                reduce_ms=1.0,
+                busy=0.5,
+            )
             await bus.publish(subjects.INSTANCE_SAMPLE, sample, job=record.job, sid=record.sid)
             await asyncio.sleep(0.1)
 

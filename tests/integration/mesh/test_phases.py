@@ -62,10 +62,19 @@ def receiver(seen: Seen) -> str:
         if token in seen.tokens and seen.row.names is not Names.SENDER:
             return seen.tokens[token]
     directed = (
-        subjects.QOS_POLICY, subjects.STEP_DISPATCH, subjects.GROUP_FORM, subjects.STEP_PREPARE,
-        subjects.STEP_COMMIT, subjects.STEP_ABORT, subjects.NOTICE, subjects.NOTICE_ANSWER,
-        subjects.STATE_SEND, subjects.STATE_WAIT, subjects.STEP_FENCE, subjects.STEP_ASSIGN,
-    )  # fmt: skip
+        subjects.QOS_POLICY,
+        subjects.STEP_DISPATCH,
+        subjects.GROUP_FORM,
+        subjects.STEP_PREPARE,
+        subjects.STEP_COMMIT,
+        subjects.STEP_ABORT,
+        subjects.NOTICE,
+        subjects.NOTICE_ANSWER,
+        subjects.STATE_SEND,
+        subjects.STATE_WAIT,
+        subjects.STEP_FENCE,
+        subjects.STEP_ASSIGN,
+    )
     if seen.row in directed:
         return seen.tokens["sid"]
     return "+".join(sorted(kind.value for kind in seen.row.receivers))
@@ -211,7 +220,7 @@ async def test_the_six_phases_of_section_4_4(connect: Connect, recording: Record
         },
         training={"steps": 24, "microbatches": 4, "seed": 3, "checkpoint_every": 0},
         parallel={"stages": 2, "replicas": 2},
-    )  # fmt: skip
+    )
     asked = DoorRequest(token=TOKEN, action="job.submit", spec=spec)
     answer = await client.command(subjects.DOOR, asked, action="submit")
     assert isinstance(answer, JobList)
@@ -229,10 +238,15 @@ async def test_the_six_phases_of_section_4_4(connect: Connect, recording: Record
     await module.command(subjects.MODULE_LIFECYCLE, lifecycle, owner=MESH, module="two-to-one")
     await until(recording, lambda: committed() >= 2, "three steps")
     suggestion = PolicySuggestion(
-        module="two-to-one", version="1", job=job, confidence=0.9, reason="the test wants it",
-        input_revision=committed(), valid_s=600,
+        module="two-to-one",
+        version="1",
+        job=job,
+        confidence=0.9,
+        reason="the test wants it",
+        input_revision=committed(),
+        valid_s=600,
         action=SetWeights(stage=1, weights={f"{job}-s1-r0": 2.0, f"{job}-s1-r1": 1.0}),
-    )  # fmt: skip
+    )
     await module.publish(subjects.SUGGESTION, suggestion, owner=MESH, module="two-to-one")
     await until(recording, lambda: bool(recording.find(subjects.POLICY_DECISION)), "a decision")
     await until(recording, lambda: bool(recording.find(subjects.QOS_REPORT)), "a report")

@@ -46,11 +46,23 @@ class Up:
         with self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [
-                    "/bin/sh", "-c", f'ulimit -S -n {FEW_FILES}; exec "$@"', "sh",
-                    sys.executable, "-m", "dmsc", "up", "--state", str(self.state), *OPTIONS,
+                    "/bin/sh",
+                    "-c",
+                    f'ulimit -S -n {FEW_FILES}; exec "$@"',
+                    "sh",
+                    sys.executable,
+                    "-m",
+                    "dmsc",
+                    "up",
+                    "--state",
+                    str(self.state),
+                    *OPTIONS,
                 ],
-                cwd=self.state.parent, env=environment(), stdout=subprocess.DEVNULL, stderr=err,
-            )  # fmt: skip
+                cwd=self.state.parent,
+                env=environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+            )
 
     @property
     def _err(self) -> Path:

@@ -35,9 +35,10 @@ BUCKET = "KV_link_secrets"
 
 async def link_secret(mesh: Mesh, job: str) -> str:
     """The job's, as its orchestrator keeps it."""
-    async with Bus.connect(
-        mesh.servers, name="looker", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token
-    ) as bus, asyncio.timeout(PATIENCE_S):  # fmt: skip
+    async with (
+        Bus.connect(mesh.servers, name="looker", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token) as bus,
+        asyncio.timeout(PATIENCE_S),
+    ):
         while True:
             entry = await bus.bucket(subjects.LINK_SECRET).get(job=job)
             if entry is not None and isinstance(entry.message, LinkSecret):

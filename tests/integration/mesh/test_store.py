@@ -99,8 +99,11 @@ def said(mesh: Mesh) -> str:
 def command(mesh: Mesh, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dmsc", *words, "--state", str(mesh.state)],
-        capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
 
 
 def fill(ballast: Path, but: int = 0) -> None:

@@ -93,9 +93,18 @@ async def test_a_jobs_spans_arrive_as_one_tree_below_its_callers(
         "OTEL_BSP_SCHEDULE_DELAY": "100",
     }
     tracer = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dmsc", "run", "tracer", "--metrics-port", "off", "--parent", str(os.getpid()),
-        env=environment, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "dmsc",
+        "run",
+        "tracer",
+        "--metrics-port",
+        "off",
+        "--parent",
+        str(os.getpid()),
+        env=environment,
+        stderr=asyncio.subprocess.PIPE,
+    )
     said = asyncio.create_task(heard(tracer, ready := asyncio.Event()))
     said.add_done_callback(lambda _: collector.wake())
     try:
@@ -119,9 +128,21 @@ async def test_a_jobs_spans_arrive_as_one_tree_below_its_callers(
     assert all(span.parent_span_id in by_id for span in spans if span is not root), "the tree is whole"
     names = {span.name for span in spans}
     assert names >= {
-        "queued", "analyse", "deploy", "plan", "start", "train", "step 0", "step 10", "finish",
-        "begin", "claims", "prepare", "decide", "commit",
-    }  # fmt: skip
+        "queued",
+        "analyse",
+        "deploy",
+        "plan",
+        "start",
+        "train",
+        "step 0",
+        "step 10",
+        "finish",
+        "begin",
+        "claims",
+        "prepare",
+        "decide",
+        "commit",
+    }
     assert "step 1" not in names, "every tenth"
     below: dict[bytes, list[str]] = {}
     for span in sorted(spans, key=lambda one: one.start_time_unix_nano):

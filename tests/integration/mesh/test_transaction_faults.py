@@ -263,8 +263,10 @@ async def test_an_instance_dies_while_its_group_is_built(follow: Following) -> N
     """Of three replicas one dies, another is stopped: the third one builds a group with it in vain."""
     async with follow(spec("building", stages=1, replicas=3)) as course:
         units = ["s0-r0", "s0-r1", "s0-r2"]
-        by_agent = {course.agent(unit): [one for one in units if course.agent(one) == course.agent(unit)]
-                    for unit in units}  # fmt: skip
+        by_agent = {
+            course.agent(unit): [one for one in units if course.agent(one) == course.agent(unit)]
+            for unit in units
+        }
         (builder, second), (first,) = sorted(by_agent.values(), key=len, reverse=True)
         hold = course.gates.hold(course.pid(first), direction="forward", step=STRUCK_AT)
         await hold.reached()

@@ -31,8 +31,11 @@ from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
 
 ROWS: tuple[Subject, ...] = (
-    subjects.USER_RECORD, subjects.REVOCATION, subjects.SECRET, subjects.DATASET_OWNER,
-)  # fmt: skip
+    subjects.USER_RECORD,
+    subjects.REVOCATION,
+    subjects.SECRET,
+    subjects.DATASET_OWNER,
+)
 OBJECTS = f"$O.{streams.OBJECT_BUCKET}.M.>"
 GARBAGE = (b"\xc1\x00garbage", b"", b"{}")
 STRUCK = ("s0-r0", "s1-r0", "s0-r1")

@@ -76,9 +76,14 @@ class Arbiter:
                 revision=self._facts.revision + 1,
             )
         decision = PolicyDecision(
-            module=message.module, version=message.version, job=message.job, suggestion=envelope.id,
-            adopted=outcome.adopted, reason=outcome.reason, policy_revision=outcome.revision,
-        )  # fmt: skip
+            module=message.module,
+            version=message.version,
+            job=message.job,
+            suggestion=envelope.id,
+            adopted=outcome.adopted,
+            reason=outcome.reason,
+            policy_revision=outcome.revision,
+        )
         await self.bus.publish(subjects.POLICY_DECISION, decision, cause=envelope, module=message.module)
         async with self.news:
             self.suggestions.append(message)
@@ -139,11 +144,19 @@ class Mesh:
                 await self.publish(
                     subjects.INSTANCE_SAMPLE,
                     InstanceSample(
-                        job="j", sid=sid, incarnation="i1", cluster="east", node="n1", stage=int(key[1]),
-                        step=self.step, service_ms=ms, microbatches=4,
+                        job="j",
+                        sid=sid,
+                        incarnation="i1",
+                        cluster="east",
+                        node="n1",
+                        stage=int(key[1]),
+                        step=self.step,
+                        service_ms=ms,
+                        microbatches=4,
                     ),
-                    job="j", sid=sid,
-                )  # fmt: skip
+                    job="j",
+                    sid=sid,
+                )
 
     def seen_by(self, module: FunctionalModule) -> bool:
         """Whether it has worked in all samples of stage 0."""
@@ -196,8 +209,10 @@ async def test_telemetry_becomes_a_suggestion_and_it_is_adopted(mesh: Mesh) -> N
         await mesh.arbiter.until(lambda: mesh.arbiter.decisions)
     suggestion, decision = mesh.arbiter.suggestions[0], mesh.arbiter.decisions[0]
     assert suggestion.action.model_dump() == {
-        "action": "set_weights", "stage": 0, "weights": {"j-s0-r0": 1.5, "j-s0-r1": 0.5},
-    }  # fmt: skip
+        "action": "set_weights",
+        "stage": 0,
+        "weights": {"j-s0-r0": 1.5, "j-s0-r1": 0.5},
+    }
     assert "10.0 ms" in suggestion.reason
     assert suggestion.input_revision >= 3
     assert decision.adopted

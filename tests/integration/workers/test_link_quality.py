@@ -92,10 +92,17 @@ async def test_what_the_kernel_shapes_is_measured_too(tmp_path: Path) -> None:
         pytest.skip("unshare, ip and tc are not installed")
     script = Path(__file__).with_name("link_namespace.py")
     process = await asyncio.create_subprocess_exec(
-        "unshare", "--user", "--map-root-user", "--net", sys.executable, str(script), str(tmp_path),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--net",
+        sys.executable,
+        str(script),
+        str(tmp_path),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     out, err = await process.communicate()
     if process.returncode and (b"unshare" in err or b"RTNETLINK" in err):
         pytest.skip(f"no network namespaces here: {err.decode().splitlines()[-1]}")

@@ -61,9 +61,18 @@ def every_kind() -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(7)
     raw = torch.randint(0, 256, (4, 6, 16), dtype=torch.uint8, generator=generator)
     for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
-        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-    ):  # fmt: skip
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.complex64,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+    ):
         yield raw.view(dtype)  # any bits, NaNs with payloads among them
     yield raw > 127
     yield torch.tensor(3.25)
@@ -393,9 +402,15 @@ async def test_a_reduction_group_takes_no_stranger(connect: Connect) -> None:
     async def build(rank: int, secret: bytes) -> ReductionGroup:
         bus = await connect(f"r{rank}", EntityKind.INSTANCE)
         return await ReductionGroup.build(
-            bus, job="job", stage=0, generation=1, members=members, me=members[rank], secret=secret,
+            bus,
+            job="job",
+            stage=0,
+            generation=1,
+            members=members,
+            me=members[rank],
+            secret=secret,
             build_timeout_s=2.0,
-        )  # fmt: skip
+        )
 
     groups = await asyncio.gather(*(build(rank, SECRET) for rank in range(3)))
     sums = await asyncio.gather(*(group.all_reduce(torch.ones(2)) for group in groups))

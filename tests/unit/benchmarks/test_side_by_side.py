@@ -26,8 +26,10 @@ def test_ratios_are_of_pairs_and_not_of_medians() -> None:
     assert found.met
 
 
-@pytest.mark.parametrize(("name", "most"), [("connect", 1.5), *((name, 1.05) for name in
-                         ("publish", "consume", "claims", "notices", "samples"))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("connect", 1.5), *((name, 1.05) for name in ("publish", "consume", "claims", "notices", "samples"))],
+)
 def test_each_bar_is_met_at_it_and_missed_beyond(name: str, most: float) -> None:
     assert verdict(name, [((1.0, 1.0), (most, 9.0))]).met
     assert not verdict(name, [((1.0, 1.0), (most + 0.001, 0.5))]).met
@@ -90,8 +92,11 @@ def test_a_child_says_whose_software_it_ran(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_commit_that_is_not_there_ends_it_in_a_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.side_by_side", "--from", "no-such-commit"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
     assert "no-such-commit" in line or "git" in line

@@ -17,16 +17,26 @@ from schemas.envelope import Envelope
 from schemas.errors import BadMessage
 
 REASONS = {
-    "oversized", "malformed", "envelope", "unknown type", "wrong type", "wrong version", "invalid body",
+    "oversized",
+    "malformed",
+    "envelope",
+    "unknown type",
+    "wrong type",
+    "wrong version",
+    "invalid body",
     "dense",
-}  # fmt: skip
+}
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=20)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=20)
     | st.binary(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
-)  # fmt: skip
+)
 envelopes = st.fixed_dictionaries(
     {
         "type": st.sampled_from(sorted(MESSAGE_TYPES)) | values,

@@ -26,9 +26,13 @@ from schemas.errors import BadMessage
 from schemas.step import HeldHop, Member, MicrobatchClaim, MicrobatchState, StepFenced, StepStatusReply
 
 ENVELOPE = {
-    "type": "", "version": [1, 0], "sender": {"name": "a", "kind": "client", "incarnation": "i"}, "id": "x",
-    "causation": None, "sent_at": 1.0,
-}  # fmt: skip
+    "type": "",
+    "version": [1, 0],
+    "sender": {"name": "a", "kind": "client", "incarnation": "i"},
+    "id": "x",
+    "causation": None,
+    "sent_at": 1.0,
+}
 ATOMS = {
     "number": b"\x01",
     "large number": b"\xce\x11\x22\x33\x44",
@@ -115,11 +119,20 @@ def test_the_account_of_the_largest_step_is_an_answer() -> None:
     member = Member(sid=name, incarnation="abcdef012345")
     claims = tuple(
         MicrobatchClaim(
-            job="j" * 60, epoch=99, step=1 << 40, attempt=9, microbatch=index, stage=99, owner=member,
-            upstream=name, loss=1.25, forward_ms=1.25, backward_ms=1.25,
+            job="j" * 60,
+            epoch=99,
+            step=1 << 40,
+            attempt=9,
+            microbatch=index,
+            stage=99,
+            owner=member,
+            upstream=name,
+            loss=1.25,
+            forward_ms=1.25,
+            backward_ms=1.25,
         )
         for index in range(4096)
-    )  # fmt: skip
+    )
     state = next(iter(MicrobatchState))
     hops = tuple(
         HeldHop(microbatch=index, state=state, upstream=member, downstream=member) for index in range(1024)

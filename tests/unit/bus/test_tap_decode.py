@@ -71,11 +71,18 @@ def test_every_rows_message_is_decoded_and_shown(row):
 
 GOOD = codec.encode(
     PolicySuggestion(
-        module="m", version="1", job="j", action=SetWeights(stage=0, weights={"a": 1.0, "b": 0.5}),
-        confidence=0.8, reason="two words", input_revision=1, valid_s=60.0,
+        module="m",
+        version="1",
+        job="j",
+        action=SetWeights(stage=0, weights={"a": 1.0, "b": 0.5}),
+        confidence=0.8,
+        reason="two words",
+        input_revision=1,
+        valid_s=60.0,
     ),
-    SENDER, "e-1",
-)  # fmt: skip
+    SENDER,
+    "e-1",
+)
 SUBJECT = subjects.SUGGESTION(owner=MESH, module="m")
 
 

@@ -23,19 +23,35 @@ def tapped(row, message, **tokens) -> Tapped:
 CLAIM = tapped(
     subjects.STEP_CLAIM,
     MicrobatchClaim(
-        job="j", epoch=1, step=3, attempt=0, microbatch=2, stage=1,
-        owner=Member(sid="j-s1-r0", incarnation="i1"), upstream="j-s0-r1", loss=2.5, evaluate=False,
+        job="j",
+        epoch=1,
+        step=3,
+        attempt=0,
+        microbatch=2,
+        stage=1,
+        owner=Member(sid="j-s1-r0", incarnation="i1"),
+        upstream="j-s0-r1",
+        loss=2.5,
+        evaluate=False,
     ),
-    job="j", sid="j-s1-r0",
-)  # fmt: skip
+    job="j",
+    sid="j-s1-r0",
+)
 SUGGESTION = tapped(
     subjects.SUGGESTION,
     PolicySuggestion(
-        module="m", version="1", job="j", action=SetWeights(stage=0, weights={"a": 1.0}), confidence=0.8,
-        reason="because", input_revision=1, valid_s=1.0,
+        module="m",
+        version="1",
+        job="j",
+        action=SetWeights(stage=0, weights={"a": 1.0}),
+        confidence=0.8,
+        reason="because",
+        input_revision=1,
+        valid_s=1.0,
     ),
-    owner="system", module="m",
-)  # fmt: skip
+    owner="system",
+    module="m",
+)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,11 @@ def release(name: str, cause: str | None = None) -> Arrived:
 def family(number: int) -> list[Arrived]:
     root = f"r-{number}"
     return [
-        release(root), release(f"{root}-b", root), release(f"{root}-c", f"{root}-b"),
+        release(root),
+        release(f"{root}-b", root),
+        release(f"{root}-c", f"{root}-b"),
         answer(Ack(), f"{root}-d", f"{root}-c"),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_sample_keeps_or_leaves_whole_trees_the_same_each_time() -> None:

@@ -28,25 +28,45 @@ def notice(
     ms: float, sender: str, receiver: str, direction: str = "forward", microbatch: int = 1, stage: int = 0
 ):
     message = MicrobatchNotice(
-        **KEY, microbatch=microbatch, stage=stage, direction=direction, sender=member(sender),
-        receiver=member(receiver), link="l1", tag=7, tensors=(TensorMeta(shape=(4, 128), dtype="int64"),),
-    )  # fmt: skip
+        **KEY,
+        microbatch=microbatch,
+        stage=stage,
+        direction=direction,
+        sender=member(sender),
+        receiver=member(receiver),
+        link="l1",
+        tag=7,
+        tensors=(TensorMeta(shape=(4, 128), dtype="int64"),),
+    )
     return at(ms, subjects.NOTICE, message, job="j", sid=receiver)
 
 
 def answer(ms: float, receiver: str, direction: str = "forward", microbatch: int = 1):
     message = NoticeAnswer(
-        job="j", step=3, attempt=0, microbatch=microbatch, direction=direction, receiver=member(receiver),
-        link="l1", tag=7, answer="accepted",
-    )  # fmt: skip
+        job="j",
+        step=3,
+        attempt=0,
+        microbatch=microbatch,
+        direction=direction,
+        receiver=member(receiver),
+        link="l1",
+        tag=7,
+        answer="accepted",
+    )
     return at(ms, subjects.NOTICE_ANSWER, message, job="j", sid="sender")
 
 
 def claim(ms: float, sid: str, stage: int, upstream: str, microbatch: int = 1):
     message = MicrobatchClaim(
-        **KEY, microbatch=microbatch, stage=stage, owner=member(sid), upstream=upstream, forward_ms=5.0,
-        backward_ms=9.0, loss=2.25 if stage == 1 else None,
-    )  # fmt: skip
+        **KEY,
+        microbatch=microbatch,
+        stage=stage,
+        owner=member(sid),
+        upstream=upstream,
+        forward_ms=5.0,
+        backward_ms=9.0,
+        loss=2.25 if stage == 1 else None,
+    )
     return at(ms, subjects.STEP_CLAIM, message, job="j", sid=sid)
 
 
@@ -66,8 +86,15 @@ def test_the_hops_of_one_microbatch_in_order_with_latencies():
     ]
     hops = trail.add_all(reversed(seen))
     assert [hop.what for hop in hops] == [
-        "begin", "dispatch", "notice", "repeated", "accepted", "notice", "claim", "claim",
-    ]  # fmt: skip
+        "begin",
+        "dispatch",
+        "notice",
+        "repeated",
+        "accepted",
+        "notice",
+        "claim",
+        "claim",
+    ]
     assert [round(hop.since_first_ms) for hop in hops] == [0, 1, 3, 203, 205, 210, 230, 240]
     assert hops[4].latency_ms == pytest.approx(202)  # since the first notice, not since its repetition
     assert hops[2].text == "j-data-r0 → j-s0-r1 forward, int64[4×128], attempt 0"

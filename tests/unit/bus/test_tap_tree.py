@@ -41,8 +41,12 @@ def test_any_order_gives_the_same_tree(order: tuple[int, ...]) -> None:
     tree = CausalTree("a")
     joined = tree.add_all([*OTHERS, *(TREE[index] for index in order)])
     assert [(node.id, node.depth) for node in tree.walk()] == [
-        ("a", 0), ("b", 1), ("c", 2), ("d", 1), ("e", 2),
-    ]  # fmt: skip
+        ("a", 0),
+        ("b", 1),
+        ("c", 2),
+        ("d", 1),
+        ("e", 2),
+    ]
     assert sorted(node.id for node in joined) == ["a", "b", "c", "d", "e"]
     assert len(tree) == 5
 
@@ -82,9 +86,15 @@ def test_repeats_are_counted_and_history_is_no_repeat() -> None:
 
 def test_a_decision_belongs_to_the_suggestion_that_it_is_about() -> None:
     suggestion = PolicySuggestion(
-        module="m", version="1", job="j", action=SetWeights(stage=0, weights={"a": 1.0}), confidence=0.8,
-        reason="because", input_revision=1, valid_s=1.0,
-    )  # fmt: skip
+        module="m",
+        version="1",
+        job="j",
+        action=SetWeights(stage=0, weights={"a": 1.0}),
+        confidence=0.8,
+        reason="because",
+        input_revision=1,
+        valid_s=1.0,
+    )
     decision = PolicyDecision(module="m", version="1", job="j", suggestion="s-1", adopted=True, reason="r")
     tree = CausalTree("s-1")
     tree.add(look(arrived(subjects.POLICY_DECISION, decision, "d-1", module="m")))
@@ -120,8 +130,12 @@ def test_the_tree_of_a_correlation_has_all_that_carries_it() -> None:
         [of("c1", "a"), of("c1", "b", "a", at=1.1), of("c2", "x"), of("c1", "c", at=1.2), release("y", "b")]
     )
     assert [(node.id, node.depth) for node in tree.walk()] == [
-        ("c1", 0), ("a", 1), ("b", 2), ("y", 3), ("c", 1),
-    ]  # fmt: skip
+        ("c1", 0),
+        ("a", 1),
+        ("b", 2),
+        ("y", 3),
+        ("c", 1),
+    ]
     assert draw(tree)[0] == "c1  all that carries this correlation"
     assert tree.gather() == []
 
@@ -132,9 +146,18 @@ def test_effects_of_what_nobody_saw_are_gathered_below_its_place() -> None:
     assert len(tree) == 0
     assert {node.id for node in tree.gather()} == {"b", "c", "d"}
     assert [(node.id, node.depth) for node in tree.walk()] == [
-        ("c1", 0), ("a", 1), ("b", 2), ("c", 3), ("d", 2),
-    ]  # fmt: skip
+        ("c1", 0),
+        ("a", 1),
+        ("b", 2),
+        ("c", 3),
+        ("d", 2),
+    ]
     tree.add_all([of("c1", "o"), of("c1", "a", "o")])  # seen after all: its place moves to its own cause
     assert [(node.id, node.depth) for node in tree.walk()] == [
-        ("c1", 0), ("o", 1), ("a", 2), ("b", 3), ("c", 4), ("d", 3),
-    ]  # fmt: skip
+        ("c1", 0),
+        ("o", 1),
+        ("a", 2),
+        ("b", 3),
+        ("c", 4),
+        ("d", 3),
+    ]

@@ -52,5 +52,8 @@ def test_certificates_are_made_with_one_command(tmp_path: Path) -> None:
     done = RUN.invoke(app, ["cert", str(tmp_path / "c"), "--host", "mesh.example.org", "--host", "10.0.0.5"])
     assert done.exit_code == 0
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
-        "ca-key.pem", "ca.pem", "server-key.pem", "server.pem",
-    ]  # fmt: skip
+        "ca-key.pem",
+        "ca.pem",
+        "server-key.pem",
+        "server.pem",
+    ]

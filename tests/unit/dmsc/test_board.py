@@ -34,7 +34,7 @@ def table(cluster: str = "a", revision: int = 1, weights: tuple[float, float] = 
             for sid, weight in zip(SIDS, weights, strict=True)
         ),
         reason="two take work",
-    )  # fmt: skip
+    )
 
 
 def sample(sid: str, **figures: Any) -> InstanceSample:
@@ -45,9 +45,15 @@ def sample(sid: str, **figures: Any) -> InstanceSample:
 
 def step(number: int, *shares: int) -> JobEvent:
     result = StepResult(
-        step=number, loss=2.5, gradient_norm=1.0, learning_rate=1e-3, tokens=800, step_s=0.4,
-        tokens_per_s=2000, shares=dict(zip(SIDS, shares, strict=True)),
-    )  # fmt: skip
+        step=number,
+        loss=2.5,
+        gradient_norm=1.0,
+        learning_rate=1e-3,
+        tokens=800,
+        step_s=0.4,
+        tokens_per_s=2000,
+        shares=dict(zip(SIDS, shares, strict=True)),
+    )
     return JobEvent(job="gpt-1", kind="step", at=NOW, result=result)
 
 
@@ -163,9 +169,14 @@ def test_links_are_shown_with_what_routes_around_them() -> None:
     data = mesh().services[0].model_copy(update={"sid": sender, "stage": -1})
     found.take_mesh(mesh().model_copy(update={"services": (*mesh().services, data)}))
     slow = LinkFigures(
-        latency_ms=300.0, bandwidth_bytes_per_s=2e6, loss=0.1, bytes=9000, transfer_ms=304.5, trend="slower",
+        latency_ms=300.0,
+        bandwidth_bytes_per_s=2e6,
+        loss=0.1,
+        bytes=9000,
+        transfer_ms=304.5,
+        trend="slower",
         evidence="last 8 pings",
-    )  # fmt: skip
+    )
     fast = slow.model_copy(update={"transfer_ms": 1.5, "latency_ms": 1.0, "trend": "steady", "loss": 0.0})
     links = (
         LinkSample(peer=SIDS[0], sent_bytes=9000, figures=fast),

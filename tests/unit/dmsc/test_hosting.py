@@ -51,16 +51,26 @@ def test_the_servers_copies_count_against_the_limits() -> None:
 
 def test_a_tenants_command_line_is_one_that_up_takes() -> None:
     mesh = MeshOptions(
-        state=Path("/host"), clusters=("x", "y"), slots=3, policies=("rebalancing",), separate=True,
-        orchestrators=2, metrics_port=None, access_file=Path("/rules.yaml"), tls=True,
-    )  # fmt: skip
+        state=Path("/host"),
+        clusters=("x", "y"),
+        slots=3,
+        policies=("rebalancing",),
+        separate=True,
+        orchestrators=2,
+        metrics_port=None,
+        access_file=Path("/rules.yaml"),
+        tls=True,
+    )
     child = tenant_child("red", StateFolder(Path("/host/tenants/red")), mesh, 8082)
     words = " ".join(child.arguments)
     for said in (
         "up --state /host/tenants/red --slots 3 --cluster x --cluster y --http-port 8082 --bind 127.0.0.1",
-        "--metrics-port off", "--orchestrators 2", "--separate", "--policy rebalancing",
+        "--metrics-port off",
+        "--orchestrators 2",
+        "--separate",
+        "--policy rebalancing",
         "--access-file /rules.yaml",
-    ):  # fmt: skip
+    ):
         assert said in words
     assert child.may_leave, "one tenant may be stopped by itself"
 

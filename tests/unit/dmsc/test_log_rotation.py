@@ -75,6 +75,8 @@ def test_the_command_may_open_as_many_files_as_the_system_lets_it() -> None:
         cwd=Path(__file__).resolve().parents[3],
         env={**os.environ, "PYTHONPATH": "."},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, most)),
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines()[-1] == f"{most} {most}"

@@ -16,12 +16,22 @@ from schemas.policy import PolicyScore
 def scores(version: str, value: float) -> list[PolicyScore]:
     return [
         PolicyScore(
-            module="m", version=version, job="j", suggestion=f"{version}-{number}", action="set_weights",
-            at=100.0 + 10 * number, step=number, shadow=False, confidence=0.9, adopted=False,
-            score=None if number == 3 else value + 0.02 * number, right=None, reason="r",
+            module="m",
+            version=version,
+            job="j",
+            suggestion=f"{version}-{number}",
+            action="set_weights",
+            at=100.0 + 10 * number,
+            step=number,
+            shadow=False,
+            confidence=0.9,
+            adopted=False,
+            score=None if number == 3 else value + 0.02 * number,
+            right=None,
+            reason="r",
         )
         for number in range(8)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_picture_of_two_versions_and_a_promotion(tmp_path: Path) -> None:

@@ -75,9 +75,14 @@ def test_both_sides_are_scored_by_the_same_traffic() -> None:
 
 def dmsc(*arguments: str, cwd: Path, seed: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dmsc", *arguments], cwd=cwd, env=environment(PYTHONHASHSEED=seed),
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "dmsc", *arguments],
+        cwd=cwd,
+        env=environment(PYTHONHASHSEED=seed),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
 
 
 def test_the_same_bytes_in_any_process(tmp_path: Path, run: Path) -> None:

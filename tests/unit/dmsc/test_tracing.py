@@ -20,9 +20,15 @@ SPEC = JobSpec.model_validate(
     {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 4, "microbatches": 2}}
 )
 RECORD = JobRecord(
-    job="j1", spec=SPEC, state=JobState.QUEUED, user="ruth", submitted_at=100.0, changed_at=100.0,
-    correlation="c0ffee", caller_span="00f067aa0ba902b7",
-)  # fmt: skip
+    job="j1",
+    spec=SPEC,
+    state=JobState.QUEUED,
+    user="ruth",
+    submitted_at=100.0,
+    changed_at=100.0,
+    correlation="c0ffee",
+    caller_span="00f067aa0ba902b7",
+)
 PHASES = StepPhases(begin_s=0.1, claims_s=0.2, prepare_s=0.3, decide_s=0.4)
 
 
@@ -32,9 +38,16 @@ def state(state: JobState, at: float, **fields: object) -> JobEvent:
 
 def step(number: int, at: float, attempt: int = 0, phases: StepPhases | None = PHASES) -> JobEvent:
     result = StepResult(
-        step=number, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=10, step_s=1.0, tokens_per_s=10.0,
-        attempt=attempt, phases=phases,
-    )  # fmt: skip
+        step=number,
+        loss=1.0,
+        gradient_norm=1.0,
+        learning_rate=0.1,
+        tokens=10,
+        step_s=1.0,
+        tokens_per_s=10.0,
+        attempt=attempt,
+        phases=phases,
+    )
     return JobEvent(job="j1", kind="step", at=at, result=result)
 
 

@@ -28,9 +28,13 @@ def test_a_changed_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"a": torch.ones(8)}, path)
     manifest = WeightsManifest(
-        url="", shards=(path.name, INDEX_NAME), tensors={"a": path.name}, bytes=32,
-        sha256=weights_sha256(tensor_lines(path)), step=1,
-    )  # fmt: skip
+        url="",
+        shards=(path.name, INDEX_NAME),
+        tensors={"a": path.name},
+        bytes=32,
+        sha256=weights_sha256(tensor_lines(path)),
+        step=1,
+    )
     check_weights(tmp_path, manifest)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

@@ -30,9 +30,18 @@ LOOKS = {"self.read", "mesh.read", "job.read", "job.list", "fault.read", "log.re
 RESEARCH = LOOKS | {"job.submit", "dataset.read", "dataset.write", "policy.ask"}
 QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write", "artifact.read"}
 PRIVILEGED = {
-    "job.cancel", "job.change", "job.park", "job.resume", "policy.write", "policy.promote",
-    "policy.rollback", "node.cordon", "node.drain", "chaos.strike", "dataset.delete",
-}  # fmt: skip
+    "job.cancel",
+    "job.change",
+    "job.park",
+    "job.resume",
+    "policy.write",
+    "policy.promote",
+    "policy.rollback",
+    "node.cordon",
+    "node.drain",
+    "chaos.strike",
+    "dataset.delete",
+}
 ALLOWED = {Role.VIEWER: LOOKS, Role.RESEARCHER: RESEARCH, Role.OPERATOR: QUIET | PRIVILEGED}
 ACTIONS = QUIET | PRIVILEGED | {"user.add", "user.token", "user.remove", "anything.else"}
 

@@ -42,9 +42,16 @@ def order(
         last_layer=4,
     )
     return InstanceStart(
-        job="j", epoch=epoch, spec=SPEC, unit=unit, incarnation=incarnation, slot=slot, stages=3,
-        layer_count=6, code_digest="abc",
-    )  # fmt: skip
+        job="j",
+        epoch=epoch,
+        spec=SPEC,
+        unit=unit,
+        incarnation=incarnation,
+        slot=slot,
+        stages=3,
+        layer_count=6,
+        code_digest="abc",
+    )
 
 
 def ledger(slots: int = 2) -> Ledger:
@@ -189,15 +196,29 @@ def test_an_end_is_a_fault_unless_ordered_or_clean(
 
 
 TOPOLOGY = ModelTopology(
-    job="j", cluster="a", node="n", parameters=1, input_bytes=32, data_tokens=9, code_digest="abc",
+    job="j",
+    cluster="a",
+    node="n",
+    parameters=1,
+    input_bytes=32,
+    data_tokens=9,
+    code_digest="abc",
     layers=tuple(
         LayerProfile(
-            index=index, name=f"l{index}", kind="Linear", parameters=1, parameter_bytes=4, forward_ms=1,
-            backward_ms=1, activation_bytes=1, output=(), output_bytes=100 + index,
+            index=index,
+            name=f"l{index}",
+            kind="Linear",
+            parameters=1,
+            parameter_bytes=4,
+            forward_ms=1,
+            backward_ms=1,
+            activation_bytes=1,
+            output=(),
+            output_bytes=100 + index,
         )
         for index in range(6)
     ),
-)  # fmt: skip
+)
 
 
 class TestJudgement:

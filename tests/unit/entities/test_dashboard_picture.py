@@ -42,19 +42,33 @@ def table(*entries: tuple[str, float, str], cluster: str = "east", stage: int = 
 
 def step(number: int, *, at: float, loss: float = 2.0, **shares: int) -> JobEvent:
     result = StepResult(
-        step=number, loss=loss, gradient_norm=1.0, learning_rate=1e-3, tokens=100, step_s=0.5,
-        tokens_per_s=200.0, shares={sid.replace("_", "-"): count for sid, count in shares.items()},
-    )  # fmt: skip
+        step=number,
+        loss=loss,
+        gradient_norm=1.0,
+        learning_rate=1e-3,
+        tokens=100,
+        step_s=0.5,
+        tokens_per_s=200.0,
+        shares={sid.replace("_", "-"): count for sid, count in shares.items()},
+    )
     return JobEvent(job="j", kind="step", at=at, result=result)
 
 
 def notice(number: int, sender: str = "j-s0-r0", receiver: str = "j-s1-r0", **more: Any) -> MicrobatchNotice:
     fields: dict[str, Any] = {"direction": "forward", "stage": 1} | more
     return MicrobatchNotice(
-        job="j", epoch=1, step=1, attempt=0, microbatch=number, link="l", tag=0, tensors=(),
-        sender=Member(sid=sender, incarnation="i1"), receiver=Member(sid=receiver, incarnation="i1"),
+        job="j",
+        epoch=1,
+        step=1,
+        attempt=0,
+        microbatch=number,
+        link="l",
+        tag=0,
+        tensors=(),
+        sender=Member(sid=sender, incarnation="i1"),
+        receiver=Member(sid=receiver, incarnation="i1"),
         **fields,
-    )  # fmt: skip
+    )
 
 
 def mesh(*jobs: str) -> MeshStatus:
@@ -137,9 +151,15 @@ def test_everything_may_be_told_twice_from_the_stream_and_as_it_happens() -> Non
     picture = Picture()
     picture.take_mesh(mesh("j"))
     fault = FaultRecord(
-        id="f1", state=FaultState.OPEN, kind="instance", task=FaultTask(job="j", sid="j-s0-r0"),
-        reporter="router-east", limit=3, opened_at=5.0, changed_at=5.0,
-    )  # fmt: skip
+        id="f1",
+        state=FaultState.OPEN,
+        kind="instance",
+        task=FaultTask(job="j", sid="j-s0-r0"),
+        reporter="router-east",
+        limit=3,
+        opened_at=5.0,
+        changed_at=5.0,
+    )
     retrying = fault.model_copy(update={"state": FaultState.RETRYING, "changed_at": 6.0001})
     handled = fault.model_copy(update={"state": FaultState.HANDLED, "changed_at": 6.0002})
     for _ in range(2):
@@ -207,9 +227,16 @@ def test_a_decision_says_what_was_suggested_and_the_same_again_only_counts() -> 
     picture = Picture()
     for number in range(3):
         suggestion = PolicySuggestion(
-            module="watch", version="1", job="j", action=AvoidInstance(sid="j-s0-r0"), confidence=0.9,
-            reason=f"look {number}", input_revision=number, valid_s=10, scope="instance j-s0-r0",
-        )  # fmt: skip
+            module="watch",
+            version="1",
+            job="j",
+            action=AvoidInstance(sid="j-s0-r0"),
+            confidence=0.9,
+            reason=f"look {number}",
+            input_revision=number,
+            valid_s=10,
+            scope="instance j-s0-r0",
+        )
         picture.take_suggestion(suggestion, f"s{number}")
         decision = PolicyDecision(
             module="watch", version="1", job="j", suggestion=f"s{number}", adopted=False, reason="too soon"

@@ -27,8 +27,16 @@ def topology(layers: int = 6) -> ModelTopology:
         node="n",
         layers=tuple(
             LayerProfile(
-                index=index, name=f"l{index}", kind="Block", parameters=100, parameter_bytes=400,
-                forward_ms=1, backward_ms=2, activation_bytes=1000, output=(), output_bytes=64,
+                index=index,
+                name=f"l{index}",
+                kind="Block",
+                parameters=100,
+                parameter_bytes=400,
+                forward_ms=1,
+                backward_ms=2,
+                activation_bytes=1000,
+                output=(),
+                output_bytes=64,
             )
             for index in range(layers)
         ),
@@ -36,7 +44,7 @@ def topology(layers: int = 6) -> ModelTopology:
         input_bytes=512,
         data_tokens=10_000,
         code_digest="d",
-    )  # fmt: skip
+    )
 
 
 def test_units_edges_and_constraints() -> None:
@@ -44,11 +52,15 @@ def test_units_edges_and_constraints() -> None:
     assert not isinstance(graph, NoRoom)
     stages = [unit for unit in graph.units if unit.kind is UnitKind.STAGE]
     assert [(unit.sid, unit.first_layer, unit.last_layer) for unit in stages] == [
-        ("j1-s0-r0", 0, 3), ("j1-s0-r1", 0, 3), ("j1-s1-r0", 3, 6), ("j1-s1-r1", 3, 6),
-    ]  # fmt: skip
+        ("j1-s0-r0", 0, 3),
+        ("j1-s0-r1", 0, 3),
+        ("j1-s1-r0", 3, 6),
+        ("j1-s1-r1", 3, 6),
+    ]
     assert [(edge.upstream, edge.downstream, edge.bytes_per_microbatch) for edge in graph.edges] == [
-        (-1, 0, 512), (0, 1, 64),
-    ]  # fmt: skip
+        (-1, 0, 512),
+        (0, 1, 64),
+    ]
     assert {constraint.kind for constraint in graph.constraints} == {"spread", "order"}
     assert len(graph.placements) == len(graph.units)
     assert stages[0].requirements.cost_ms == 9

@@ -14,10 +14,16 @@ from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSam
 def sample(sid: str = "j-s0-r0", *, job: str = "j", **figures: object) -> InstanceSample:
     return InstanceSample.model_validate(
         {
-            "job": job, "sid": sid, "incarnation": "i1", "cluster": "a", "node": "n", "stage": 0, "step": 1,
+            "job": job,
+            "sid": sid,
+            "incarnation": "i1",
+            "cluster": "a",
+            "node": "n",
+            "stage": 0,
+            "step": 1,
             **figures,
         }
-    )  # fmt: skip
+    )
 
 
 def table(readings: Iterable[m.Reading]) -> dict[str, dict[tuple[str, ...], float]]:
@@ -43,9 +49,13 @@ def test_gauges_are_the_last_samples_in_base_units() -> None:
 def test_counters_add_up_over_samples_and_incarnations() -> None:
     book = SampleBook("a")
     link = LinkSample(
-        peer="p", sent_bytes=100, transfers=2, transfer_ms=30.0, errors=1,
+        peer="p",
+        sent_bytes=100,
+        transfers=2,
+        transfer_ms=30.0,
+        errors=1,
         figures=LinkFigures(latency_ms=5.0, loss=0.1),
-    )  # fmt: skip
+    )
     book.take(sample(links=[link], microbatches=4))
     book.take(sample(links=[link], microbatches=7))
     book.take(sample(links=[link.model_copy(update={"figures": None})], microbatches=2, incarnation="i2"))

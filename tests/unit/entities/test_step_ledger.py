@@ -29,9 +29,16 @@ def ledger(clip_norm: float | None = None) -> StepLedger:
 
 def claim(stage: int, number: int, owner: Member, upstream: str, **changes: object) -> MicrobatchClaim:
     base = {
-        "job": "j", "epoch": 1, "step": 3, "attempt": 2, "microbatch": number, "stage": stage,
-        "owner": owner, "upstream": upstream, "loss": float(number) if stage == 1 else None,
-    }  # fmt: skip
+        "job": "j",
+        "epoch": 1,
+        "step": 3,
+        "attempt": 2,
+        "microbatch": number,
+        "stage": stage,
+        "owner": owner,
+        "upstream": upstream,
+        "loss": float(number) if stage == 1 else None,
+    }
     return MicrobatchClaim.model_validate({**base, **changes})
 
 
@@ -46,9 +53,14 @@ def full_claims() -> list[MicrobatchClaim]:
 
 def vote(stage: int, member: Member, numbers: tuple[int, ...], **changes: object) -> StepVote:
     base = {
-        "member": member, "step": 3, "attempt": 2, "generation": 5 + stage, "microbatches": numbers,
-        "checksum": f"sum{stage}", "squared_norms": (1.0, 3.0),
-    }  # fmt: skip
+        "member": member,
+        "step": 3,
+        "attempt": 2,
+        "generation": 5 + stage,
+        "microbatches": numbers,
+        "checksum": f"sum{stage}",
+        "squared_norms": (1.0, 3.0),
+    }
     return StepVote.model_validate({**base, **changes})
 
 

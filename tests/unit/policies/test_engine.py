@@ -193,9 +193,12 @@ def test_what_a_policy_wants_to_read_comes_out_and_the_answer_goes_in():
     assert read.sid in engine.observations.jobs["j"].instances
     assert (read.query.job, read.query.table, read.query.newest, read.query.limit) == ("j", "events", True, 5)
     rows = StoreRows(
-        member=Member(sid=read.sid, incarnation="i"), table="events", columns=("text",), rows=(("no",),),
+        member=Member(sid=read.sid, incarnation="i"),
+        table="events",
+        columns=("text",),
+        rows=(("no",),),
         schema_version=1,
-    )  # fmt: skip
+    )
     engine.take([Event(row=subjects.STORE_QUERY, message=rows, id="s", at=3.0)])
     assert engine.policy.seen == [([{"text": "no"}], 3.0)]
 

@@ -59,9 +59,7 @@ async def test_the_configuration_is_that_of_the_present_incarnation() -> None:
     store = InstanceStore(bus, job="job", sid="job-s0-r0")
     assert await store.configuration() == {"epoch": 2, "tags": ["x"]}
     query, tokens = bus.asked[0]
-    assert (query.table, query.newest, tokens) == (
-        "configuration", True, {"job": "job", "sid": "job-s0-r0"},
-    )  # fmt: skip
+    assert (query.table, query.newest, tokens) == ("configuration", True, {"job": "job", "sid": "job-s0-r0"})
 
 
 async def test_an_instance_that_is_gone_is_told_in_one_line() -> None:

@@ -46,9 +46,14 @@ class Run:
 
     def step(self, number: int, seconds: float) -> None:
         result = StepResult(
-            step=number, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=1, step_s=seconds,
+            step=number,
+            loss=1.0,
+            gradient_norm=1.0,
+            learning_rate=0.1,
+            tokens=1,
+            step_s=seconds,
             tokens_per_s=1.0,
-        )  # fmt: skip
+        )
         self.event("step", result=result)
 
     def decide(self) -> Sequence[PolicySuggestion]:
@@ -62,9 +67,13 @@ class Run:
     def declined(self) -> None:
         last = self.said[-1]
         decision = PolicyDecision(
-            module=last.module, version=last.version, job="j", suggestion=f"s{len(self.said)}",
-            adopted=False, reason="in shadow",
-        )  # fmt: skip
+            module=last.module,
+            version=last.version,
+            job="j",
+            suggestion=f"s{len(self.said)}",
+            adopted=False,
+            reason="in shadow",
+        )
         self.take(subjects.POLICY_DECISION, decision)
 
 

@@ -179,6 +179,9 @@ def test_nothing_to_compare_moves_nobody() -> None:
     assert best_move(situation([10.0, 10.0]), LIMITS) == "there is only one stage"
     empty = Situation(
         stages={0: StageState(workers=()), 1: StageState(workers=())},
-        microbatches=4, step_s=1.0, steps_left=10, bytes_per_s=1.0,
-    )  # fmt: skip
+        microbatches=4,
+        step_s=1.0,
+        steps_left=10,
+        bytes_per_s=1.0,
+    )
     assert best_move(empty, LIMITS) == "stage 0 has nobody"

@@ -66,9 +66,13 @@ def test_suggestions_carry_the_records_time_and_no_clock() -> None:
 def test_an_answer_reaches_the_policy() -> None:
     def refuse(suggestion: PolicySuggestion, id: str, now: float, view: JobView) -> PolicyDecision:
         return PolicyDecision(
-            module=suggestion.module, version=suggestion.version, job=suggestion.job, suggestion=id,
-            adopted=False, reason="no",
-        )  # fmt: skip
+            module=suggestion.module,
+            version=suggestion.version,
+            job=suggestion.job,
+            suggestion=id,
+            adopted=False,
+            reason="no",
+        )
 
     policy = Asked()
     said = Replay(policy, answer=refuse).run(events(0.0, 3.0))

@@ -49,16 +49,27 @@ class Course:
 
     def says(self, action: Any, id: str = "s1", *, confidence: float = 0.9, valid_s: float = 60.0) -> None:
         suggestion = PolicySuggestion(
-            module="m", version="1", job="j", action=action, confidence=confidence, reason="r",
-            input_revision=1, valid_s=valid_s,
-        )  # fmt: skip
+            module="m",
+            version="1",
+            job="j",
+            action=action,
+            confidence=confidence,
+            reason="r",
+            input_revision=1,
+            valid_s=valid_s,
+        )
         self.board.said(suggestion, id, self.at)
 
     def faults(self, sid: str, incarnation: str = "i1", verdict: Any = "transient") -> None:
         told = FaultVerdict(
-            job="j", sid=sid, incarnation=incarnation, verdict=verdict, scope="instance", action="replaced",
+            job="j",
+            sid=sid,
+            incarnation=incarnation,
+            verdict=verdict,
+            scope="instance",
+            action="replaced",
             reason="killed by signal 9",
-        )  # fmt: skip
+        )
         self.happens(told, subjects.FAULT_VERDICT)
 
 
@@ -191,9 +202,16 @@ def test_a_move_waits_for_its_measured_effect() -> None:
 
     def told(state: MoveState, after_s: float | None = None) -> JobEvent:
         moved = StageMove(
-            sid=FAST, newcomer="j-s1-r1", from_stage=0, to_stage=1, step=3, by="m", state=state,
-            before_s=1.0, after_s=after_s,
-        )  # fmt: skip
+            sid=FAST,
+            newcomer="j-s1-r1",
+            from_stage=0,
+            to_stage=1,
+            step=3,
+            by="m",
+            state=state,
+            before_s=1.0,
+            after_s=after_s,
+        )
         return JobEvent(job="j", kind="rebalancing", at=course.at, move=moved)
 
     course.second()
@@ -211,9 +229,15 @@ def test_observations_and_unknown_jobs_are_not_scored() -> None:
     course.second()
     course.says(NoAction(note="interesting"))
     other = PolicySuggestion(
-        module="m", version="1", job="other", action=weights(1.0, 2.0), confidence=0.5, reason="r",
-        input_revision=1, valid_s=5.0,
-    )  # fmt: skip
+        module="m",
+        version="1",
+        job="other",
+        action=weights(1.0, 2.0),
+        confidence=0.5,
+        reason="r",
+        input_revision=1,
+        valid_s=5.0,
+    )
     course.board.said(other, "s9", course.at)
     for _ in range(20):
         course.second()

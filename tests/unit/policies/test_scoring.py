@@ -30,9 +30,16 @@ FORECAST = MoveForecast(step_before_s=1.0, step_after_s=0.8, cost_s=1.0, gain_s=
 
 def move(state: MoveState, before_s: float | None = None, after_s: float | None = None) -> StageMove:
     return StageMove(
-        sid="j-s0-r1", newcomer="j-s1-r1", from_stage=0, to_stage=1, step=3, by="mover", state=state,
-        before_s=before_s, after_s=after_s,
-    )  # fmt: skip
+        sid="j-s0-r1",
+        newcomer="j-s1-r1",
+        from_stage=0,
+        to_stage=1,
+        step=3,
+        by="mover",
+        state=state,
+        before_s=before_s,
+        after_s=after_s,
+    )
 
 
 @given(TIMES)

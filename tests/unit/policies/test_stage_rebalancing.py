@@ -51,21 +51,32 @@ class Run:
             Event(
                 row=subjects.INSTANCE_SAMPLE,
                 message=sample(
-                    sid, step=self.step, service_ms=ms, stage_cost_ms=costs[int(sid[3])],
-                    state_bytes=50_000_000, links=links,
+                    sid,
+                    step=self.step,
+                    service_ms=ms,
+                    stage_cost_ms=costs[int(sid[3])],
+                    state_bytes=50_000_000,
+                    links=links,
                 ),
-                id="s", at=self.now,
+                id="s",
+                at=self.now,
             )
             for sid, ms in times.items()
-        )  # fmt: skip
+        )
         shares = {}
         for stage in (0, 1):
             sids = [sid for sid in times if sid.startswith(f"j-s{stage}")]
             shares |= {sid: MICROBATCHES // len(sids) for sid in sids}
         result = StepResult(
-            step=self.step, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=1, step_s=step_s,
-            tokens_per_s=1.0, shares=shares,
-        )  # fmt: skip
+            step=self.step,
+            loss=1.0,
+            gradient_norm=1.0,
+            learning_rate=0.1,
+            tokens=1,
+            step_s=step_s,
+            tokens_per_s=1.0,
+            shares=shares,
+        )
         self.event(kind="step", result=result, total_steps=self.total_steps)
         self.step += 1
         found = self.engine.decide(self.now).suggestions

@@ -52,10 +52,13 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
         (folder / f"{name}.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [sys.executable, SCRIPT, "-q", "-p", "no:cacheprovider", "-p", "xdist", *arguments], cwd=folder,
+        [sys.executable, SCRIPT, "-q", "-p", "no:cacheprovider", "-p", "xdist", *arguments],
+        cwd=folder,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # others take seconds to be loaded
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.returncode, done.stdout
 
 
@@ -118,7 +121,10 @@ def test_a_clean_run_is_left_as_it_is(tmp_path: Path) -> None:
 def test_the_whole_check_runs_its_tests_this_way() -> None:
     assert "PYTEST=scripts/run_tests.py" in (ROOT / ".ci" / "run").read_text()
     done = subprocess.run(
-        ["make", "--dry-run", "pytest", "PYTEST=scripts/run_tests.py"], cwd=ROOT, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+        ["make", "--dry-run", "pytest", "PYTEST=scripts/run_tests.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "python scripts/run_tests.py -n 3" in done.stdout

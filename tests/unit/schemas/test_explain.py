@@ -36,30 +36,53 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("training.stepz", 3, "training.stepz: unknown key; did you mean training.steps?"),
         ("steps", 3, "steps: unknown key; did you mean training.steps?"),
         ("stages", 2, "stages: unknown key; did you mean parallel.stages?"),
-        ("colour", 2, "colour: unknown key; the document has name, model, data, training, parallel, "
-         "routing, initial_weights, resume_from, artifacts, sample"),
+        (
+            "colour",
+            2,
+            "colour: unknown key; the document has name, model, data, training, parallel, "
+            "routing, initial_weights, resume_from, artifacts, sample",
+        ),
         ("training.steps", "many", "training.steps: 'many' does not fit; give a whole number ≥ 1"),
         ("training.steps", 0, "training.steps: 0 does not fit; give a whole number ≥ 1"),
         ("training.clip_norm", 0, "training.clip_norm: 0 does not fit; give a number > 0 or null"),
-        ("training.precision", "bf61", "training.precision: 'bf61' is not one of fp32, bf16; "
-         "did you mean bf16?"),
-        ("model.factory", "gpt", "model.factory: 'gpt' does not fit; give module:callable, "
-         "for example my_models.gpt:build"),
+        (
+            "training.precision",
+            "bf61",
+            "training.precision: 'bf61' is not one of fp32, bf16; did you mean bf16?",
+        ),
+        (
+            "model.factory",
+            "gpt",
+            "model.factory: 'gpt' does not fit; give module:callable, for example my_models.gpt:build",
+        ),
         ("model.args", 3, "model.args: 3 does not fit; give a mapping"),
-        ("routing", {"algorithm": "fastest"}, "routing.algorithm: must be one of expected-completion, "
-         "weighted-service-time, power-of-two, least-outstanding, round-robin, or module:factory"),
+        (
+            "routing",
+            {"algorithm": "fastest"},
+            "routing.algorithm: must be one of expected-completion, "
+            "weighted-service-time, power-of-two, least-outstanding, round-robin, or module:factory",
+        ),
         ("model.loss", "mse", "model.loss: must be cross_entropy or module:callable"),
         ("name", "my job", "name: 'my job' does not fit; give 1 to 120 letters, digits, _ or -"),
-        ("parallel.replicas", "two", "parallel.replicas: 'two' does not fit; "
-         "give a whole number ≥ 1 or a list of whole numbers ≥ 1"),
+        (
+            "parallel.replicas",
+            "two",
+            "parallel.replicas: 'two' does not fit; give a whole number ≥ 1 or a list of whole numbers ≥ 1",
+        ),
         ("parallel", {"stages": 3, "replicas": [1, 2]}, "parallel: replicas names 2 stages, but stages is 3"),
-        ("parallel.clusters", ["a b"], "parallel.clusters[0]: 'a b' does not fit; "
-         "give 1 to 120 letters, digits, _ or -"),
+        (
+            "parallel.clusters",
+            ["a b"],
+            "parallel.clusters[0]: 'a b' does not fit; give 1 to 120 letters, digits, _ or -",
+        ),
         ("training.schedule.warmup_steps", 9, "training.schedule.warmup_steps exceeds training.steps"),
-        ("training.exact_accumulation", "perhaps", "training.exact_accumulation: 'perhaps' does not fit; "
-         "give true or false"),
+        (
+            "training.exact_accumulation",
+            "perhaps",
+            "training.exact_accumulation: 'perhaps' does not fit; give true or false",
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_line_with_place_and_remedy(path: str, value: Any, line: str) -> None:
     assert lines(changed(path, value)) == [line]
 

@@ -84,10 +84,13 @@ def test_marked_fields_stay_out_of_reprs_and_redacted_bodies_still_fit() -> None
     assert AccessRequest.model_validate(redact(AccessRequest, request.model_dump())).token == HIDDEN
     spec = JobSpec.model_validate(
         {
-            "name": "x", "model": {"factory": "m:f", "args": {"token": "s3cret"}}, "training": {"steps": 1},
-            "data": {"source": "s3://k:s3cret@b/d"}, "artifacts": "s3://k:s3cret@b/a",
+            "name": "x",
+            "model": {"factory": "m:f", "args": {"token": "s3cret"}},
+            "training": {"steps": 1},
+            "data": {"source": "s3://k:s3cret@b/d"},
+            "artifacts": "s3://k:s3cret@b/a",
         }
-    )  # fmt: skip
+    )
     door = DoorRequest(token="s3cret", action="job.submit", spec=spec)
     assert "s3cret" not in str(redact(DoorRequest, door.model_dump()))
     assert masks_of(JobRecord)

@@ -11,20 +11,48 @@ RULES = UrlRules.of(("/data", "s3://lab/sets/"), "/home/op")
 
 @pytest.mark.parametrize(
     "url",
-    ["stdlib:", "bus://datasets/x", "bus://artifacts/j1/checkpoints", "/home/op/x.txt", "/data/*.txt",
-     "file:///data/x", "local:///data/x", "s3://lab/sets/a", "s3://key:word@lab/sets/a", "secret://lab/x"],
-)  # fmt: skip
+    [
+        "stdlib:",
+        "bus://datasets/x",
+        "bus://artifacts/j1/checkpoints",
+        "/home/op/x.txt",
+        "/data/*.txt",
+        "file:///data/x",
+        "local:///data/x",
+        "s3://lab/sets/a",
+        "s3://key:word@lab/sets/a",
+        "secret://lab/x",
+    ],
+)
 def test_a_job_may_read(url: str) -> None:
     assert not RULES.refusal(url)
 
 
 @pytest.mark.parametrize(
     "url",
-    ["/etc/shadow", "FILE:///etc/shadow", "local:///etc/shadow", "/data/../etc/shadow", "/data-2/x", "~/x",
-     "/data/../*/x", "simplecache::file:///etc/shadow", "file:///data/x::s3://lab", "bus://logs/x", "bus://",
-     "bus://artifacts/../audit", "http://169.254.169.254/latest", "s3://lab/setsandmore", "s3://lab/sets/../x",
-     "s3://other/sets", "memory://x", "github://a:b@main/x", "reference://x", "data:,x"],
-)  # fmt: skip
+    [
+        "/etc/shadow",
+        "FILE:///etc/shadow",
+        "local:///etc/shadow",
+        "/data/../etc/shadow",
+        "/data-2/x",
+        "~/x",
+        "/data/../*/x",
+        "simplecache::file:///etc/shadow",
+        "file:///data/x::s3://lab",
+        "bus://logs/x",
+        "bus://",
+        "bus://artifacts/../audit",
+        "http://169.254.169.254/latest",
+        "s3://lab/setsandmore",
+        "s3://lab/sets/../x",
+        "s3://other/sets",
+        "memory://x",
+        "github://a:b@main/x",
+        "reference://x",
+        "data:,x",
+    ],
+)
 def test_a_job_may_not_read(url: str) -> None:
     assert "--allow-url" in RULES.refusal(url), "the remedy"
     assert "\n" not in RULES.refusal(url)

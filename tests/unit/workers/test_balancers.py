@@ -81,8 +81,10 @@ def test_round_robin_waits_for_whose_turn_it_is() -> None:
 def test_weighted_by_service_time_gives_shares_by_speed() -> None:
     sender = Sender("weighted-service-time", candidates(10, 20, 40, window=10**6))
     assert Counter(one.sid for one in (sender.choose() for _ in range(70)) if one) == {
-        "r0": 40, "r1": 20, "r2": 10,
-    }  # fmt: skip
+        "r0": 40,
+        "r1": 20,
+        "r2": 10,
+    }
 
 
 def test_a_policys_weight_counts_on_top_of_what_was_measured() -> None:

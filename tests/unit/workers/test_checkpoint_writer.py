@@ -53,9 +53,13 @@ class Bench:
 
         monkeypatch.setattr(checkpoint_module, "write_folder", slow_write)
         self.writer = CheckpointWriter(
-            cast(Any, None), Member(sid="s", incarnation="i"), 0, compute, cast(Any, self.stage),
+            cast(Any, None),
+            Member(sid="s", incarnation="i"),
+            0,
+            compute,
+            cast(Any, self.stage),
             lambda: self.version,
-        )  # fmt: skip
+        )
 
     def order(self, name: str) -> CheckpointOrder:
         return CheckpointOrder(job="j", epoch=1, version=3, url=str(self.folder / name))

@@ -78,8 +78,9 @@ async def test_an_applied_step_is_a_version_and_an_audited_order_once(store: Loc
     await serve(commit(5), SMO)
     versions = await records(store, "versions")
     assert [(each["version"], each["checksum"], each["clip"]) for each in versions] == [
-        (5, "c5", 0.5), (6, "c5", 0.5),
-    ]  # fmt: skip
+        (5, "c5", 0.5),
+        (6, "c5", 0.5),
+    ]
     (audit,) = await records(store, "audit")
     assert (audit["sender"], audit["what"], audit["outcome"]) == ("orchestrator", "step commit", "obeyed")
     assert (audit["epoch"], audit["step"], audit["count"]) == (2, 5, 3)
@@ -138,11 +139,17 @@ async def test_checkpoints_and_exports_are_indexed(store: LocalStore) -> None:
     )
     first, second = await records(store, "snapshots")
     assert (first["kind"], first["version"], first["url"], first["bytes"], first["sha256"]) == (
-        "checkpoint", 10, "bus://x/10", 77, "00ff",
-    )  # fmt: skip
+        "checkpoint",
+        10,
+        "bus://x/10",
+        77,
+        "00ff",
+    )
     assert (second["kind"], second["name"], second["sha256"]) == (
-        "export", "a.safetensors", weights_sha256(tensors),
-    )  # fmt: skip
+        "export",
+        "a.safetensors",
+        weights_sha256(tensors),
+    )
     assert [each["what"] for each in await records(store, "audit")] == ["checkpoint wait", "export"]
 
 
@@ -151,8 +158,9 @@ async def test_an_abort_is_an_event_that_names_the_fenced(store: LocalStore) -> 
     await obeyed(store, STEP_ABORT, order, StepAborted(member=ME, version=3))
     (event,) = await records(store, "events")
     assert (event["kind"], event["text"]) == (
-        "step abort", "step 3 goes on as attempt 2; fenced: job-s0-r1 o",
-    )  # fmt: skip
+        "step abort",
+        "step 3 goes on as attempt 2; fenced: job-s0-r1 o",
+    )
 
 
 async def test_samples_are_thinned_and_told_whole(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,11 +170,18 @@ async def test_samples_are_thinned_and_told_whole(store: LocalStore, monkeypatch
     for step in range(20):
         entries.sample(
             InstanceSample(
-                job="job", sid=ME.sid, incarnation="i", cluster="a", node="n", stage=0, step=step,
-                service_ms=1.5, links=(LinkSample(peer="x", sent_bytes=5),),
+                job="job",
+                sid=ME.sid,
+                incarnation="i",
+                cluster="a",
+                node="n",
+                stage=0,
+                step=step,
+                service_ms=1.5,
+                links=(LinkSample(peer="x", sent_bytes=5),),
                 device=DeviceSample(device="cpu"),
             )
-        )  # fmt: skip
+        )
         clock += chronicle.METRICS_S / 4
     entries.event("state", "active")
     metrics = await records(store, "metrics")

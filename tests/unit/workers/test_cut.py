@@ -14,9 +14,20 @@ BEFORE = Member(sid="s0-r0", incarnation="i1")
 
 def offer(round_: int, *, step: int = 0) -> MicrobatchNotice:
     return MicrobatchNotice(
-        job="j", epoch=1, step=step, attempt=0, round=round_, microbatch=0, stage=1, direction="forward",
-        sender=BEFORE, receiver=ME, link="l", tag=0, tensors=(),
-    )  # fmt: skip
+        job="j",
+        epoch=1,
+        step=step,
+        attempt=0,
+        round=round_,
+        microbatch=0,
+        stage=1,
+        direction="forward",
+        sender=BEFORE,
+        receiver=ME,
+        link="l",
+        tag=0,
+        tensors=(),
+    )
 
 
 def machine() -> StageMachine:

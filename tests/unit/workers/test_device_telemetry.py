@@ -87,9 +87,11 @@ def test_an_older_driver_tells_what_it_can() -> None:
     found = flat(CudaProbe(0, OldNvml(), "aaa").sample())
     assert found["detail.throttle"] == ("idle",), "by the older name"
     assert {name for name, value in found.items() if value is None} == {
-        "detail.pcie_sent_bytes", "detail.pcie_received_bytes",
-        "detail.nvlink_sent_bytes", "detail.nvlink_received_bytes",
-    }  # fmt: skip
+        "detail.pcie_sent_bytes",
+        "detail.pcie_received_bytes",
+        "detail.nvlink_sent_bytes",
+        "detail.nvlink_received_bytes",
+    }
 
 
 def test_a_device_that_fell_off_the_bus_tells_nothing_and_raises_nothing() -> None:
@@ -99,8 +101,10 @@ def test_a_device_that_fell_off_the_bus_tells_nothing_and_raises_nothing() -> No
     nvml._silent = tuple(name for name in vars(StandInNvml) if name.startswith("nvmlDevice"))
     found = flat(probe.sample())
     assert {name for name, value in found.items() if value is not None} == {
-        "device", "xid_errors", "detail.mig",
-    }  # fmt: skip
+        "device",
+        "xid_errors",
+        "detail.mig",
+    }
 
 
 def test_several_devices_each_tell_their_own() -> None:
@@ -115,9 +119,15 @@ def test_a_slice_has_its_own_memory_and_its_cards_health(uuid: str) -> None:
     nvml = StandInNvml()
     found = flat(CudaProbe(0, nvml, uuid).sample())
     assert found == WHOLE | {
-        "memory_used_bytes": 1, "memory_total_bytes": 10, "temperature_c": 56.0, "detail.mig": True,
-        "utilization": None, "power_w": None, "energy_j": None, "detail.power_limit_w": None,
-    }  # fmt: skip
+        "memory_used_bytes": 1,
+        "memory_total_bytes": 10,
+        "temperature_c": 56.0,
+        "detail.mig": True,
+        "utilization": None,
+        "power_w": None,
+        "energy_j": None,
+        "detail.power_limit_w": None,
+    }
     assert ("nvmlDeviceGetMemoryInfo", SLICE) in nvml.asked
     assert ("nvmlDeviceRegisterEvents", CARDS[1]) in nvml.asked
 

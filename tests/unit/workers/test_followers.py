@@ -165,11 +165,21 @@ async def test_a_snapshot_that_fails_ends_the_newcomer_and_not_the_stage(pair: P
 def notice(direction: str, transfer: int, *, stage: int = 0) -> MicrobatchNotice:
     return MicrobatchNotice.model_validate(
         {
-            "job": "j", "epoch": 1, "step": 7, "attempt": 0, "microbatch": 0, "stage": stage,
-            "direction": direction, "sender": SOURCE, "receiver": NEWCOMER, "link": "l", "tag": 0,
-            "tensors": (), "transfer": transfer,
+            "job": "j",
+            "epoch": 1,
+            "step": 7,
+            "attempt": 0,
+            "microbatch": 0,
+            "stage": stage,
+            "direction": direction,
+            "sender": SOURCE,
+            "receiver": NEWCOMER,
+            "link": "l",
+            "tag": 0,
+            "tensors": (),
+            "transfer": transfer,
         }
-    )  # fmt: skip
+    )
 
 
 def test_a_newcomer_takes_the_redos_of_the_state_that_it_took_last() -> None:

@@ -20,11 +20,16 @@ SERVICE_MS = 10.0
 def table(sids: Sequence[str], algorithm: str = "expected-completion", **link_ms: float) -> RouteTable:
     entries = tuple(
         RouteEntry(
-            sid=sid, incarnation="i", cluster="a", weight=1, window=4, service_ms=SERVICE_MS,
+            sid=sid,
+            incarnation="i",
+            cluster="a",
+            weight=1,
+            window=4,
+            service_ms=SERVICE_MS,
             link_ms=link_ms.get(sid, 0.0),
         )
         for sid in sids
-    )  # fmt: skip
+    )
     return RouteTable(
         job="j", cluster="a", stage=1, revision=1, router="r", entries=entries, algorithm=algorithm
     )

@@ -61,8 +61,10 @@ def test_latency_and_bandwidth_are_told_apart_though_all_transfers_have_one_size
             )
         )
     worst = [max(abs(error[which]) for error in errors) for which in range(3)]
-    print(f"{latency_ms} ms, {bytes_per_s:.0f} B/s, {size} bytes, seeds 0-19: worst errors of latency, "
-          f"bandwidth, transfer {[f'{one:.1%}' for one in worst]}")  # fmt: skip
+    print(
+        f"{latency_ms} ms, {bytes_per_s:.0f} B/s, {size} bytes, seeds 0-19: worst errors of latency, "
+        f"bandwidth, transfer {[f'{one:.1%}' for one in worst]}"
+    )
     assert worst[0] < 0.15
     assert worst[1] < 0.3
     assert worst[2] < 0.15

@@ -56,8 +56,11 @@ async def test_the_next_incarnation_finds_what_the_former_wrote(tmp_path: Path) 
         note(store, 2)
         answer = await store.query(ask(columns=("id", "incarnation", "kind", "text")))
     assert [row[1:3] for row in answer.rows] == [
-        ("one", "store"), ("one", "test"), ("two", "store"), ("two", "test"),
-    ]  # fmt: skip
+        ("one", "store"),
+        ("one", "test"),
+        ("two", "store"),
+        ("two", "test"),
+    ]
     assert [row[0] for row in answer.rows] == [1, 2, 3, 4]
     assert answer.rows[2][3] == "goes on after incarnation one, whose last event was test: the last word"
 
@@ -314,16 +317,25 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_was_committed(tmp_path
 def test_obeyed_orders_of_a_batch_are_folded_and_refused_ones_are_not() -> None:
     def audit(step: int, outcome: str = "obeyed", what: str = "step commit") -> Any:
         return "audit", {
-            "at": 1.0 + step, "sender": "orchestrator", "sender_incarnation": "o", "what": what, "epoch": 1,
-            "step": step, "outcome": outcome, "reason": "" if outcome == "obeyed" else "fenced",
+            "at": 1.0 + step,
+            "sender": "orchestrator",
+            "sender_incarnation": "o",
+            "what": what,
+            "epoch": 1,
+            "step": step,
+            "outcome": outcome,
+            "reason": "" if outcome == "obeyed" else "fenced",
             "took_ms": 2.0,
-        }  # fmt: skip
+        }
 
     event = ("events", {"kind": "x"})
     rows = fold([audit(1), audit(1, "refused"), event, audit(2), audit(2, what="export"), audit(3)])
     assert [(table, values.get("step"), values.get("count")) for table, values in rows] == [
-        ("audit", 3, 3), ("audit", 1, None), ("events", None, None), ("audit", 2, 1),
-    ]  # fmt: skip
+        ("audit", 3, 3),
+        ("audit", 1, None),
+        ("events", None, None),
+        ("audit", 2, 1),
+    ]
     assert (rows[0][1]["took_ms"], rows[0][1]["at"]) == (6.0, 4.0)
     assert fold(rows) == rows, "what waited for the disk is folded twice"
 

@@ -205,11 +205,20 @@ async def test_another_holder_gets_all_of_it_and_the_one_before_forgets(wire: Wi
 def notice(direction: str, *, epoch: int = 1, sender: Member = OTHER) -> MicrobatchNotice:
     return MicrobatchNotice.model_validate(
         {
-            "job": "j", "epoch": epoch, "step": 900, "attempt": 0, "microbatch": 0, "stage": 1,
-            "direction": direction, "sender": sender, "receiver": HOLDER, "link": "l", "tag": 0,
+            "job": "j",
+            "epoch": epoch,
+            "step": 900,
+            "attempt": 0,
+            "microbatch": 0,
+            "stage": 1,
+            "direction": direction,
+            "sender": sender,
+            "receiver": HOLDER,
+            "link": "l",
+            "tag": 0,
             "tensors": (),
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ["stage", "data"])
@@ -237,18 +246,28 @@ SPEC = JobSpec.model_validate(
         },
         "data": {"source": "stdlib:", "sample_tokens": 8},
         "training": {
-            "steps": 9, "microbatches": 2, "microbatch_samples": 1, "schedule": {"warmup_steps": 3},
+            "steps": 9,
+            "microbatches": 2,
+            "microbatch_samples": 1,
+            "schedule": {"warmup_steps": 3},
         },
     }
-)  # fmt: skip
+)
 
 
 def stage() -> StageCompute:
     unit = TaskUnit(sid="s", kind=UnitKind.STAGE, stage=0, replica=0, first_layer=0, last_layer=3)
     start = InstanceStart(
-        job="j", epoch=1, spec=SPEC, unit=unit, incarnation="i", slot=0, stages=1, layer_count=3,
+        job="j",
+        epoch=1,
+        spec=SPEC,
+        unit=unit,
+        incarnation="i",
+        slot=0,
+        stages=1,
+        layer_count=3,
         code_digest="",
-    )  # fmt: skip
+    )
     compute = StageCompute(start, torch.device("cpu"))
     compute.build()
     return compute
@@ -256,9 +275,15 @@ def stage() -> StageCompute:
 
 def commit(step: int) -> StepCommit:
     return StepCommit(
-        job="j", epoch=1, step=step, attempt=0, generation=0, checksum="", clip=0.37 if step % 2 else 1.0,
+        job="j",
+        epoch=1,
+        step=step,
+        attempt=0,
+        generation=0,
+        checksum="",
+        clip=0.37 if step % 2 else 1.0,
         action="skip" if step == 5 else "apply",
-    )  # fmt: skip
+    )
 
 
 def gradients(compute: StageCompute, step: int) -> list[Tensor]:

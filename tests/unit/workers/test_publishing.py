@@ -44,11 +44,17 @@ def pieces(url: Path, name: str, data: bytes) -> list[PublishFile]:
     digest = hashlib.sha256(data).hexdigest()
     return [
         PublishFile(
-            job="j", epoch=1, url=str(url), name=name, size=len(data), sha256=digest, offset=offset,
+            job="j",
+            epoch=1,
+            url=str(url),
+            name=name,
+            size=len(data),
+            sha256=digest,
+            offset=offset,
             data=data[offset : offset + PIECE_BYTES],
         )
         for offset in range(0, max(1, len(data)), PIECE_BYTES)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture

@@ -346,9 +346,20 @@ async def test_a_restored_instance_takes_no_state_that_was_on_its_way(compute: C
     cell = Cell(compute, start(0, 1))
     await cell.runtime.build()
     notice = MicrobatchNotice(
-        job="j", epoch=1, step=5, attempt=0, microbatch=0, stage=0, direction="state", sender=UP,
-        receiver=ME, link="l", tag=0, tensors=(), transfer=1,
-    )  # fmt: skip
+        job="j",
+        epoch=1,
+        step=5,
+        attempt=0,
+        microbatch=0,
+        stage=0,
+        direction="state",
+        sender=UP,
+        receiver=ME,
+        link="l",
+        tag=0,
+        tensors=(),
+        transfer=1,
+    )
     assert cell.runtime.decide(notice) == "accepted"
     _, tensors = await cell.runtime.state.snapshot()
     async with cell.runtime.state._loading:  # it waits for its turn when all are told to go back

@@ -25,8 +25,12 @@ def store(tmp_path: Path) -> Iterator[StoreFile]:
 
 def event(number: int, text: str = "x", incarnation: str = "one") -> Row:
     return "events", {
-        "at": 1000.0 + number, "incarnation": incarnation, "kind": "test", "step": number, "text": text,
-    }  # fmt: skip
+        "at": 1000.0 + number,
+        "incarnation": incarnation,
+        "kind": "test",
+        "step": number,
+        "text": text,
+    }
 
 
 def ask(table: StoreTable = "events", **fields: object) -> StoreQuery:
@@ -144,8 +148,14 @@ def test_beyond_the_bytes_metrics_go_first_and_audit_last(tmp_path: Path) -> Non
     file.open()
     common = {"at": 1.0, "incarnation": "one"}
     tables: list[StoreTable] = ["metrics", "versions", "events", "configuration", "snapshots", "audit"]
-    text = {"metrics": "links", "versions": "checksum", "events": "text", "configuration": "value",
-            "snapshots": "url", "audit": "reason"}  # fmt: skip
+    text = {
+        "metrics": "links",
+        "versions": "checksum",
+        "events": "text",
+        "configuration": "value",
+        "snapshots": "url",
+        "audit": "reason",
+    }
 
     def fill(table: StoreTable, rows: int) -> None:
         file.write([(table, {**common, text[table]: "t" * 300}) for _ in range(rows)])

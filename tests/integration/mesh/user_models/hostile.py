@@ -267,7 +267,20 @@ def powers(target: dict[str, Any]) -> list[str]:
 ATTEMPTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     trial.__name__: trial
     for trial in (
-        secrets, written, processes, traced, signalled, limited, awaited, pinned, sockets, descriptors,
-        environment, memory, shared, mounted, powers,
+        secrets,
+        written,
+        processes,
+        traced,
+        signalled,
+        limited,
+        awaited,
+        pinned,
+        sockets,
+        descriptors,
+        environment,
+        memory,
+        shared,
+        mounted,
+        powers,
     )
-}  # fmt: skip
+}

@@ -83,9 +83,16 @@ def test_a_decision_on_the_bus_says_better_than_the_event_when_it_was() -> None:
 
 def claim(microbatch: int, owner: str, forward_ms: float, **more: object) -> MicrobatchClaim:
     body = {
-        "job": "j", "epoch": 1, "step": 3, "attempt": 0, "microbatch": microbatch, "stage": 0,
-        "owner": Member(sid="s", incarnation=owner), "upstream": "d", "forward_ms": forward_ms,
-    }  # fmt: skip
+        "job": "j",
+        "epoch": 1,
+        "step": 3,
+        "attempt": 0,
+        "microbatch": microbatch,
+        "stage": 0,
+        "owner": Member(sid="s", incarnation=owner),
+        "upstream": "d",
+        "forward_ms": forward_ms,
+    }
     return MicrobatchClaim.model_validate({**body, **more})
 
 

@@ -37,10 +37,21 @@ def history(events: list[JobEvent]) -> History:
 
 def report(events: list[JobEvent], faults: list[Fault], **changes: object) -> Report:
     body: dict[str, object] = {
-        "job": "j", "state": "done", "reason": "", "seed": 1, "every": "10s", "steps": len(events) - 1,
-        "samples_per_step": 8, "faults": faults, "clean": CLEAN, "history": history(events), "work": Work(),
-        "units_per_step": 8, "recoveries": 1, "sha256": "same",
-    }  # fmt: skip
+        "job": "j",
+        "state": "done",
+        "reason": "",
+        "seed": 1,
+        "every": "10s",
+        "steps": len(events) - 1,
+        "samples_per_step": 8,
+        "faults": faults,
+        "clean": CLEAN,
+        "history": history(events),
+        "work": Work(),
+        "units_per_step": 8,
+        "recoveries": 1,
+        "sha256": "same",
+    }
     return make_report(**{**body, **changes})
 
 

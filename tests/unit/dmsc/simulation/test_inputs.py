@@ -38,7 +38,7 @@ from tests.unit.dmsc.simulation.scenarios import body, job, run, stage
         ({"routing": {"algorithm": "fastest"}}, "must be one of expected-completion"),
         ({"overheads": {"hop_ms": -1}}, "overheads.hop_ms: -1 does not fit"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump(body(**changes)))
@@ -171,7 +171,7 @@ def test_a_topology_gives_latency_by_distance_and_the_narrowest_bandwidth(tmp_pa
         ("links.csv", "from,to,latency_ms,bandwidth_bytes_per_s\nx,z,5,1\n", "has no place 'y'"),
         ("net.graphml", "<graphml", "not a table or topology"),
     ],
-)  # fmt: skip
+)
 def test_a_trace_that_can_not_be_used_is_bad_input(tmp_path: Path, name: str, text: str, told: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(BadInput, match=told):

@@ -17,16 +17,30 @@ def step(
 ) -> tuple[StepResult, list[MicrobatchClaim]]:
     """One microbatch and stage for each instance, which took so many milliseconds."""
     result = StepResult(
-        step=number, loss=loss, gradient_norm=norm, learning_rate=1e-3, tokens=100, step_s=0.1,
-        tokens_per_s=1000.0, shares=dict.fromkeys(ms, 1),
-    )  # fmt: skip
+        step=number,
+        loss=loss,
+        gradient_norm=norm,
+        learning_rate=1e-3,
+        tokens=100,
+        step_s=0.1,
+        tokens_per_s=1000.0,
+        shares=dict.fromkeys(ms, 1),
+    )
     claims = [
         MicrobatchClaim(
-            job="j", epoch=1, step=number, attempt=0, microbatch=0, stage=stage, upstream="d",
-            owner=Member(sid=sid, incarnation=incarnation), forward_ms=took / 3, backward_ms=took * 2 / 3,
+            job="j",
+            epoch=1,
+            step=number,
+            attempt=0,
+            microbatch=0,
+            stage=stage,
+            upstream="d",
+            owner=Member(sid=sid, incarnation=incarnation),
+            forward_ms=took / 3,
+            backward_ms=took * 2 / 3,
         )
         for stage, (sid, took) in enumerate(ms.items())
-    ]  # fmt: skip
+    ]
     return result, claims
 
 

@@ -55,9 +55,15 @@ def suggestion(
     action, module="m", version="1", confidence=0.8, valid_s=60.0, revision=10
 ) -> PolicySuggestion:
     return PolicySuggestion.model_construct(
-        module=module, version=version, job="j", action=action, confidence=confidence, reason="why",
-        input_revision=revision, valid_s=valid_s,
-    )  # fmt: skip
+        module=module,
+        version=version,
+        job="j",
+        action=action,
+        confidence=confidence,
+        reason="why",
+        input_revision=revision,
+        valid_s=valid_s,
+    )
 
 
 class Mesh:

@@ -27,9 +27,14 @@ FALLING = [10 * 0.9**step for step in range(TREND_STEPS)]
 
 def auto(**given: Any) -> Choice:
     conditions = {
-        "step": 500, "last_step": 0, "steps": 100_000, "step_s": 1.0, "cost_s": 2.0, "instances": 4,
+        "step": 500,
+        "last_step": 0,
+        "steps": 100_000,
+        "step_s": 1.0,
+        "cost_s": 2.0,
+        "instances": 4,
         "losses": FALLING,
-    }  # fmt: skip
+    }
     return choose("auto", Conditions(**{**conditions, **given}))
 
 
@@ -113,8 +118,9 @@ def test_hardware_risk() -> None:
     assert warm == pytest.approx(0.8)
     assert why == "cluster a: a device at 93 °C"
     assert hardware_risk([report(temperature_c=93.0, ecc_errors=2)]) == (
-        1.0, "cluster a: 2 uncorrected memory errors in this job",
-    )  # fmt: skip
+        1.0,
+        "cluster a: 2 uncorrected memory errors in this job",
+    )
 
 
 def test_what_a_module_expects_takes_the_place_of_the_observed_mean() -> None:

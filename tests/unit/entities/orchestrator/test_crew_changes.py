@@ -29,9 +29,14 @@ class Crew:
 
     def __init__(self, replicas: int) -> None:
         self.graph = TaskGraph(
-            units=tuple(unit(one) for one in range(replicas)), edges=(), constraints=(), placements=(),
-            reason="", code_digest="", layer_count=1,
-        )  # fmt: skip
+            units=tuple(unit(one) for one in range(replicas)),
+            edges=(),
+            constraints=(),
+            placements=(),
+            reason="",
+            code_digest="",
+            layer_count=1,
+        )
         self.members = {one.sid: one for one in map(member, range(replicas))}
         self.lost: set[Member] = set()
         self.stages: tuple[tuple[Member, ...], ...] = (tuple(self.members.values()),)

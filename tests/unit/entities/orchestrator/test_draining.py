@@ -33,9 +33,15 @@ def at(sid: str, slot: int, node: str = "n") -> Placement:
 
 def asked(run: Any, slot: int | None) -> str:
     cordon = Cordon(
-        agent="a-n", cluster="a", node="n", slot=slot, reason="cuda:1: XID 79", by="orchestrator", at=1.0,
+        agent="a-n",
+        cluster="a",
+        node="n",
+        slot=slot,
+        reason="cuda:1: XID 79",
+        by="orchestrator",
+        at=1.0,
         draining=True,
-    )  # fmt: skip
+    )
     nobody: Any = None  # to ask or to tell
     draining = Draining(MeshView(), nobody, lambda: {"j": run}, nobody)
     return draining._ask_next(cordon)

@@ -29,9 +29,13 @@ def report(kind: Literal["instance", "link", "unreachable", "request"]) -> Fault
 
 def judgement(process: Process) -> Judgement:
     return Judgement(
-        sid=VICTIM.sid, incarnation=VICTIM.incarnation, process=process, scope="none", kind="transient",
+        sid=VICTIM.sid,
+        incarnation=VICTIM.incarnation,
+        process=process,
+        scope="none",
+        kind="transient",
         evidence="looked at",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

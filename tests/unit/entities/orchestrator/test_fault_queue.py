@@ -29,9 +29,17 @@ def opened(
 
 def verdict(verdict: str = "structural", scope: str = "instance") -> FaultVerdict:
     return FaultVerdict.model_validate(
-        {"job": "j", "sid": "j-s0-r0", "incarnation": "a", "verdict": verdict, "scope": scope,
-         "action": "replace", "reason": "process gone", "log": ("Killed",)}
-    )  # fmt: skip
+        {
+            "job": "j",
+            "sid": "j-s0-r0",
+            "incarnation": "a",
+            "verdict": verdict,
+            "scope": scope,
+            "action": "replace",
+            "reason": "process gone",
+            "log": ("Killed",),
+        }
+    )
 
 
 def test_a_fault_from_report_to_end() -> None:

@@ -31,16 +31,29 @@ def faults(queue: FaultQueue) -> JobFaults:
 
 def report(kind: str = "instance", incarnation: str = "a") -> FaultReport:
     return FaultReport.model_validate(
-        {"reporter": "router-a", "job": "j", "sid": SID, "incarnation": incarnation, "kind": kind,
-         "evidence": "registry says faulted"}
-    )  # fmt: skip
+        {
+            "reporter": "router-a",
+            "job": "j",
+            "sid": SID,
+            "incarnation": incarnation,
+            "kind": kind,
+            "evidence": "registry says faulted",
+        }
+    )
 
 
 def verdict(verdict: str) -> FaultVerdict:
     return FaultVerdict.model_validate(
-        {"job": "j", "sid": SID, "incarnation": "a", "verdict": verdict, "scope": "instance",
-         "action": "replace", "reason": "process gone"}
-    )  # fmt: skip
+        {
+            "job": "j",
+            "sid": SID,
+            "incarnation": "a",
+            "verdict": verdict,
+            "scope": "instance",
+            "action": "replace",
+            "reason": "process gone",
+        }
+    )
 
 
 def ended(incarnation: str, culprit: Culprit | None = None) -> ServiceRecord:

@@ -49,8 +49,10 @@ def values(figures: JobFigures, held: JobRecord, peak_tflops: float | None = Non
 
 def test_before_the_first_step_there_is_what_the_record_says() -> None:
     assert values(JobFigures(), record(7)) == {
-        "dmsc_job_step": 7, "dmsc_job_tokens_total": 700, "dmsc_job_recoveries_total": 2,
-    }  # fmt: skip
+        "dmsc_job_step": 7,
+        "dmsc_job_tokens_total": 700,
+        "dmsc_job_recoveries_total": 2,
+    }
 
 
 def test_convergence_is_the_fall_of_the_loss_per_million_tokens() -> None:

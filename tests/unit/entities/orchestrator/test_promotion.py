@@ -46,10 +46,20 @@ def promoted(standings: dict[str, ModuleState] = BOTH, record: ModuleRecord | No
 
 def score(version: str, value: float | None, number: int, at: float = 200.0) -> PolicyScore:
     return PolicyScore(
-        module="m", version=version, job="j", suggestion=f"{version}-{number}", action="set_weights", at=at,
-        step=1, shadow=version == "1", confidence=0.9, adopted=version == "2", score=value,
-        right=None if value is None else value > 0.5, reason="r",
-    )  # fmt: skip
+        module="m",
+        version=version,
+        job="j",
+        suggestion=f"{version}-{number}",
+        action="set_weights",
+        at=at,
+        step=1,
+        shadow=version == "1",
+        confidence=0.9,
+        adopted=version == "2",
+        score=value,
+        right=None if value is None else value > 0.5,
+        reason="r",
+    )
 
 
 def trial_of(
@@ -168,9 +178,15 @@ FACTS = JobFacts(active={0: ("j-s0-r0", "j-s0-r1")}, weights={}, revision=1, ste
 
 def suggestion(version: str, first: float) -> PolicySuggestion:
     return PolicySuggestion(
-        module="m", version=version, job="j", confidence=0.9, reason="r", input_revision=5, valid_s=60.0,
+        module="m",
+        version=version,
+        job="j",
+        confidence=0.9,
+        reason="r",
+        input_revision=5,
+        valid_s=60.0,
         action=SetWeights(stage=0, weights={"j-s0-r0": first, "j-s0-r1": 1.0}),
-    )  # fmt: skip
+    )
 
 
 def test_from_the_switch_on_only_the_promoted_version_is_adopted() -> None:

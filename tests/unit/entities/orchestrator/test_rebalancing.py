@@ -28,9 +28,14 @@ FORECAST = MoveForecast(step_before_s=0.4, step_after_s=0.2, cost_s=1.0, gain_s=
 def unit(member: Member) -> TaskUnit:
     stage, replica = (int(part[1:]) for part in member.sid.split("-")[1:])
     return TaskUnit(
-        sid=member.sid, kind=UnitKind.STAGE, stage=stage, replica=replica, first_layer=stage,
-        tags=(f"replica:{replica}",), standby=member == STANDBY,
-    )  # fmt: skip
+        sid=member.sid,
+        kind=UnitKind.STAGE,
+        stage=stage,
+        replica=replica,
+        first_layer=stage,
+        tags=(f"replica:{replica}",),
+        standby=member == STANDBY,
+    )
 
 
 class Job:
@@ -94,9 +99,15 @@ class Job:
         for _ in range(count):
             sids = {member.sid: 3 for stage in self.stages for member in stage}
             result = StepResult(
-                step=self.step, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=1, step_s=0.4,
-                tokens_per_s=1.0, shares=sids,
-            )  # fmt: skip
+                step=self.step,
+                loss=1.0,
+                gradient_norm=1.0,
+                learning_rate=0.1,
+                tokens=1,
+                step_s=0.4,
+                tokens_per_s=1.0,
+                shares=sids,
+            )
             self.step += 1
             rebalancing.decided(result)
 

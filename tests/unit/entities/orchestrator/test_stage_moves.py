@@ -37,18 +37,29 @@ class Run:
 
     def _result(self, step_s: float) -> StepResult:
         return StepResult(
-            step=self.step, loss=1.0, gradient_norm=1.0, learning_rate=0.1, tokens=1, step_s=step_s,
-            tokens_per_s=1.0, shares=dict.fromkeys(self.sids, 2),
-        )  # fmt: skip
+            step=self.step,
+            loss=1.0,
+            gradient_norm=1.0,
+            learning_rate=0.1,
+            tokens=1,
+            step_s=step_s,
+            tokens_per_s=1.0,
+            shares=dict.fromkeys(self.sids, 2),
+        )
 
     def begin(self, forecast: MoveForecast | None = WORTH_IT, here: int = 0, there: int = 1) -> StageMove:
         self.sids.remove(AWAY)
         return self.moves.begin(
             StageMove(
-                sid=AWAY, newcomer=NEWCOMER, from_stage=here, to_stage=there, step=self.step, by="m",
+                sid=AWAY,
+                newcomer=NEWCOMER,
+                from_stage=here,
+                to_stage=there,
+                step=self.step,
+                by="m",
                 forecast=forecast,
             )
-        )  # fmt: skip
+        )
 
     def join(self) -> None:
         self.sids.append(NEWCOMER)

@@ -18,9 +18,14 @@ def opened(pause: int = -1) -> StepMachine:
     """Step 0 is open, and the group of the only stage, of two replicas, stands. Before step `pause` is a
     boundary."""
     machine = StepMachine(
-        job="j", epoch=1, microbatches=2, clip_norm=None, stages=[(FIRST, SECOND)], data=[DATA],
+        job="j",
+        epoch=1,
+        microbatches=2,
+        clip_norm=None,
+        stages=[(FIRST, SECOND)],
+        data=[DATA],
         pauses=lambda step: step == pause,
-    )  # fmt: skip
+    )
     machine.decide(ev.Opened(0, 0), 0.0)
     machine.decide(ev.Begun(0, 0), 0.0)
     machine.decide(ev.GroupFormed(0, 0), 0.0)
@@ -73,9 +78,16 @@ def summed(machine: StepMachine) -> list[ev.Effect]:
     effects: list[ev.Effect] = []
     for microbatch, owner in enumerate((FIRST, SECOND)):
         claim = MicrobatchClaim(
-            job="j", epoch=1, step=machine.step, attempt=machine.attempt, microbatch=microbatch, stage=0,
-            owner=owner, upstream=DATA.sid, loss=1.0,
-        )  # fmt: skip
+            job="j",
+            epoch=1,
+            step=machine.step,
+            attempt=machine.attempt,
+            microbatch=microbatch,
+            stage=0,
+            owner=owner,
+            upstream=DATA.sid,
+            loss=1.0,
+        )
         effects += machine.decide(ev.Claimed(claim), 1.0)
     return effects
 
@@ -84,9 +96,14 @@ def voted(machine: StepMachine, prepare: ev.Prepare) -> list[ev.Effect]:
     effects: list[ev.Effect] = []
     for number, member in enumerate(prepare.members):
         vote = StepVote(
-            member=member, step=prepare.step, attempt=prepare.attempt, generation=prepare.generation,
-            microbatches=(number,) if number < 2 else (), checksum="c", squared_norms=(1.0,),
-        )  # fmt: skip
+            member=member,
+            step=prepare.step,
+            attempt=prepare.attempt,
+            generation=prepare.generation,
+            microbatches=(number,) if number < 2 else (),
+            checksum="c",
+            squared_norms=(1.0,),
+        )
         effects += machine.decide(ev.Voted(0, vote), 1.0)
     return effects
 
