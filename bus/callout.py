@@ -91,7 +91,6 @@ class Door(Protocol):
 class CalloutCounters:
     granted: int = 0
     refused: int = 0
-    malformed: int = 0
     unanswered: int = 0
 
 
@@ -160,7 +159,6 @@ class Callout:
                 self._hold(link, message, asked, caller, sealed_by, error)
                 return
         except (DmscError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.counters.malformed += 1
             log.warning("unusable question about a connection", error=type(error).__name__)
             return
         await self._send(link, message, sealed)

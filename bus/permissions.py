@@ -86,9 +86,6 @@ class Permissions:
         allowed = any(covers(pattern, subject) for pattern in self.publish)
         return allowed and not any(covers(pattern, subject) for pattern in self.never)
 
-    def may_subscribe(self, subject: str) -> bool:
-        return any(covers(pattern, subject) for pattern in self.subscribe)
-
 
 @dataclass(slots=True)
 class _Lists:

@@ -157,10 +157,6 @@ class StageModule(nn.Module):
                 parent = parent.get_submodule(part)
             _add(parent, leaf, layer, name)
 
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        return self._names
-
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """(full name, parameter) of all that is trained, each once, in layer order."""
         return [(name, weight) for name, weight in self.named_parameters() if weight.requires_grad]

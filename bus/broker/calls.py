@@ -24,7 +24,6 @@ MOST_AT_ONCE = 256
 """Messages of one pull."""
 LONGEST_PULL_NS = 30_000_000_000
 LONGEST_TTL_S = 7 * 86_400
-PURGE_MARK = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
 
 _number = re.compile(r"^[0-9]{1,19}$")
 _change = re.compile(r"^[+-][0-9]{1,18}$")
