@@ -24,11 +24,11 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from bus import codec
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
 from bus.subjects import EXPORT, STEP_FENCE, STEP_STATUS, STORE_QUERY
+from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadMessage

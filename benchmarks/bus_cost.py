@@ -27,9 +27,10 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from bus import codec, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
+from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack

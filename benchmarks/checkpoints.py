@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from bus.artifacts import open_artifacts
+from bus.files.artifacts import open_artifacts
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest
 from schemas.job import ModelSpec, OptimizerSpec
-from workers.checkpoint import copy_tensors, restore_checkpoint, write_stage
-from workers.model import build, slice_stage
-from workers.optimizer import StageOptimizer
+from workers.compute.model import build, slice_stage
+from workers.compute.optimizer import StageOptimizer
+from workers.state.checkpoint import copy_tensors, restore_checkpoint, write_stage
 
 
 async def measure(width: int, layers: int, rounds: int) -> None:

@@ -33,7 +33,7 @@ import structlog
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from entities.gateway import Gateway, GatewayConfig
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable

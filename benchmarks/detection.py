@@ -30,10 +30,10 @@ from typing import Any
 from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
 from bus import subjects
-from bus.buckets import Change
 from bus.connection import Bus
+from bus.messaging.key_value import Change
 from dmsc import AsyncClient
-from dmsc.settings import find_bus
+from dmsc.state.settings import find_bus
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.fault import FaultVerdict, LinkFault

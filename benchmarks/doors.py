@@ -29,10 +29,10 @@ from pathlib import Path
 
 from bus import subjects
 from bus.connection import Bus
-from bus.credentials import delegate, issue, new_root
-from bus.embedded import EmbeddedServer
-from bus.guard_keys import GuardKeys
-from bus.identity import Identity
+from bus.guard.guard_keys import GuardKeys
+from bus.security.credentials import delegate, issue, new_root
+from bus.security.identity import Identity
+from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind, Envelope
 from schemas.registry import Resolve, Resolved
 
@@ -113,8 +113,8 @@ async def guard(keys_file: Path, url: str) -> None:
     """The authorizers' process: two responders, until it is ended."""
     import structlog
 
-    from entities.authorizer.callout import Doorkeeper
-    from entities.authorizer.job_states import JobStates
+    from entities.authorizer.connections.connection_authorizer import Doorkeeper
+    from entities.authorizer.connections.job_states import JobStates
 
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     jobs = JobStates()

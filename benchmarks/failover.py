@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind, Envelope
 from schemas.leadership import Leadership
 

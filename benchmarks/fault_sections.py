@@ -23,9 +23,9 @@ from fault_figures import Plan, Sheet  # type: ignore[import-not-found,unused-ig
 from dmsc.chaos.plan import Every, FaultKind
 from dmsc.chaos.report import Clean, Report, own_clean, quantile
 from dmsc.chaos.run import Chaos, ChaosOptions, open_chaos
-from dmsc.composition import node_name
-from dmsc.layout import MeshOptions
-from dmsc.mesh import running_mesh
+from dmsc.launch.layout import MeshOptions
+from dmsc.launch.mesh import running_mesh
+from dmsc.process.composition import node_name
 from schemas.job import ENDED, JobSpec
 
 BURNERS_PER_CORE = 4

@@ -33,7 +33,7 @@ from fault_figures import Figure, Plan, Sheet  # type: ignore[import-not-found,u
 from fault_sections import SECTIONS, say  # type: ignore[import-not-found,unused-ignore]  # beside this
 
 from bus.logs import configure_logging
-from dmsc.interrupts import interrupts
+from dmsc.process.interrupts import interrupts
 
 MARK = "DMSC_BENCH_FAULTS"
 """In the environment of everything that this process starts, however far it is removed from it."""

@@ -37,19 +37,21 @@ from nats.aio.client import Client as RawClient
 from nats.aio.msg import Msg
 
 from benchmarks.fuzz_messages import Fuzzer
-from bus import codec, inboxes, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.permissions import of_role
+from bus.guard.permissions import of_role
+from bus.nats import reply_subjects as inboxes
 from bus.subject import Delivery, Subject
 from bus.subjects import SUBJECTS
-from bus.tap import Tap
-from dmsc.async_client import AsyncClient
-from dmsc.composition import node_name
-from dmsc.layout import MeshOptions
-from dmsc.mesh import running_mesh
-from dmsc.policy_loading import BUILT_IN
-from dmsc.settings import find_bus
-from dmsc.state_folder import StateFolder
+from bus.tap.live_tap import Tap
+from bus.wire import codec
+from dmsc.client.async_client import AsyncClient
+from dmsc.launch.layout import MeshOptions
+from dmsc.launch.mesh import running_mesh
+from dmsc.process.composition import node_name
+from dmsc.process.policy_loading import BUILT_IN
+from dmsc.state.settings import find_bus
+from dmsc.state.state_folder import StateFolder
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage

@@ -36,8 +36,8 @@ import psutil
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
 from bus.logs import configure_logging
+from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent
 
@@ -54,7 +54,7 @@ CONNECTIONS = 64
 async def run_behind(url: str, folder: Path) -> None:
     from entities.authorizer import Authorizer, AuthorizerConfig
     from entities.orchestrator import Orchestrator, OrchestratorConfig
-    from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
+    from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 
     entries = [
         {
@@ -84,9 +84,9 @@ async def run_behind(url: str, folder: Path) -> None:
 
 async def run_gateway(url: str, folder: Path) -> None:
     from entities.gateway import Gateway, GatewayConfig
-    from entities.gateway.door_config import DoorConfig
-    from entities.gateway.events import EventsConfig
-    from entities.gateway.rate_limit import Rate
+    from entities.gateway.http.admission.rate_limit import Rate
+    from entities.gateway.http.config import DoorConfig
+    from entities.gateway.http.sse.format import EventsConfig
 
     # Generous to identities, but for the one that is to meet its limit: the bounds of the process count here.
     door = DoorConfig(

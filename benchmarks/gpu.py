@@ -39,7 +39,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dmsc.state_folder import StateFolder
+from dmsc.state.state_folder import StateFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE: Mapping[str, float] = {"attention": 120.0, "sums": 60.0, "collectives": 90.0, "telemetry": 45.0}

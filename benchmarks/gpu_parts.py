@@ -27,10 +27,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dmsc import Client
 from schemas.job import JobRecord, JobState
-from workers.determinism import compute_exactly
-from workers.gradient_sum import GradientSum
+from workers.compute.determinism import compute_exactly
+from workers.compute.gradient_sum import GradientSum
 from workers.models.gpt import byte_gpt
-from workers.telemetry import device_sample
+from workers.telemetry.device_telemetry import device_sample
 
 SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2))
 REPEATS = 8

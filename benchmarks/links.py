@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.step import Member
-from workers.links import HopExchange
-from workers.reduction import ReductionGroup
+from workers.links.hop_exchange import HopExchange
+from workers.links.reduction import ReductionGroup
 
 JOB = "benchmark"
 HERE, THERE = Member(sid="here", incarnation="1"), Member(sid="there", incarnation="1")

@@ -32,13 +32,14 @@ import nats
 
 import bus
 from benchmarks import bus_cost, doors
-from bus import codec, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.credentials import delegate, issue, new_root
-from bus.embedded import EmbeddedServer
-from bus.guard_keys import GuardKeys
-from bus.identity import Identity
+from bus.guard.guard_keys import GuardKeys
+from bus.security.credentials import delegate, issue, new_root
+from bus.security.identity import Identity
+from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
+from bus.wire import codec
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice, TensorMeta
 from schemas.envelope import EntityKind, Envelope

@@ -41,8 +41,8 @@ import yaml
 from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 from step_cost import processes  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
-from dmsc.client import Client
-from dmsc.state_folder import StateFolder
+from dmsc.client.client import Client
+from dmsc.state.state_folder import StateFolder
 
 BAR = 0.01
 FIRST = 5

@@ -27,7 +27,7 @@ from typing import Any
 
 from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
-from dmsc.client import Client
+from dmsc.client.client import Client
 from schemas.envelope import EntityKind
 from schemas.job import JobState
 

@@ -30,16 +30,17 @@ from typing import Any, cast
 import psutil
 from registry_mesh import TOKEN, mesh, register  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
-from bus import codec, subjects
-from bus.buckets import Change
+from bus import subjects
 from bus.connection import Bus
-from bus.presence import digest_of
-from entities.orchestrator.arbitration import ArbitrationConfig
-from entities.orchestrator.communication import Communication
-from entities.orchestrator.job_run import JobRun
-from entities.orchestrator.mesh_view import MeshView
-from entities.orchestrator.module_standing import StandingConfig
-from entities.orchestrator.policy_desk import PolicyDesk
+from bus.mesh.registration import digest_of
+from bus.messaging.key_value import Change
+from bus.wire import codec
+from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.policy.arbitration import ArbitrationConfig
+from entities.orchestrator.policy.module_reputation import StandingConfig
+from entities.orchestrator.policy.policy_service import PolicyDesk
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError
 from schemas.job import JobEvent

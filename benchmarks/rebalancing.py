@@ -25,7 +25,7 @@ from typing import Any
 
 from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
-from dmsc.client import Client
+from dmsc.client.client import Client
 from schemas.job import JobState
 from schemas.stage_move import MoveState, StageMove
 

@@ -46,17 +46,18 @@ from registry_mesh import (  # type: ignore[import-not-found,unused-ignore]  # b
     told_ms,
 )
 
-from bus import codec, subjects
-from bus.buckets import Change
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.jetstream import call
-from entities.registry_view import RegistryFollower
+from bus.messaging.key_value import Change
+from bus.nats.jetstream import call
+from bus.server.embedded import EmbeddedServer
+from bus.wire import codec
+from entities.presence.registry_view import RegistryFollower
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind
 from schemas.registry import InstanceState, Resolve, ServiceRecord, StateChange
 from schemas.signals import CommunicationPolicy, StagePolicy
-from workers.next_hop import Binder
+from workers.routing.next_hop import Binder
 
 KEPT = (
     *("storage", "retention", "discard", "max_msgs_per_subject", "allow_direct", "allow_rollup_hdrs"),

@@ -18,9 +18,10 @@ from pathlib import Path
 import nats
 import psutil
 
-from bus import codec, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
+from bus.wire import codec
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import DmscError
 from schemas.registry import (

@@ -25,16 +25,16 @@ from pathlib import Path
 
 from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
-from bus.run_file import RunFile
-from dmsc.client import Client
-from dmsc.commands.replay import feed
-from dmsc.policy_loading import load_policy
-from dmsc.replaying.recordings import Archive
-from dmsc.replaying.session import Session
+from bus.recording.run_file import RunFile
+from dmsc.client.client import Client
+from dmsc.commands.jobs.replay import feed
+from dmsc.process.policy_loading import load_policy
+from dmsc.replay.recordings import Archive
+from dmsc.replay.session import Session
 
 POLICIES = ("service-time-weights", "stage-rebalancing", "examples/my_policy.py")
 SHADOW = """
-from policies.service_time_weights import ServiceTimeWeights
+from policies.built_in.service_time_weights import ServiceTimeWeights
 
 class Other(ServiceTimeWeights):
     version = "shadow"

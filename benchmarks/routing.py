@@ -36,11 +36,11 @@ from pathlib import Path
 
 from bus.connection import Bus
 from bus.subjects import REGISTRY_RECORD, STEP_CLAIM
-from dmsc.async_client import AsyncClient
-from dmsc.composition import node_name
-from dmsc.layout import MeshOptions
-from dmsc.mesh import running_mesh
-from dmsc.settings import find_bus
+from dmsc.client.async_client import AsyncClient
+from dmsc.launch.layout import MeshOptions
+from dmsc.launch.mesh import running_mesh
+from dmsc.process.composition import node_name
+from dmsc.state.settings import find_bus
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState

@@ -27,10 +27,10 @@ from typing import Any
 import psutil
 from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
-from dmsc.client import Client
+from dmsc.client.client import Client
 
 POLICY = """
-from policies.service_time_weights import ServiceTimeWeights
+from policies.built_in.service_time_weights import ServiceTimeWeights
 
 class Shadow(ServiceTimeWeights):
     name = "shadow-{number}"

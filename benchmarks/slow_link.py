@@ -3,8 +3,8 @@
     python benchmarks/slow_link.py [--latency-ms 300] [--megabytes-per-s N] [--loss P] [--rounds 2]
 
 Two stages of two replicas, padded (`workers/models/padded.py`); of the four links between them one, from the
-first replica of stage 0 to the second of stage 1, is shaped at the data plane (`workers/link_shaping.py`: an
-emulation). In one mesh, in turn, every other round in reverse:
+first replica of stage 0 to the second of stage 1, is shaped at the data plane
+(`workers/links/link_shaping.py`: an emulation). In one mesh, in turn, every other round in reverse:
 
 - `routed around`: the default algorithm over the slow link, from its first step on;
 - `static`: `round-robin` over the same link: all replicas get the same number;
@@ -27,16 +27,16 @@ from pathlib import Path
 
 from bus.connection import Bus
 from bus.subjects import STEP_CLAIM
-from dmsc.async_client import AsyncClient
-from dmsc.composition import node_name
-from dmsc.layout import MeshOptions
-from dmsc.mesh import running_mesh
-from dmsc.settings import find_bus
+from dmsc.client.async_client import AsyncClient
+from dmsc.launch.layout import MeshOptions
+from dmsc.launch.mesh import running_mesh
+from dmsc.process.composition import node_name
+from dmsc.state.settings import find_bus
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec, JobState
 from schemas.routing import DEFAULT_ALGORITHM
 from schemas.step import MicrobatchClaim
-from workers.link_shaping import ENVIRONMENT
+from workers.links.link_shaping import ENVIRONMENT
 
 KINDS = {
     "routed around": (DEFAULT_ALGORITHM, True),

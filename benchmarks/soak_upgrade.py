@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.history import BEFORE, ROOT, taken_out
-from dmsc.state_folder import StateFolder
+from dmsc.state.state_folder import StateFolder
 
 MOST_S = 240.0
 """What one command may take."""

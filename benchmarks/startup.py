@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from entities.cluster_processes import ForkServerClient
+from entities.cluster.fork_server_client import ForkServerClient
 
 FORKED, FRESH = 20, 4
 """Starts of each kind; a fresh one takes seconds."""

@@ -30,8 +30,8 @@ from typing import Any
 import psutil
 from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
-from dmsc.client import Client
-from dmsc.state_folder import StateFolder
+from dmsc.client.client import Client
+from dmsc.state.state_folder import StateFolder
 
 FIRST = 8
 """Steps that are left out: links are built, and instances warm up."""

@@ -13,23 +13,24 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from bus import codec, streams
-from bus.broker.asking import Asking, askers
-from bus.buckets import Bucket
-from bus.dead_letters import bury
-from bus.departures import connection_name
-from bus.dial import Token, inbox_prefix
-from bus.link import Link
-from bus.lots import LotServer, LotSubscription
-from bus.objects import ObjectStore
-from bus.packed import Sendable
-from bus.progress import WANTED, Progress
-from bus.pulse import Pulse
-from bus.sealed_questions import QuestionSealer
-from bus.sealing import Keyring
-from bus.services import Handler, Server, Subscription
-from bus.streams import Recorded
+from bus.broker.jetstream_client import Asking, askers
+from bus.messaging import streams
+from bus.messaging.batch_handlers import LotServer, LotSubscription
+from bus.messaging.dead_letters import bury
+from bus.messaging.disconnects import connection_name
+from bus.messaging.handlers import Handler, Server, Subscription
+from bus.messaging.key_value import Bucket
+from bus.messaging.object_store import ObjectStore
+from bus.messaging.request_progress import WANTED, Progress
+from bus.messaging.streams import Recorded
+from bus.nats.client import Link
+from bus.nats.dialer import Token, inbox_prefix
+from bus.nats.liveness import Pulse
+from bus.security.sealed_requests import QuestionSealer
+from bus.security.sealing import Keyring
 from bus.subject import Subject
+from bus.wire import codec
+from bus.wire.packed import Sendable
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BadMessage, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
@@ -107,7 +108,8 @@ class Bus:
             servers: One URL or several of one cluster, `nats://host:port`.
             name: The service's SID; survives restarts.
             kind: What the service is.
-            token: A credential or a mesh's root (`bus.credentials`), a user's token, or, of a server without
+            token: A credential or a mesh's root (`bus.security.credentials`), a user's token, or, of a server
+            without
                 a guard, a token or `user:password`; or a function that gives the present one at each dial.
             incarnation: Does not survive restarts; random by default.
             connect_timeout_s: How long to try.
@@ -247,8 +249,8 @@ class Bus:
         repetition (a budget); without its leave the answer is waited for a while longer. With `while_heard`
         the deadline is in heard time (`pulse`): for whoever takes silence for death. It never passes while
         the bus is away or stands still. With `moving` it is `deadline_s` behind the last progress that this
-        service, or that of another command with the same `moving`, has told (`bus.progress`): work that goes
-        on has all the time that it takes.
+        service, or that of another command with the same `moving`, has told
+        (`bus.messaging.request_progress`): work that goes on has all the time that it takes.
 
         Raises:
             DmscError: whatever the service raised.

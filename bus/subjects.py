@@ -1,7 +1,8 @@
 """The one table of subjects: each bound to its schema, its direction, and its delivery.
 
 No string literal of a subject stands anywhere else. The tap's decoding, the documentation
-(`docs/protocol.md`), and the permissions of each identity (`bus.permissions`) are derived from this table.
+(`docs/protocol.md`), and the permissions of each identity (`bus.guard.permissions`) are derived from this
+table.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from schemas.envelope import EntityKind as K
 from schemas.errors import Ack
 
 DISCONNECTED = "dmsc.server.disconnect"
-"""Where the server itself tells of closed connections, in JSON of its own: see `bus.departures`."""
+"""Where the server itself tells of closed connections, in JSON of its own: see
+`bus.messaging.disconnects`."""
 
 RECORDS_BYTES = 8 << 20
 """Of an answer by which the control plane gives whole records: as much as a message may have."""

@@ -22,11 +22,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bus.credentials import issue
-from bus.guard_keys import GuardKeys, guarded_clause
-from bus.identity import ANY, Identity
-from dmsc import identities
-from dmsc.state_folder import StateFolder, write_private
+from bus.guard.guard_keys import GuardKeys, guarded_clause
+from bus.security.credentials import issue
+from bus.security.identity import ANY, Identity
+from dmsc.state import identities
+from dmsc.state.state_folder import StateFolder, write_private
 from schemas.envelope import EntityKind
 
 CLUSTERS = ("a", "b")

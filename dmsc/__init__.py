@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dmsc.async_client import AsyncClient
-    from dmsc.client import Client
+    from dmsc.client.async_client import AsyncClient
+    from dmsc.client.client import Client
     from policies import JobView, Policy
     from schemas.errors import DmscError
     from schemas.job import JobEvent, JobRecord, JobSpec, JobState
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _homes = {
-    "AsyncClient": "dmsc.async_client",
-    "Client": "dmsc.client",
+    "AsyncClient": "dmsc.client.async_client",
+    "Client": "dmsc.client.client",
     "DmscError": "schemas.errors",
     "JobEvent": "schemas.job",
     "JobRecord": "schemas.job",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.cli import main
+from dmsc.cli.app import main
 
 if __name__ == "__main__":
     main()

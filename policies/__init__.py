@@ -2,16 +2,16 @@
 
 A policy suggests, the orchestrator decides (ADR-0002). What a policy's author needs is here: `Policy` to
 derive from, `JobView` to read, `InstanceStore` for tools of one's own. Running one is
-`policies.module.FunctionalModule`.
+`policies.module.service.FunctionalModule`.
 """
 
 from __future__ import annotations
 
-from policies.inference import Inference, Inferred
-from policies.instance_store import InstanceStore
-from policies.kit import Policy, Suggestions
-from policies.store_reads import StoreRead
-from policies.view import InstanceView, JobView, OwnSuggestion
+from policies.kit.inference import Inference, Inferred
+from policies.kit.instance_store import InstanceStore
+from policies.kit.policy import Policy, Suggestions
+from policies.kit.store_reads import StoreRead
+from policies.kit.view import InstanceView, JobView, OwnSuggestion
 
 __all__ = [
     "Inference",

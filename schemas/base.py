@@ -1,7 +1,7 @@
 """The two bases of everything on the wire: `Message` (has an envelope) and `Part` (lives inside one).
 
 Both are frozen and refuse unknown fields when *we* build them. Received bodies of a newer minor
-version are validated with unknown fields ignored (see `bus.codec`), so that an older service keeps
+version are validated with unknown fields ignored (see `bus.wire.codec`), so that an older service keeps
 working while a newer one is rolled out; a newer *major* version is refused.
 """
 

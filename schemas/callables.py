@@ -44,11 +44,11 @@ LOSSES = frozenset(
 
 BALANCERS = frozenset(
     {
-        "workers.balancers:LeastOutstanding",
-        "workers.balancers:PowerOfTwo",
-        "workers.balancers:RoundRobin",
-        "workers.balancers:WeightedServiceTime",
-        "workers.expected_completion:ExpectedCompletion",
+        "workers.routing.balancers:LeastOutstanding",
+        "workers.routing.balancers:PowerOfTwo",
+        "workers.routing.balancers:RoundRobin",
+        "workers.routing.balancers:WeightedServiceTime",
+        "workers.routing.expected_completion:ExpectedCompletion",
     }
 )
 """Ours that a job may name as its routing's algorithm, besides their short names."""

@@ -41,8 +41,8 @@ DOOR_KEY = "door.key"
 
 
 class DoorKey(Message, wire="door.key"):
-    """A gateway's answer: the public half of the gateways' pair (`bus.sealing`), hexadecimal; empty on a bus
-    without a guard, where nothing is sealed."""
+    """A gateway's answer: the public half of the gateways' pair (`bus.security.sealing`), hexadecimal; empty
+    on a bus without a guard, where nothing is sealed."""
 
     key: str
 

@@ -49,10 +49,10 @@ class Envelope(Part):
 
     `id` is unique per sender incarnation; `causation` is the id of the message that this one answers
     or follows from; `correlation` names the request that it all began with (a gateway's, a client's) and
-    goes with everything that follows from it, on the wire only where there is one: `bus.correlation` sets
-    both. `sent_at` is seconds since the epoch by the sender's clock (for people, never for
-    decisions): one that no calendar knows is read as 0, and keeps nobody out of the mesh. What is in
-    `body` is looked at by whoever knows its type, and once.
+    goes with everything that follows from it, on the wire only where there is one: `bus.wire.correlation`
+    sets both. `sent_at` is seconds since the epoch by the sender's clock (for people, never for decisions):
+    one that no calendar knows is read as 0, and keeps nobody out of the mesh. What is in `body` is looked at
+    by whoever knows its type, and once.
     """
 
     type: str

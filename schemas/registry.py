@@ -154,7 +154,7 @@ class Resolve(Message, wire="registry.resolve", version=(1, 1)):
     """Discovery by content: every given field must match; `prefix` matches its descendants too.
 
     An answer that would be too large comes in pages: ask again with `after` until `next_after` is 0.
-    `bus.discovery.resolve` does that.
+    `bus.mesh.discovery.resolve` does that.
     """
 
     sid: Token | None = None

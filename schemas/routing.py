@@ -32,6 +32,6 @@ Algorithm = Annotated[str, AfterValidator(_known)]
 
 class RoutingSpec(Part):
     """`algorithm`: one of `ALGORITHMS`, or `module:factory`, importable on every node that runs the job; the
-    factory takes a seed and returns a `workers.balancers.Balancer`."""
+    factory takes a seed and returns a `workers.routing.balancers.Balancer`."""
 
     algorithm: Algorithm = DEFAULT_ALGORITHM

@@ -36,7 +36,8 @@ _reference = re.compile(
 
 
 class StoredSecret(Message, wire="secret.stored"):
-    """In the bucket `secrets`, under `<user>.<name>`: sealed to the orchestrators (`bus.sealing`)."""
+    """In the bucket `secrets`, under `<user>.<name>`: sealed to the orchestrators
+    (`bus.security.sealing`)."""
 
     user: Token
     name: Token

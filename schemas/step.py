@@ -272,7 +272,7 @@ class StepFence(Message, wire="step.fence"):
 
     Links to them are dropped, a reduction group with one of them is released. What the instance holds
     stays, its sum too. Idempotent: a `round` above 0 is answered with the same picture each time, and what
-    is offered after that answer says so (`workers/cut.py`).
+    is offered after that answer says so (`workers/transaction/consistent_snapshot.py`).
     """
 
     job: Token

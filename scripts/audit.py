@@ -45,35 +45,41 @@ EVERYWHERE = {
 """By test, with the reason."""
 
 IN_FILE = {
-    ("bus/tap_pattern.py", "B105"): "a NATS wildcard token, no password",
+    ("bus/tap/pattern.py", "B105"): "a NATS wildcard token, no password",
     ("schemas/base.py", "B105"): "a pattern of subject tokens, no password",
-    ("entities/authorizer/user_desk.py", "B105"): "what a record says of a command, no password",
-    ("entities/orchestrator/instances.py", "B105"): "empty until the job's secret is read",
-    ("bus/permissions.py", "B105"): "names of tokens in subjects and a NATS wildcard, no passwords",
-    ("bus/sealed_questions.py", "B106"): "the door's key is public: asked for without a token",
-    ("bus/store_watch.py", "B323"): "the monitoring page of our own child, over loopback",
-    ("entities/gateway/admission.py", "B105"): "what is answered where there is no token",
+    ("entities/authorizer/users/operations.py", "B105"): "what a record says of a command, no password",
+    ("entities/orchestrator/job_state/instances.py", "B105"): "empty until the job's secret is read",
+    ("bus/guard/permissions.py", "B105"): "names of tokens in subjects and a NATS wildcard, no passwords",
+    ("bus/security/sealed_requests.py", "B106"): "the door's key is public: asked for without a token",
+    ("bus/server/store_watch.py", "B323"): "the monitoring page of our own child, over loopback",
+    ("entities/gateway/http/admission/admission.py", "B105"): "what is answered where there is no token",
     ("workers/sandbox/confinement.py", "B108"): "in a root of its own: another file system than everybody's",
     ("workers/sandbox/mounts.py", "B108"): "mount points in a root of its own, with nothing in them",
-    ("dmsc/composition.py", "B104"): "compared with, not bound to: the default is loopback",
-    ("dmsc/mesh.py", "B104"): "compared with, not bound to: the default is loopback",
-    ("entities/gateway/listener.py", "B104"): "compared with, not bound to: the default is loopback",
-    ("dmsc/job_file.py", "B506"): "the loader is a SafeLoader of ours that also refuses keys given twice",
+    ("dmsc/process/composition.py", "B104"): "compared with, not bound to: the default is loopback",
+    ("dmsc/launch/mesh.py", "B104"): "compared with, not bound to: the default is loopback",
     (
-        "dmsc/simulation/traces.py",
+        "entities/gateway/http/admission/listener.py",
+        "B104",
+    ): "compared with, not bound to: the default is loopback",
+    (
+        "dmsc/follow/job_file.py",
+        "B506",
+    ): "the loader is a SafeLoader of ours that also refuses keys given twice",
+    (
+        "dmsc/simulation/scenarios/traces.py",
         "B314",
     ): "a file that the user names; expat bounds entity expansion since 2.4.1",
     (
-        "policies/topology_file.py",
+        "policies/contrib/topology_file.py",
         "B314",
     ): "a file that the user names; expat bounds entity expansion since 2.4.1",
     (
-        "policies/inference.py",
+        "policies/kit/inference.py",
         "B301",
     ): "over a pipe from a process of one's own, with the user's own code in it",
-    ("policies/inference_process.py", "B301"): "over a pipe from the parent, with the user's own code",
+    ("policies/kit/inference_process.py", "B301"): "over a pipe from the parent, with the user's own code",
     (
-        "workers/store_file.py",
+        "workers/store/store_file.py",
         "B608",
     ): "names of tables and columns are constants of the schema; values are bound",
 }

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bus.stream_specs import BUCKETS, STREAMS
+from bus.messaging.stream_specs import BUCKETS, STREAMS
 from bus.subject import Delivery, Subject
 from bus.subjects import SUBJECTS
 from schemas.base import MESSAGE_TYPES, Message

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from dmsc.client import Client
+from dmsc.client.client import Client
 from schemas.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from bus.artifacts import Artifacts
+from bus.files.artifacts import Artifacts
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest
-from workers.checkpoint import copy_tensors, write_stage
-from workers.model import StageModule
+from workers.compute.model import StageModule
+from workers.state.checkpoint import copy_tensors, write_stage
 
 
 async def publish(

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from tests.patience import PATIENCE_S
 from tests.warm_processes import share_incubator

@@ -17,12 +17,12 @@ from torch import Tensor
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from schemas.weights_digest import weights_sha256
-from workers.data import batch, open_local_dataset
-from workers.gradient_sum import GradientSum
-from workers.model import build, loss_function, slice_stage
-from workers.optimizer import StageOptimizer
-from workers.safetensors_files import describe_tensor
-from workers.weights import weight_tensors
+from workers.compute.data import batch, open_local_dataset
+from workers.compute.gradient_sum import GradientSum
+from workers.compute.model import build, loss_function, slice_stage
+from workers.compute.optimizer import StageOptimizer
+from workers.state.safetensors_files import describe_tensor
+from workers.state.weights import weight_tensors
 
 UNHELD: dict[str, object] = {"pad_ms": 0.0, "gate": f"{os.devnull}/none"}
 """Arguments of `workers.models.padded` and of the tests' own models that are no business of the numbers."""

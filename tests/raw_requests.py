@@ -1,4 +1,4 @@
-"""Requests of a plain NATS client, in the form in which services answer them (`bus.inboxes`)."""
+"""Requests of a plain NATS client, in the form in which services answer them (`bus.nats.reply_subjects`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
-from bus import inboxes
+from bus.nats import reply_subjects as inboxes
 from bus.subjects import lookup
 
 

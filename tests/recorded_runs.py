@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
-from bus import codec, subjects
-from bus.run_file import RunHeader, write_run
-from bus.run_record import Frame
+from bus import subjects
+from bus.recording.run_file import RunHeader, write_run
+from bus.recording.run_record import Frame
 from bus.subject import Subject
+from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import EntityKind, Sender
 from schemas.job import JobEvent, JobState, StepResult

@@ -22,10 +22,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from dmsc import zygote
-from dmsc.incubation import incubating
-from dmsc.parent_death import end_with_parent
-from entities.fork_server_process import INCUBATOR
+from dmsc.launch import prefork_server as zygote
+from dmsc.launch.incubation import incubating
+from dmsc.process.parent_death import end_with_parent
+from entities.cluster.fork_server_process import INCUBATOR
 
 ENDING = contextlib.ExitStack()
 atexit.register(ENDING.close)
@@ -34,12 +34,12 @@ PRELOADED = [
     "torch",
     "torch.distributed",
     "bus.connection",
-    "workers.links",
-    "workers.reduction",
+    "workers.links.hop_exchange",
+    "workers.links.reduction",
     "httpx",
-    "dmsc.cli",
-    "dmsc.client",
-    "dmsc.mesh",
+    "dmsc.cli.app",
+    "dmsc.client.client",
+    "dmsc.launch.mesh",
     *zygote.PRELOADED,
     __name__,
 ]

@@ -20,12 +20,11 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from bus import renewal, secret_urls
-from bus.buckets import Change
 from bus.connection import Bus
-from bus.correlation import correlate, stand_alone
 from bus.logs import bind_process, configure_logging, get_logger, ship_logs
-from bus.presence import Presence
+from bus.mesh.registration import Presence
+from bus.messaging.key_value import Change
+from bus.security import renewal, secret_urls
 from bus.subject import Subject
 from bus.subjects import (
     ADOPT,
@@ -51,6 +50,7 @@ from bus.subjects import (
     STEP_STATUS,
     STORE_QUERY,
 )
+from bus.wire.correlation import correlate, stand_alone
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind
 from schemas.errors import BadModel, DmscError, Fenced, PeerUnreachable
@@ -66,21 +66,21 @@ from schemas.registry import (
 from schemas.step import Member
 from schemas.task_graph import UnitKind
 from schemas.telemetry import InstanceSample
-from workers.blame import culprit_of
-from workers.chronicle import Chronicle, Order
-from workers.compute import ComputeThread
-from workers.data_runtime import DataRuntime
-from workers.determinism import compute_exactly
-from workers.getting_ready import progress_told
-from workers.link_proof import secret_of
-from workers.link_shaping import Shaping
-from workers.link_table import LinkConfig
-from workers.links import HopExchange
-from workers.local_store import LocalStore
-from workers.stage_runtime import StageRuntime
-from workers.telemetry import device_sample, resident_bytes
-from workers.url_rules import restrict_urls
-from workers.user_code import code_digest, describe
+from workers.compute.attribution import culprit_of
+from workers.compute.compute_thread import ComputeThread
+from workers.compute.determinism import compute_exactly
+from workers.compute.user_code import code_digest, describe
+from workers.links.hop_exchange import HopExchange
+from workers.links.link_shaping import Shaping
+from workers.links.link_table import LinkConfig
+from workers.process.url_rules import restrict_urls
+from workers.stage.data_runtime import DataRuntime
+from workers.stage.stage_runtime import StageRuntime
+from workers.stage.startup_progress import progress_told
+from workers.store.local_store import LocalStore
+from workers.store.recorder import Chronicle, Order
+from workers.telemetry.device_telemetry import device_sample, resident_bytes
+from workers.transport.link_authentication import secret_of
 
 log = get_logger("instance")
 
@@ -95,7 +95,7 @@ DIAL_S = 90.0
 
 
 class InstancePayload(BaseModel):
-    """What a fork server hands to `main` (see `workers.fork_server`)."""
+    """What a fork server hands to `main` (see `workers.process.fork_server`)."""
 
     start: InstanceStart
     servers: list[str]

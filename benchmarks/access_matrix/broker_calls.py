@@ -12,7 +12,7 @@ from benchmarks.access_matrix.parties import PARTIES, Party
 from benchmarks.access_matrix.probes import TARGETS, Probe
 from benchmarks.access_matrix.wire import Said
 from benchmarks.access_matrix.world import VICTIM
-from bus import codec
+from bus.wire import codec
 from schemas.broker import BrokerRequest
 from schemas.envelope import EntityKind, Sender
 from schemas.store import StoreQuery

@@ -1,7 +1,8 @@
 """What each kind of credential may cause and learn, written by hand from what docs/security.md promises.
 
-Nothing here is derived from `bus.subjects` or `bus.permissions`: whoever widens those has to come here, too.
-Patterns are NATS's; those that begin neither with `$`, `_` nor `object ` are below `dmsc.v1.`. The world's
+Nothing here is derived from `bus.subjects` or `bus.guard.permissions`: whoever widens those has to come here,
+too. Patterns are NATS's; those that begin neither with `$`, `_` nor `object ` are below `dmsc.v1.`. The
+world's
 names: cluster `a` (agent `a-n`) and `b`; job `j` with `j-s0-r0` (who attacks) and `j-s1-r0`, another job `k`
 with `k-s0-r0`; modules `mine` and `another`; users by their role.
 """

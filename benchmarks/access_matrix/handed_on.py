@@ -1,7 +1,7 @@
 """Credentials that nobody may hand on: each is signed with a key that its giver has, and must open nothing.
 
-`bus.credentials.delegate` would refuse to make most of them; an attacker asks nobody, so the chain is signed
-here link by link. That the giver's own credential opens the door is looked at first.
+`bus.security.credentials.delegate` would refuse to make most of them; an attacker asks nobody, so the chain
+is signed here link by link. That the giver's own credential opens the door is looked at first.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from benchmarks.access_matrix.parties import AGENT, INSTANCE
 from benchmarks.access_matrix.trial import Findings, Wrong
 from benchmarks.access_matrix.wire import Shut, wire
 from benchmarks.access_matrix.world import World
-from bus import nats_jwt
-from bus.credentials import TYPE, Credential, issue
-from bus.identity import ANY, Identity
-from bus.nats_jwt import SigningKeys
+from bus.security import nats_jwt
+from bus.security.credentials import TYPE, Credential, issue
+from bus.security.identity import ANY, Identity
+from bus.security.nats_jwt import SigningKeys
 from schemas.envelope import EntityKind as K
 
 TITLE = "handed-on credentials"

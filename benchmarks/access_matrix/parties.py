@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from benchmarks.access_matrix import effects
 from benchmarks.access_matrix.effects import Effects
-from bus.credentials import delegate, issue
-from bus.identity import ANY, Identity
+from bus.security.credentials import delegate, issue
+from bus.security.identity import ANY, Identity
 from schemas.envelope import EntityKind as K
 from schemas.signals import Role
 

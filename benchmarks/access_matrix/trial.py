@@ -24,8 +24,9 @@ from benchmarks.access_matrix.parties import Party
 from benchmarks.access_matrix.probes import Probe, concrete, probes_of, unreachable
 from benchmarks.access_matrix.wire import Heard, Said, Shut, Wire, wire
 from benchmarks.access_matrix.world import INBOX, MARK, SERVICES, Print, StreamPrint, World, mark
-from bus import codec, subjects
-from bus.permissions import covers
+from bus import subjects
+from bus.guard.permissions import covers
+from bus.wire import codec
 from schemas.errors import BadMessage
 
 BATCH = 96

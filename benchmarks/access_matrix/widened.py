@@ -1,7 +1,7 @@
 """Does the matrix see? The guard's lists are widened on purpose, one at a time, and each must be found.
 
-A widening is something that a careless line in `bus.permissions` could give. It is put into what the running
-guard signs, so the real server grants it.
+A widening is something that a careless line in `bus.guard.permissions` could give. It is put into what the
+running guard signs, so the real server grants it.
 """
 
 from __future__ import annotations

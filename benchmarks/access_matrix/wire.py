@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from bus.credentials import present
-from bus.identity import is_credential, is_root
+from bus.security.credentials import present
+from bus.security.identity import is_credential, is_root
 from schemas.envelope import EntityKind
 
 PATIENCE_S = 60.0

@@ -22,19 +22,22 @@ from typing import Any
 
 from benchmarks.access_matrix.parties import TOKENS
 from benchmarks.access_matrix.wire import Heard, Said, Wire, wire
-from bus import codec, rendezvous, streams, subjects
-from bus.callout import Caller, Grant
+from bus import subjects
 from bus.connection import Bus
-from bus.credentials import issue, new_root
-from bus.embedded import EmbeddedServer
-from bus.guard_keys import GuardKeys
-from bus.identity import Identity
-from bus.permissions import Permissions
+from bus.guard.auth_callout import Caller, Grant
+from bus.guard.guard_keys import GuardKeys
+from bus.guard.permissions import Permissions
+from bus.mesh import rendezvous
+from bus.messaging import streams
+from bus.security.credentials import issue, new_root
+from bus.security.identity import Identity
+from bus.server.embedded import EmbeddedServer
 from bus.subject import Delivery, Names, Subject
 from bus.subjects import SUBJECTS
-from entities.authorizer.access_rules import User
-from entities.authorizer.callout import Doorkeeper
-from entities.authorizer.job_states import JobStates
+from bus.wire import codec
+from entities.authorizer.access.authentication import User
+from entities.authorizer.connections.connection_authorizer import Doorkeeper
+from entities.authorizer.connections.job_states import JobStates
 from entities.broker import Broker
 from schemas.base import Message
 from schemas.envelope import EntityKind as K

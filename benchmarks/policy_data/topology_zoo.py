@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.policy_data.forms import WrongForm
-from policies.topology_file import Topology, read_topology
+from policies.contrib.topology_file import Topology, read_topology
 
 FILE = Path("topo/topology_zoo_graphml.tar.gz")
 TEST_PERCENT = 30

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.policy_data.fault_log import DAY_S, FILE, load_faults
 from benchmarks.policy_sections.sheet import Bench
-from entities.orchestrator.checkpoint_schedule import daly_interval_s, failures_between_s
-from policies.failure_rate import FailureRate
+from entities.orchestrator.checkpointing.checkpoint_schedule import daly_interval_s, failures_between_s
+from policies.numerics.failure_rate import FailureRate
 
 HOUR_S = 3600.0
 COSTS_S = (30.0, 120.0, 600.0)

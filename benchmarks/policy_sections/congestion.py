@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from benchmarks.policy_data.te import Floats, Network, load_matrices, load_network
 from benchmarks.policy_sections.scores import auroc, brier, calibration_error, error_ratio
 from benchmarks.policy_sections.sheet import Bench
-from policies.conformal import Conformal
-from policies.forecasting import ForecastConfig, Trend, fit
-from policies.serial_correlation import serial_correlation
+from policies.numerics.conformal import Conformal
+from policies.numerics.forecasting import ForecastConfig, Trend, fit
+from policies.numerics.serial_correlation import serial_correlation
 
 Indices = NDArray[np.int64]
 

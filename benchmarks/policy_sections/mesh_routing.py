@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.policy_sections.sheet import Bench
-from dmsc.simulation.parallel import simulate
-from dmsc.simulation.scenario import Scenario
-from policies.conservative_bandit import ConservativeBandit
+from dmsc.simulation.results.parallel import simulate
+from dmsc.simulation.scenarios.scenario import Scenario
+from policies.numerics.conservative_bandit import ConservativeBandit
 
 SEEDS = 2
 STEPS = 300

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from policies.path_split import Floats, Link, Paths
+from policies.numerics.path_split import Floats, Link, Paths
 
 
 def least_worst(paths: Paths, demand: Floats) -> tuple[float, Floats]:

@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks.policy_data.fault_log import DAY_S, FILE, load_faults
 from benchmarks.policy_sections.scores import auroc
 from benchmarks.policy_sections.sheet import Bench
-from policies.features import Floats
-from policies.outages import Outages
-from policies.path_split import Bools
-from policies.repair_outlook import RepairOutlook
+from policies.contrib.repair_outlook import RepairOutlook
+from policies.numerics.features import Floats
+from policies.numerics.outages import Outages
+from policies.numerics.path_split import Bools
 
 PRICE_S = 120.0
 """A replacement: a process, its state from a peer, a group that is built anew."""

@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks.policy_data.topology_zoo import FILE, is_held_out, load_topologies
 from benchmarks.policy_sections.optimum import least_worst, least_worst_on_any_path
 from benchmarks.policy_sections.sheet import Bench
-from policies.path_scoring import WEIGHTS, trained
-from policies.path_split import Floats, Paths
-from policies.topology_file import Topology, gravity
-from policies.topology_scoring import stage_paths
+from policies.built_in.topology_scoring import stage_paths
+from policies.contrib.topology_file import Topology, gravity
+from policies.numerics.path_scoring import WEIGHTS, trained
+from policies.numerics.path_split import Floats, Paths
 
 MATRICES = 6
 """Per held-out topology; every third one with a lost link."""

@@ -11,5 +11,5 @@ rights.py   whether it may: pure, from the table of subjects
 turns.py    whose call is made next, and who has too many waiting: pure
 allowance.py  how much one party may take of what all share: pure
 relay.py    the broker's side: reads, decides, asks JetStream, answers
-asking.py   the asker's side, which `bus.jetstream` uses instead of the server
+asking.py   the asker's side, which `bus.nats.jetstream` uses instead of the server
 """

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bus import codec
 from bus.subjects import STORE_QUERY
+from bus.wire import codec
 from schemas.errors import BadInput, BadMessage
 from schemas.store import StoreQuery
 

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 
-from bus import codec, subjects
-from bus.broker.allowance import Allowance
-from bus.broker.asker import BROKER, EVERY, Asker
+from bus import subjects
+from bus.broker.caller import BROKER, EVERY, Asker
 from bus.broker.calls import STORES, AskStore, Call, Open, Order, Write, parse
-from bus.broker.job_book import JobBook
+from bus.broker.fair_queue import Turns
+from bus.broker.job_objects import JobBook
+from bus.broker.quotas import Allowance
 from bus.broker.rights import Names, check, touches_objects
-from bus.broker.turns import Turns
-from bus.dead_letters import bury
 from bus.logs import get_logger
-from bus.services import DRAIN_S, Subscription, refuse_stored
+from bus.messaging.dead_letters import bury
+from bus.messaging.handlers import DRAIN_S, Subscription, refuse_stored
+from bus.wire import codec
 from schemas.base import Message
 from schemas.broker import BrokerRequest
 from schemas.errors import (

@@ -8,10 +8,11 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bus import rendezvous, streams
-from bus.broker.asker import EVERY, OWNER, Asker
+from bus.broker.caller import EVERY, OWNER, Asker
 from bus.broker.calls import AskStore, Call, Consume, Open, Purge, Read, Write
-from bus.permissions import covers, readable, readable_by
+from bus.guard.permissions import covers, readable, readable_by
+from bus.mesh import rendezvous
+from bus.messaging import streams
 from schemas.envelope import EntityKind as K
 from schemas.errors import BadInput, Refused
 from schemas.job import JobRecord

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bus import subjects
-from bus.buckets import Change
 from bus.connection import Bus
-from dmsc.async_client import AsyncClient
+from bus.messaging.key_value import Change
 from dmsc.board.board import STEPS, Board
-from dmsc.settings import BusAddress
+from dmsc.client.async_client import AsyncClient
+from dmsc.state.settings import BusAddress
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError

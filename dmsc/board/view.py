@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dmsc.board.board import Board, InstanceLine, JobLine, NodeLine, StageRoutes
 from dmsc.board.links import LinkLine
-from dmsc.run_state import quantity
+from dmsc.follow.run_state import quantity
 from schemas.plain_text import plain
 
 _colours = {"active": "green", "pending": "yellow", "draining": "yellow", "faulted": "bold red"}

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from dmsc.async_client import AsyncClient
 from dmsc.chaos.patience import END_S, persistently
 from dmsc.chaos.report import Fault
+from dmsc.client.async_client import AsyncClient
 from schemas.errors import DmscError
 
 GIVEN_UP_S = 5.0

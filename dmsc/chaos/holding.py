@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
 
-from dmsc.async_client import AsyncClient
 from dmsc.chaos.patience import persistently
 from dmsc.chaos.processes import Held, thaw
+from dmsc.client.async_client import AsyncClient
 from schemas.errors import DmscError, NotFound
 
 REASON = "chaos: no room"

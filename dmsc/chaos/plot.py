@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dmsc.chaos.plan import FaultKind
 from dmsc.chaos.report import Fault, Report
-from dmsc.svg_chart import Chart, nice
+from dmsc.plots.svg_chart import Chart, nice
 
 _blocks = " ▁▂▃▄▅▆▇█"
 _clean_colour = "#2ca02c"

@@ -21,7 +21,7 @@ from itertools import pairwise
 import psutil
 
 from dmsc.chaos.plan import Alive, Instance, Part
-from dmsc.state_folder import StateFolder
+from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError
 from schemas.registry import InstanceState, ServiceRecord
@@ -91,7 +91,7 @@ def _trees(owner: psutil.Process) -> dict[int, Tree]:
         with contextlib.suppress(psutil.Error, ValueError):
             words = " ".join(process.cmdline()).split()
             agent = int(words[words.index("--agent") + 1])
-            if "workers.fork_server" in words and agent in found:
+            if "workers.process.fork_server" in words and agent in found:
                 more = [(process.pid, process.create_time()), *_descendants(process)]
                 found[agent] |= dict.fromkeys(more)
     return {pid: tuple(tree) for pid, tree in found.items()}

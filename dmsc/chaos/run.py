@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from bus.connection import Bus
 from bus.subjects import REGISTRY_RECORD
-from dmsc.async_client import AsyncClient
 from dmsc.chaos import history, report, store_faults
 from dmsc.chaos.auditing import Tell, auditing
 from dmsc.chaos.history import Work
@@ -30,8 +29,9 @@ from dmsc.chaos.plan import (
 from dmsc.chaos.processes import Held, LocalMesh, strike, thaw
 from dmsc.chaos.report import Clean, Fault, Report
 from dmsc.chaos.watch import Watched, watching, work_of
-from dmsc.settings import BusAddress, find_bus
-from dmsc.state_folder import StateFolder
+from dmsc.client.async_client import AsyncClient
+from dmsc.state.settings import BusAddress, find_bus
+from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, JobState

@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bus import jetstream
 from bus.connection import Bus
+from bus.nats import jetstream
 from bus.subjects import SUBJECTS
-from dmsc.settings import BusAddress
+from dmsc.state.settings import BusAddress
 from schemas.errors import BadInput, DmscError
 
 MOST_BYTES = 1 << 30

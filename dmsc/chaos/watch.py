@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from bus.buckets import Change
 from bus.connection import Bus
+from bus.messaging.key_value import Change
 from bus.subjects import STEP_CLAIM, STEP_DECISION
-from dmsc.async_client import AsyncClient
 from dmsc.chaos.history import Decided, Work, count_work
+from dmsc.client.async_client import AsyncClient
 from schemas.job import ENDED, JobEvent, JobState
 from schemas.step import MicrobatchClaim, StepDecision
 

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bus.logs import get_logger
-from entities.acceptor import Acceptor
-from entities.connections import LATE, LONG, ConnectionBounds, Connections
+from entities.http_server.acceptor import Acceptor
+from entities.http_server.connection_limits import LATE, LONG, ConnectionBounds, Connections
 from entities.metrics import Render
 from schemas.errors import BadInput
 

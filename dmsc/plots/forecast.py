@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dmsc.plots import new_figure
-from policies.link_history import STEP_S, Link
-from policies.link_trend import LinkTrend
+from policies.built_in.link_trend import LinkTrend
+from policies.numerics.link_history import STEP_S, Link
 from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:

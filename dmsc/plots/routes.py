@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dmsc.plots import new_figure
-from policies.path_split import Floats
-from policies.topology_file import Topology
+from policies.contrib.topology_file import Topology
+from policies.numerics.path_split import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dmsc.plots import new_figure
-from policies.scoring import interval
+from policies.scoring.scores import interval
 from schemas.policy import PolicyScore
 
 if TYPE_CHECKING:

@@ -9,19 +9,20 @@ from typing import Protocol
 
 from dmsc.simulation.kernel import Kernel
 from dmsc.simulation.messages import Load
-from dmsc.simulation.service_times import Draw
+from dmsc.simulation.scenarios.service_times import Draw
 from schemas.data_plane import MicrobatchNotice, RouteTable
 from schemas.step import Member, MicrobatchDispatch
 from schemas.telemetry import LinkSample
-from workers import data_machine, stage_machine
-from workers.data_machine import DataMachine
-from workers.load import Load as Measured
-from workers.microbatch import Hop
-from workers.next_hop import Binder
-from workers.stage_machine import Backward, Forward, Offer, StageMachine
+from workers.routing.next_hop import Binder
+from workers.telemetry.load import Load as Measured
+from workers.transaction import data_machine, stage_machine
+from workers.transaction.data_machine import DataMachine
+from workers.transaction.microbatch import Hop
+from workers.transaction.stage_machine import Backward, Forward, Offer, StageMachine
 
 BACKWARD, FORWARD = 1, 2
-"""Priorities as in `workers.compute.Priority`: backward first, which is what makes 1F1B come out."""
+"""Priorities as in `workers.compute.compute_thread.Priority`: backward first, which is what makes 1F1B come
+out."""
 
 
 class Surroundings(Protocol):

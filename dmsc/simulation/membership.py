@@ -13,16 +13,16 @@ from dmsc.simulation.kernel import Kernel
 from dmsc.simulation.messages import Notice, as_load, as_notice
 from dmsc.simulation.network import Network
 from dmsc.simulation.routing import JobRoutes, new_binder
-from dmsc.simulation.scenario import Job, Overheads, Stage
-from dmsc.simulation.service_times import Draw, draws
-from entities.registry_core import RegistryCore
+from dmsc.simulation.scenarios.scenario import Job, Overheads, Stage
+from dmsc.simulation.scenarios.service_times import Draw, draws
+from entities.service_registry.core import RegistryCore
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind
 from schemas.registry import READY, Endpoint, InstanceState, ServiceRecord
 from schemas.step import Member
 from schemas.telemetry import InstanceSample
-from workers.data_machine import Send
-from workers.microbatch import Hop
+from workers.transaction.data_machine import Send
+from workers.transaction.microbatch import Hop
 
 EPOCH = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.scenario import Degrade, Link, Scenario
+from dmsc.simulation.scenarios.scenario import Degrade, Link, Scenario
 
 Pair = tuple[str, str]
 

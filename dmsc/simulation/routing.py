@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from bus.subject import Subject
 from bus.subjects import INSTANCE_SAMPLE, JOB_EVENT
-from entities.compute_notice import compute_entries
-from entities.load_statistics import LoadStatistics
-from entities.orchestrator.planning import window
-from entities.router_core import TableDecision, decide_table, worth_writing
-from policies.kit import Policy
-from policies.routing_bandit import RoutingBandit
-from policies.service_time_weights import ServiceTimeWeights
-from policies.view import Observations
+from entities.orchestrator.planning.task_graph import window
+from entities.router.compute_notification import compute_entries
+from entities.router.core import TableDecision, decide_table, worth_writing
+from entities.router.load_statistics import LoadStatistics
+from policies.built_in.routing_bandit import RoutingBandit
+from policies.built_in.service_time_weights import ServiceTimeWeights
+from policies.kit.policy import Policy
+from policies.kit.view import Observations
 from schemas.base import Message
 from schemas.data_plane import RouteTable
 from schemas.job import JobEvent, StepResult
@@ -23,7 +23,7 @@ from schemas.registry import ServiceRecord
 from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM, MEASURING
 from schemas.signals import CommunicationPolicy, ComputeEntry, StagePolicy
 from schemas.telemetry import InstanceSample
-from workers.next_hop import Binder
+from workers.routing.next_hop import Binder
 
 __all__ = ["ALGORITHMS", "DEFAULT_ALGORITHM", "POLICIES", "JobRoutes", "new_binder", "windows"]
 

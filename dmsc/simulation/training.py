@@ -1,8 +1,8 @@
 """One simulated job: the real step machine, and a shell that carries its effects out in virtual time.
 
-It does what `entities.orchestrator.step_loop` and the gateway do, without their waiting, and without messages
-that get lost (`tests/sim` has those): an order takes `overheads.control_ms`, and one that a dead instance
-would have to answer is left to the `Lost` that follows.
+It does what `entities.orchestrator.step.step_loop` and the gateway do, without their waiting, and without
+messages that get lost (`tests/sim` has those): an order takes `overheads.control_ms`, and one that a dead
+instance would have to answer is left to the `Lost` that follows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from dmsc.simulation.instances import DataInstance, Instance, StageInstance
 from dmsc.simulation.membership import EPOCH, JobMembers, Place
 from dmsc.simulation.messages import Claim, Vote, as_claim, as_vote
-from dmsc.simulation.scenario import Job
-from entities.gateway.dispatch import choose_entries
-from entities.orchestrator import step_events as ev
-from entities.orchestrator.step_ledger import StepLedger
-from entities.orchestrator.step_machine import StepMachine
+from dmsc.simulation.scenarios.scenario import Job
+from entities.gateway.dispatch.rules import choose_entries
+from entities.orchestrator.transaction import step_events as ev
+from entities.orchestrator.transaction.step_ledger import StepLedger
+from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.registry import InstanceState, StateChange
 from schemas.step import Member, MicrobatchDispatch, StepDecision, StepFenced
-from workers.microbatch import Hop
+from workers.transaction.microbatch import Hop
 
 STATE_COPIES = 3
 """A newcomer gets the weights and AdamW's two moments."""

@@ -14,10 +14,10 @@ from dmsc.simulation.kernel import Kernel
 from dmsc.simulation.membership import Place
 from dmsc.simulation.network import Network
 from dmsc.simulation.routing import JobRoutes, windows
-from dmsc.simulation.scenario import Degrade, Event, Job, Join, Kill, Scenario, Slow, names
-from dmsc.simulation.traces import Traced, read_trace
+from dmsc.simulation.scenarios.scenario import Degrade, Event, Job, Join, Kill, Scenario, Slow, names
+from dmsc.simulation.scenarios.traces import Traced, read_trace
 from dmsc.simulation.training import SimulatedJob
-from entities.registry_core import LeaseConfig, RegistryCore
+from entities.service_registry.core import LeaseConfig, RegistryCore
 from schemas.errors import BadInput
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
@@ -187,7 +187,7 @@ class World:
         return node
 
     def _tick(self) -> None:
-        from entities.orchestrator.step_events import Tick
+        from entities.orchestrator.transaction.step_events import Tick
 
         for job in self.jobs.values():
             if job.progress.steps and not job.progress.done:

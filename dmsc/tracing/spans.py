@@ -1,9 +1,9 @@
 """A job's control path as spans, made of what its events say. Pure, and the same each time.
 
-One trace for each job, by its correlation (`bus.correlation.trace_id`): a caller's own trace where it gave
-one. Below the job's span stand its states (queued, analyse, deploy, train, recover, finish); below deploy the
-plan (segmentation and placement) and the start of the instances; below train each sampled step with the
-phases of its transaction. Faults, recoveries, checkpoints and alerts are events of the job's span.
+One trace for each job, by its correlation (`bus.wire.correlation.trace_id`): a caller's own trace where it
+gave one. Below the job's span stand its states (queued, analyse, deploy, train, recover, finish); below
+deploy the plan (segmentation and placement) and the start of the instances; below train each sampled step
+with the phases of its transaction. Faults, recoveries, checkpoints and alerts are events of the job's span.
 Ids are hashes of what a span is, so that two tracers, or one that was started again, tell the same.
 """
 
@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bus.correlation import trace_id
+from bus.wire.correlation import trace_id
 from schemas.job import ENDED, JobEvent, JobRecord, JobState, StepResult
 
 PHASES = ("begin", "claims", "prepare", "decide")

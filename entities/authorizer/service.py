@@ -16,23 +16,23 @@ from pathlib import Path
 
 from bus import subjects
 from bus.connection import Bus
-from bus.discovery import resolve
-from bus.guard_keys import GuardKeys
+from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
-from bus.presence import Presence
-from bus.sealed_anew import SealedAnew
-from bus.services import Subscription
-from entities.authorizer.access_policy import Ruling, decide, explain, needs_owner, nobody, quota_of
-from entities.authorizer.access_rules import Stranger, User
-from entities.authorizer.audit_archive import AuditArchive
-from entities.authorizer.audit_trail import AuditTrail, about
-from entities.authorizer.evictions import Evictions
-from entities.authorizer.folding import FoldingConfig
-from entities.authorizer.refusals import Refusals
-from entities.authorizer.user_desk import ThrowOut, TokenConfig, UserDesk, nobody_to_throw_out
-from entities.authorizer.user_directory import UserDirectory
-from entities.authorizer.user_file import RulesFile
-from entities.authorizer.user_records import UserRecords
+from bus.mesh.discovery import resolve
+from bus.mesh.registration import Presence
+from bus.messaging.handlers import Subscription
+from bus.security.resealing import SealedAnew
+from entities.authorizer.access.access_files import RulesFile
+from entities.authorizer.access.access_policy import Ruling, decide, explain, needs_owner, nobody, quota_of
+from entities.authorizer.access.authentication import Stranger, User
+from entities.authorizer.audit.audit_archive import AuditArchive
+from entities.authorizer.audit.audit_trail import AuditTrail, about
+from entities.authorizer.audit.rate_limited_records import FoldingConfig
+from entities.authorizer.audit.refusals import Refusals
+from entities.authorizer.disconnection import Evictions
+from entities.authorizer.users.directory import UserDirectory
+from entities.authorizer.users.operations import ThrowOut, TokenConfig, UserDesk, nobody_to_throw_out
+from entities.authorizer.users.records import UserRecords
 from schemas import names
 from schemas.access import (
     AccessExplanation,

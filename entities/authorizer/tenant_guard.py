@@ -11,20 +11,20 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from bus.callout import Caller, Callout, Grant
-from bus.credentials import root_of, root_public
-from bus.guard_keys import GuardKeys
+from bus.guard.auth_callout import Caller, Callout, Grant
+from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
-from bus.roots import PresentRoots, Roots
-from entities.authorizer.callout import Doorkeeper, PresentUsers, Tell
-from entities.authorizer.evictions import Evictions
-from entities.authorizer.expulsions import Expulsions
-from entities.authorizer.guarding import following
-from entities.authorizer.job_states import JobStates
-from entities.authorizer.refusals import Refusals
-from entities.authorizer.roots_file import RootsFile
+from bus.security.credentials import root_of, root_public
+from bus.security.trust_roots import PresentRoots, Roots
+from entities.authorizer.audit.refusals import Refusals
+from entities.authorizer.connections.connection_authorizer import Doorkeeper, PresentUsers, Tell
+from entities.authorizer.connections.expulsions import Expulsions
+from entities.authorizer.connections.job_states import JobStates
+from entities.authorizer.connections.roots_file import RootsFile
+from entities.authorizer.disconnection import Evictions
+from entities.authorizer.guard_service import following
 from entities.authorizer.service import AuthorizerConfig
-from entities.authorizer.user_directory import UserDirectory
+from entities.authorizer.users.directory import UserDirectory
 from schemas.errors import BadInput, Refused
 
 log = get_logger("authorizer.tenants")

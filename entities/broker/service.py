@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from bus.broker.relay import Relay
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.presence import Presence
+from bus.mesh.registration import Presence
 from entities.metrics import BROKER_CALLS, BROKER_DROPPED, BROKER_REFUSED, BROKER_WAITING, Reading
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError

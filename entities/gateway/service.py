@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.presence import Presence
-from bus.services import Subscription
-from entities.connections import Connections
-from entities.fault_reporter import FaultReporter, FaultReporterConfig, death_of
-from entities.gateway.backends import Backends
-from entities.gateway.desk import Desk
-from entities.gateway.dispatcher import DATA_STAGE, Dispatcher, DispatcherConfig
-from entities.gateway.door_config import DoorConfig
-from entities.gateway.guard import Guard, GuardConfig
-from entities.gateway.idempotency import KeptAnswers
-from entities.gateway.job_view import JobView
-from entities.instance_feed import InstanceFeed
-from entities.mesh_registration import keep_registered
+from bus.mesh.registration import Presence
+from bus.messaging.handlers import Subscription
+from entities.gateway.dispatch.dispatcher import DATA_STAGE, Dispatcher, DispatcherConfig
+from entities.gateway.http.config import DoorConfig
+from entities.gateway.operations.access_client import Guard, GuardConfig
+from entities.gateway.operations.backends import Backends
+from entities.gateway.operations.idempotency import KeptAnswers
+from entities.gateway.operations.job_view import JobView
+from entities.gateway.operations.jobs import Desk
+from entities.http_server.connection_limits import Connections
 from entities.metrics import Reading, Render
-from entities.policy_book import PolicyBook
-from entities.qos_reporter import QosReporter
-from entities.qos_window import QosWindow
-from entities.registry_view import FollowConfig, RegistryFollower
+from entities.presence.instance_subscriptions import InstanceFeed
+from entities.presence.mesh_registration import keep_registered
+from entities.presence.registry_view import FollowConfig, RegistryFollower
+from entities.qos.fault_reporter import FaultReporter, FaultReporterConfig, death_of
+from entities.qos.policy_book import PolicyBook
+from entities.qos.reporter import QosReporter
+from entities.qos.window import QosWindow
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
@@ -50,9 +50,9 @@ from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
     from entities.gateway.dashboard import Dashboard
-    from entities.gateway.event_feed import EventHub
-    from entities.gateway.load import Load
-    from entities.gateway.metrics_door import DoorMetrics
+    from entities.gateway.http.admission.load import Load
+    from entities.gateway.http.metrics import DoorMetrics
+    from entities.gateway.http.sse.hub import EventHub
 
 log = get_logger("gateway")
 
@@ -165,18 +165,18 @@ class Gateway:
             yield
             return
         # Only here: FastAPI costs memory that a gateway without an outer door need not have.
-        from entities.gateway.context import Door
         from entities.gateway.dashboard import Dashboard
-        from entities.gateway.deadlines import with_deadlines
-        from entities.gateway.door import build_door
-        from entities.gateway.early_refusal import refusing_early
-        from entities.gateway.event_feed import EventHub
-        from entities.gateway.kept_reads import KeptReads
-        from entities.gateway.listener import bind, configured, serving, url_of
-        from entities.gateway.load import Load
-        from entities.gateway.metrics_door import DoorMetrics
-        from entities.gateway.promotions import PromotionDesk
-        from entities.gateway.readiness import ReadinessProbe
+        from entities.gateway.http.admission.deadlines import with_deadlines
+        from entities.gateway.http.admission.early_refusal import refusing_early
+        from entities.gateway.http.admission.listener import bind, configured, serving, url_of
+        from entities.gateway.http.admission.load import Load
+        from entities.gateway.http.admission.response_cache import KeptReads
+        from entities.gateway.http.app import build_door
+        from entities.gateway.http.context import Door
+        from entities.gateway.http.metrics import DoorMetrics
+        from entities.gateway.http.readiness import ReadinessProbe
+        from entities.gateway.http.sse.hub import EventHub
+        from entities.gateway.operations.policy_versions import PromotionDesk
 
         sock = bind(self.config.http_host, self.config.http_port)
         config, registry = self.config.door, self.follower

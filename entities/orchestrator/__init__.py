@@ -37,7 +37,7 @@ leadership.py     claiming, renewing, giving back the lead
 standing.py       the service itself: follows until it leads, leads until it is deposed
 """
 
-from entities.orchestrator.service import OrchestratorConfig
+from entities.orchestrator.leader import OrchestratorConfig
 from entities.orchestrator.standing import Orchestrator
 
 __all__ = ["Orchestrator", "OrchestratorConfig"]

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 
 from bus import subjects
-from bus.buckets import Entry, Watch
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.services import Subscription
-from entities.orchestrator.job_run import JobRun
+from bus.messaging.handlers import Subscription
+from bus.messaging.key_value import Entry, Watch
+from entities.orchestrator.job.job_run import JobRun
 from schemas.envelope import Envelope
 from schemas.errors import DmscError
 from schemas.job import JobRecord

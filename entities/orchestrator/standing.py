@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Iterable
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.presence import Presence
-from entities.leadership import Candidate
+from bus.mesh.registration import Presence
+from entities.election.leadership import Candidate
 from entities.metrics import Reading
-from entities.orchestrator.mesh_view import MeshView
-from entities.orchestrator.service import Leader, OrchestratorConfig
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.leader import Leader, OrchestratorConfig
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from entities.orchestrator import step_events as ev
-from entities.orchestrator.takeover import Settled, settle
+from entities.orchestrator.transaction import step_events as ev
+from entities.orchestrator.transaction.takeover_rules import Settled, settle
 from schemas.step import (
     Adopted,
     Member,

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from entities.orchestrator.planning import window
+from entities.orchestrator.planning.task_graph import window
 from schemas.data_plane import HopLoad, MicrobatchNotice, RouteEntry, RouteTable
 from schemas.step import Member, MicrobatchDispatch
-from workers.data_machine import DataMachine, Send
-from workers.load import Load
-from workers.next_hop import Binder
-from workers.stage_machine import Backward, Forward, Offer, StageMachine
+from workers.routing.next_hop import Binder
+from workers.telemetry.load import Load
+from workers.transaction.data_machine import DataMachine, Send
+from workers.transaction.stage_machine import Backward, Forward, Offer, StageMachine
 
 FORWARD_PART = 1 / 3
 

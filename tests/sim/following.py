@@ -1,12 +1,12 @@
-"""What a simulated source sends to a newcomer that follows it: `workers.followers` in virtual time."""
+"""What a simulated source sends to a newcomer that follows it: `workers.stage.followers` in virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from workers.followers import OVERFLOWS
-from workers.redo_queue import RedoQueue
+from workers.stage.followers import OVERFLOWS
+from workers.transaction.redo_queue import RedoQueue
 
 if TYPE_CHECKING:
     from tests.sim.nodes import StageNode

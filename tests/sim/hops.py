@@ -12,8 +12,8 @@ from schemas.step import (
 from tests.sim.arithmetic import mix
 from tests.sim.leader import JOB, RETRY_S
 from tests.sim.nodes import DataNode, StageNode
-from workers.data_machine import Send
-from workers.microbatch import Hop
+from workers.transaction.data_machine import Send
+from workers.transaction.microbatch import Hop
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from entities.orchestrator import step_events as ev
-from entities.orchestrator.step_machine import StepMachine
-from entities.orchestrator.takeover import Settled
+from entities.orchestrator.transaction import step_events as ev
+from entities.orchestrator.transaction.step_machine import StepMachine
+from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.step import (
     Member,
     StepVote,

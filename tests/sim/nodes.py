@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from entities.orchestrator import step_events as ev
+from entities.orchestrator.transaction import step_events as ev
 from schemas.step import (
     Adopted,
     Member,
@@ -20,10 +20,10 @@ from schemas.step import (
 )
 from tests.sim.arithmetic import Violation, mix
 from tests.sim.following import Following
-from workers.data_machine import DataMachine, Send
-from workers.microbatch import Hop
-from workers.next_hop import Binder
-from workers.stage_machine import Backward, Claim, Forward, Offer, StageMachine
+from workers.routing.next_hop import Binder
+from workers.transaction.data_machine import DataMachine, Send
+from workers.transaction.microbatch import Hop
+from workers.transaction.stage_machine import Backward, Claim, Forward, Offer, StageMachine
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -1,8 +1,9 @@
 """States on their way to newcomers: they follow, by a snapshot and redos, or get the state while all waits.
 
-The queues and the decisions are the real ones (`workers.redo_queue`, `StageMachine.takes`). What is between
-them, `workers.followers`, `HopExchange` and `StageState`, is modelled: notices are repeated until answered,
-receipts may be there before what they tell of, and what was accepted is taken over one after the other.
+The queues and the decisions are the real ones (`workers.transaction.redo_queue`, `StageMachine.takes`). What
+is between them, `workers.stage.followers`, `HopExchange` and `StageState`, is modelled: notices are repeated
+until answered, receipts may be there before what they tell of, and what was accepted is taken over one after
+the other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from entities.orchestrator import step_events as ev
+from entities.orchestrator.transaction import step_events as ev
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import Member
 from tests.sim.arithmetic import Violation

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dmsc.simulation.kernel import Kernel
-from entities.orchestrator import step_events as ev
-from entities.orchestrator.takeover import Settled
+from entities.orchestrator.transaction import step_events as ev
+from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.data_plane import RouteEntry, RouteTable
 from schemas.step import (
     Member,
@@ -34,7 +34,7 @@ from tests.sim.hops import Hops
 from tests.sim.leader import JOB, RETRY_S, Leader
 from tests.sim.nodes import DataNode, StageNode
 from tests.sim.transfers import Transfers
-from workers.microbatch import Hop
+from workers.transaction.microbatch import Hop
 
 TIME_LIMIT_S = 60.0
 MEMBER = re.compile(r"(?:Member\()?sid='([^']+)',? incarnation='([^']+)'\)?")

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from entities.gateway.dashboard.desk import Dashboard
+from entities.gateway.dashboard.services import Dashboard
 
 __all__ = ["Dashboard"]

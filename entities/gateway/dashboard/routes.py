@@ -14,12 +14,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from bus.tap_scope import left_out
-from entities.gateway.context import Door
+from bus.tap.scope import left_out
 from entities.gateway.dashboard.assets import HEADERS, INDEX, PATH, assets
 from entities.gateway.dashboard.logs import Search
-from entities.gateway.event_stream import STREAM, EventStream
-from entities.gateway.requests import Token, WantedInstance, WantedJob
+from entities.gateway.http.context import Door
+from entities.gateway.http.requests import Token, WantedInstance, WantedJob
+from entities.gateway.http.sse.response import STREAM, EventStream
 from schemas.errors import NotFound
 
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.connection import Bus
-from bus.tap import Tap
-from bus.tap_render import as_json, render
-from bus.tap_scope import may, shown
-from bus.tapped import Tapped
+from bus.tap.live_tap import Tap
+from bus.tap.message import Tapped
+from bus.tap.rendering import as_json, render
+from bus.tap.scope import may, shown
 from entities.gateway.dashboard.viewers import sse
 from schemas.door import TapScope
 from schemas.envelope import EntityKind

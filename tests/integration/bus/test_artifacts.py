@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bus.artifacts import PIECE_BYTES, Artifacts, open_artifacts, open_filesystem, restrict
+from bus.files.artifacts import PIECE_BYTES, Artifacts, open_artifacts, open_filesystem, restrict
 from schemas.errors import BadInput, NotFound
 from schemas.urls import UrlRules
 from tests.conftest import Connect

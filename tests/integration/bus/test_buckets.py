@@ -7,9 +7,11 @@ import asyncio
 import msgpack
 import pytest
 
-from bus import codec, jetstream, subjects
-from bus.buckets import Writing, whole_seconds
+from bus import subjects
 from bus.connection import Bus
+from bus.messaging.key_value import Writing, whole_seconds
+from bus.nats import jetstream
+from bus.wire import codec
 from schemas.cluster import Cordon
 from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NewerRecord, NotFound, Unavailable, UnreadableRecord

@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
-from bus import codec, progress, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.progress import Progress
+from bus.messaging import request_progress as progress
+from bus.messaging.request_progress import Progress
+from bus.server.embedded import EmbeddedServer
+from bus.wire import codec
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, Conflict, DeadlineExceeded, NoResponders
 from tests.conftest import Connect

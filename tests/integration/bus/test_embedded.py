@@ -17,7 +17,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer, find_binary
+from bus.server.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict
 from tests.integration.bus.records import service_record, until
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 PARENT = """
 import asyncio, sys, threading
 from pathlib import Path
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 
 async def main():
     async with EmbeddedServer(Path(sys.argv[1])) as server:

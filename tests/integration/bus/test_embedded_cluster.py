@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bus import jetstream, subjects
-from bus.buckets import Writing
+from bus import subjects
 from bus.connection import Bus
-from bus.departures import departures
-from bus.embedded import EmbeddedServer
-from bus.embedded_cluster import EmbeddedCluster, copies
+from bus.messaging.disconnects import departures
+from bus.messaging.key_value import Writing
+from bus.nats import jetstream
+from bus.server.embedded import EmbeddedServer
+from bus.server.embedded_cluster import EmbeddedCluster, copies
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Unavailable
 from tests.integration.bus.records import service_record

@@ -14,7 +14,7 @@ import structlog
 
 from bus import logs, subjects
 from bus.connection import Bus
-from bus.correlation import correlated
+from bus.wire.correlation import correlated
 from schemas.envelope import Envelope
 from schemas.errors import BadInput
 from schemas.registry import Heartbeat

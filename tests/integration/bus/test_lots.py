@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from bus import codec, subjects
-from bus.commands import PIECE_BYTES
+from bus import subjects
 from bus.connection import Bus
+from bus.nats.pipelined_publish import PIECE_BYTES
+from bus.wire import codec
 from schemas.envelope import Envelope
 from schemas.errors import Ack, BadMessage, Conflict, DmscError
 from tests.conftest import Connect

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bus import subjects
-from bus.correlation import correlated
+from bus.wire.correlation import correlated
 from schemas.errors import Ack, BadMessage, DeadlineExceeded, DmscError, NoResponders, NotFound
 from schemas.telemetry import NodeSample
 from tests.conftest import Connect

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from bus import jetstream
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.objects import CHUNK_BYTES
-from bus.outbox import PRESSURE_BYTES
-from bus.streams import OBJECT_BUCKET
+from bus.messaging.object_store import CHUNK_BYTES
+from bus.messaging.streams import OBJECT_BUCKET
+from bus.nats import jetstream
+from bus.nats.write_buffer import PRESSURE_BYTES
+from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NotFound
 from tests.conftest import Connect
@@ -134,7 +134,7 @@ async def test_an_object_that_vanishes_while_being_read_is_no_short_read(connect
 
 
 async def test_a_failed_upload_leaves_the_old_object_and_no_chunks(connect: Connect) -> None:
-    from bus import jetstream
+    from bus.nats import jetstream
 
     bus = await connect("a")
     await bus.objects.put("u", b"old")

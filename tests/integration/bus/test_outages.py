@@ -14,10 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bus import dial, jetstream, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer, find_binary
-from bus.pulse import GAP_S
+from bus.nats import dialer as dial
+from bus.nats import jetstream
+from bus.nats.liveness import GAP_S
+from bus.server.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, BusUnreachable, NoResponders, NotFound, Refused, Unavailable
 from tests.integration.bus.records import (

@@ -9,9 +9,10 @@ import msgpack
 import pytest
 import structlog
 
-from bus import codec, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
+from bus.wire import codec
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import Ack, BadMessage, DmscError
 from schemas.step import Member, MicrobatchClaim, StepStatus, StepStatusReply

@@ -10,9 +10,9 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.presence import Presence
-from bus.pulse import GAP_S
+from bus.mesh.registration import Presence
+from bus.nats.liveness import GAP_S
+from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, Fenced, IllegalTransition, Unavailable
 from schemas.registry import InstanceState
@@ -138,7 +138,7 @@ async def test_a_registry_that_can_not_write_now_is_asked_again(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its store is full, for instance: whoever registers does not end of that."""
-    monkeypatch.setattr("bus.presence.AGAIN_S", 0.05, raising=False)
+    monkeypatch.setattr("bus.mesh.registration.AGAIN_S", 0.05, raising=False)
     registry, service = Registry(expiry_s=NEVER_S), await connect("service")
     registry.full = True
     await registry.serve(await connect("registry"))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bus import run_record, subjects
-from bus.run_file import RunFile, write_run
+from bus import subjects
+from bus.recording import run_record
+from bus.recording.run_file import RunFile, write_run
 from schemas.errors import NotFound
 from schemas.job import JobEvent, JobState
 from schemas.names import MESH

@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bus import server_echoes
 from bus.connection import Bus
-from bus.credentials import new_root
-from bus.embedded import EmbeddedServer
-from bus.embedded_cluster import EmbeddedCluster
-from bus.guard_keys import GuardKeys
-from bus.pulse import GAP_S, Pulse
-from entities.authorizer.callout import Doorkeeper
+from bus.guard.guard_keys import GuardKeys
+from bus.nats import server_probes as server_echoes
+from bus.nats.liveness import GAP_S, Pulse
+from bus.security.credentials import new_root
+from bus.server.embedded import EmbeddedServer
+from bus.server.embedded_cluster import EmbeddedCluster
+from entities.authorizer.connections.connection_authorizer import Doorkeeper
 from schemas.envelope import EntityKind
 from tests.integration.bus.records import until
 from tests.integration.guard.conftest import AnyJob

@@ -6,8 +6,11 @@ import asyncio
 
 import pytest
 
-from bus import jetstream, reader, stream_specs, subjects
+from bus import subjects
 from bus.connection import Bus
+from bus.messaging import stream_specs
+from bus.nats import jetstream
+from bus.nats import ordered_consumer as reader
 from bus.subject import ROOT
 from schemas.envelope import EntityKind
 from schemas.errors import NotFound

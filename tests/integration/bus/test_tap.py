@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bus import subjects, tap_render
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.tap import Tap
-from bus.tap_trail import Microbatch, Trail, recorded
-from bus.tapped import Tapped
+from bus.server.embedded import EmbeddedServer
+from bus.tap import rendering as tap_render
+from bus.tap.live_tap import Tap
+from bus.tap.message import Tapped
+from bus.tap.microbatch_trace import Microbatch, Trail, recorded
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput
 from schemas.registry import ReleaseJob

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bus import subjects, trust
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer, Tls
-from bus.embedded_cluster import EmbeddedCluster
-from dmsc.certificates import make_certificates, still_good
+from bus.nats import tls_trust as trust
+from bus.server.embedded import EmbeddedServer, Tls
+from bus.server.embedded_cluster import EmbeddedCluster
+from dmsc.state.certificates import make_certificates, still_good
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, BusUnreachable, NoResponders, Refused
 from schemas.registry import Resolve, Resolved

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dmsc.client import Client
+from dmsc.client.client import Client
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from tests.patience import PATIENCE_S
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dmsc import AsyncClient, Client
-from dmsc.ports import any_free
+from dmsc.launch.ports import any_free
 from schemas.errors import BadJob, DeadlineExceeded, DmscError, NotFound, Refused, Unavailable
 from schemas.job import JobState
 from tests.integration.dmsc.stand_in_gateway import SHARD, TOKEN, StandIn, whole_run

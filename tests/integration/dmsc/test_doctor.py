@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from dmsc.checks import STORE_REMEDY
+from bus.server.embedded import EmbeddedServer
+from dmsc.cli.checks import STORE_REMEDY
 from schemas.envelope import EntityKind
 from tests.integration.dmsc.command_line import dmsc
 

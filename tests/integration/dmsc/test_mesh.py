@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from dmsc.state_folder import MeshFile, StateFolder
+from dmsc.state.state_folder import MeshFile, StateFolder
 from tests.integration.dmsc.command_line import (
     dmsc,
     processes_mentioning,

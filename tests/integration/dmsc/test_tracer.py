@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bus.buckets import Bucket
 from bus.connection import Bus
+from bus.messaging.key_value import Bucket
 from bus.subjects import JOB_EVENT, JOB_RECORD
 from dmsc.tracing.spans import Span
 from dmsc.tracing.tracer import Tracer

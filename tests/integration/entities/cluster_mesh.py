@@ -17,7 +17,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.subject import Subject
-from entities.cluster import ClusterAgent, ClusterConfig
+from entities.cluster.agent import ClusterAgent, ClusterConfig
 from schemas.base import Message
 from schemas.cluster import (
     InstanceStart,

@@ -16,13 +16,13 @@ import pytest
 import pytest_asyncio
 
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.door_config import DoorConfig
-from entities.registry_core import LeaseConfig
-from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
+from entities.gateway.http.config import DoorConfig
+from entities.service_registry.core import LeaseConfig
+from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator

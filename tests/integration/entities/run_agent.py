@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bus.connection import Bus
-from entities.cluster import ClusterAgent, ClusterConfig
+from entities.cluster.agent import ClusterAgent, ClusterConfig
 from schemas.envelope import EntityKind
 
 

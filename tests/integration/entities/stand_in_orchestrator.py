@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bus import subjects
-from bus.artifacts import open_artifacts
 from bus.connection import Bus
-from bus.services import Server
+from bus.files.artifacts import open_artifacts
+from bus.messaging.handlers import Server
 from bus.subject import Subject
 from schemas.base import Message
 from schemas.door import (

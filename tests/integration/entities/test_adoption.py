@@ -7,10 +7,10 @@ from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
-from entities.orchestrator.adoption import Adoption
-from entities.orchestrator.decision_record import DecisionRecord
-from entities.orchestrator.instances import Instances
-from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.job.takeover_service import Adoption
+from entities.orchestrator.job_state.decision_record import DecisionRecord
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
 from schemas.registry import InstanceState
 from schemas.step import (

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from nacl.signing import SigningKey
 
-from bus import jetstream, subjects
+from bus import subjects
 from bus.connection import Bus
-from entities.authorizer.audit_archive import AuditArchive, entries_of, heads_of, segments_of
-from entities.authorizer.audit_trail import AuditTrail
+from bus.nats import jetstream
+from entities.authorizer.audit.audit_archive import AuditArchive, entries_of, heads_of, segments_of
+from entities.authorizer.audit.audit_trail import AuditTrail
 from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Unavailable

@@ -12,8 +12,8 @@ from bus import subjects
 from bus.connection import Bus
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.service import NO_RESEARCHERS
-from entities.gateway.guard import Guard
-from entities.service_registry import ServiceRegistry
+from entities.gateway.operations.access_client import Guard
+from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Refused, Unavailable
 from schemas.signals import AccessDecision, AccessRequest, Role

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from bus import subjects
-from bus.artifacts import open_artifacts
 from bus.connection import Bus
-from bus.services import Subscription
-from entities.orchestrator.checkpoints import Checkpoints
-from entities.orchestrator.instances import Instances, MemberLost
-from entities.orchestrator.journal import Journal
-from entities.orchestrator.mesh_view import MeshView
-from entities.orchestrator.setbacks import Unrecoverable
+from bus.files.artifacts import open_artifacts
+from bus.messaging.handlers import Subscription
+from entities.orchestrator.checkpointing.checkpoints import Checkpoints
+from entities.orchestrator.job_state.instances import Instances, MemberLost
+from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from schemas.checkpoint import (
     CheckpointFile,
     CheckpointOrder,

@@ -22,7 +22,7 @@ import pytest_asyncio
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from schemas.cluster import (
     Analyse,
     AnalysisFailed,
@@ -291,7 +291,7 @@ async def test_a_sample_is_written_or_its_failure_is(mesh: Mesh, shared: str) ->
     assert (fine.text, fine.error) == ("def bus://w", "")
     failed = await mesh.smo.heard.first(SampleWritten, lambda s: s.job == "no-sample")
     assert failed.text == ""
-    assert failed.error.endswith("cluster_stand_ins.sample failed: RuntimeError: weights are gone)")
+    assert failed.error.endswith("cluster_stand_ins.tasks.sample failed: RuntimeError: weights are gone)")
 
 
 async def test_an_analysis_that_hangs_is_ended_at_its_deadline(mesh: Mesh, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from entities.orchestrator import entry_gateway
-from entities.orchestrator.communication import Communication
-from entities.orchestrator.entry_gateway import EntryGateway, next_entry
-from entities.orchestrator.mesh_view import MeshView
+from entities.orchestrator.job import ingress_gateway as entry_gateway
+from entities.orchestrator.job.ingress_gateway import EntryGateway, next_entry
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.policy_distribution import Communication
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, Unavailable
 from schemas.job import JobSpec, ModelSpec, TrainingSpec

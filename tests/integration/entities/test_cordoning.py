@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from bus import subjects
-from bus.buckets import Change
-from entities.orchestrator.cordoning import Cordoning
-from entities.orchestrator.fault_queue import FaultQueue
-from entities.orchestrator.mesh_view import MeshView
+from bus.messaging.key_value import Change
+from entities.orchestrator.faults.fault_queue import FaultQueue
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.nodes.cordon_service import Cordoning
 from schemas.cluster import Cordon, NodeStatus, Slot
 from schemas.door import CordonPlace, UncordonPlace
 from schemas.envelope import EntityKind, Envelope, Sender

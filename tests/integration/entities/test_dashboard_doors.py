@@ -16,8 +16,8 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway import Gateway
+from entities.gateway.dashboard.aggregator import LiveFeed
 from entities.gateway.dashboard.assets import assets
-from entities.gateway.dashboard.feed import LiveFeed
 from schemas.door import DoorRequest
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, StepResult
@@ -146,7 +146,7 @@ async def test_live_begins_with_the_whole_and_goes_on_with_what_changes(
 async def test_instances_appear_with_their_samples(
     http: httpx.AsyncClient, dial: Dial, gateway: Gateway, smo: StandInOrchestrator
 ) -> None:
-    from bus.presence import Presence
+    from bus.mesh.registration import Presence
 
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
     async with events(http, "/v1/live", "vera") as viewer:
@@ -163,7 +163,7 @@ async def test_instances_appear_with_their_samples(
 async def test_the_feed_rests_when_nobody_looks_and_closes_with_the_gateway(
     dial: Dial, smo: StandInOrchestrator
 ) -> None:
-    from entities.gateway.dashboard.feed import FeedConfig
+    from entities.gateway.dashboard.aggregator import FeedConfig
 
     bus = await dial("gateway-east", EntityKind.GATEWAY)
     feed = LiveFeed(bus, dict, FeedConfig(lingers_s=0.05))

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from bus import subjects
-from bus.buckets import Change
-from entities.orchestrator.instances import Instances, MemberLost, NodeLost, NotReady, StartFailed
-from entities.orchestrator.mesh_view import MeshView
+from bus.messaging.key_value import Change
+from entities.orchestrator.job_state.instances import Instances, MemberLost, NodeLost, NotReady, StartFailed
+from entities.orchestrator.job_state.mesh_view import MeshView
 from schemas.cluster import InstanceStart, InstanceStarted, NodeStatus, Slot
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Unavailable
@@ -129,7 +129,7 @@ async def test_one_that_ends_for_want_of_others_or_is_late_may_be_started_again(
     with pytest.raises(NotReady, match="no bus at nats://x") as failed:
         await starting
     assert [one.incarnation for one in failed.value.members] == [first.incarnation]
-    monkeypatch.setattr("entities.orchestrator.instances.NO_PROGRESS_S", 0.5)
+    monkeypatch.setattr("entities.orchestrator.job_state.instances.NO_PROGRESS_S", 0.5)
     starting = asyncio.create_task(instances.start(UNITS[:1]))
     slow = await ordered.get()
     for second in range(4):  # it gets on, for longer than it may rest

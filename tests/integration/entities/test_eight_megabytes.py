@@ -13,13 +13,14 @@ import psutil
 import pytest
 from nats.aio.msg import Msg
 
-from bus import codec, inboxes
-from bus.broker.asker import Asker
-from bus.broker.asking import Asking
+from bus.broker.caller import Asker
+from bus.broker.jetstream_client import Asking
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.nats import reply_subjects as inboxes
+from bus.server.embedded import EmbeddedServer
 from bus.subject import Delivery
 from bus.subjects import DEAD_LETTER, DOOR, JOB_EVENT, MODULE_QUESTION, SUBJECTS
+from bus.wire import codec
 from schemas.door import DoorRequest, MeshStatus
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage, BusUnreachable, DeadlineExceeded, Refused, Unavailable

@@ -8,16 +8,16 @@ from typing import Any, cast
 import pytest
 
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from bus.subjects import EXPORT
-from entities.orchestrator.instances import Instances
-from entities.orchestrator.results import MOST_TENSORS, export_weights
+from entities.orchestrator.job.weight_export import MOST_TENSORS, export_weights
+from entities.orchestrator.job_state.instances import Instances
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadMessage
 from schemas.job import JobSpec, ModelSpec, TrainingSpec
 from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import tensor_line, weights_sha256
-from workers.weights import page_of
+from workers.state.weights import page_of
 
 WRITER = Member(sid="j-s0-r0", incarnation="i")
 LINES = {

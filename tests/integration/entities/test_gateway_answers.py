@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from dmsc import AsyncClient
-from dmsc.gateways import Progress
+from dmsc.client.gateway_requests import Progress
 from entities.gateway import Gateway
-from entities.gateway.door_config import DoorConfig
+from entities.gateway.http.config import DoorConfig
 from schemas.errors import Refused
 from tests.integration.entities.conftest import bearer
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator

@@ -18,9 +18,9 @@ from bus import subjects
 from bus.connection import Bus
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.door_config import DoorConfig
-from entities.gateway.events import EventsConfig
-from entities.service_registry import ServiceRegistry
+from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.sse.format import EventsConfig
+from entities.service_registry.service import ServiceRegistry
 from schemas.door import DoorRequest, JobList, MeshStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadInput, NotFound, Refused

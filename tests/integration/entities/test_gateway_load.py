@@ -14,16 +14,16 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from dmsc import AsyncClient
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.breaker import BreakerConfig, BreakerState
-from entities.gateway.door_config import DoorConfig
-from entities.gateway.events import EventsConfig
-from entities.gateway.idempotency import key_token, request_digest
-from entities.gateway.rate_limit import Rate
-from entities.service_registry import ServiceRegistry
+from entities.gateway.http.admission.rate_limit import Rate
+from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.sse.format import EventsConfig
+from entities.gateway.operations.breaker import BreakerConfig, BreakerState
+from entities.gateway.operations.idempotency import key_token, request_digest
+from entities.service_registry.service import ServiceRegistry
 from schemas.cluster import Strike, Struck
 from schemas.data_plane import RouteTable
 from schemas.door import KeptAnswer
@@ -320,7 +320,7 @@ async def test_more_open_than_may_be_is_refused_before_it_is_begun(
 async def test_an_entity_that_does_not_answer_is_left_alone_for_a_while(
     dial: Dial, start: Start, authorizer: Authorizer
 ) -> None:
-    from entities.gateway.backends import Backends
+    from entities.gateway.operations.backends import Backends
     from schemas.door import JobQuery
 
     config = BreakerConfig(failures=2, open_s=0.2, longest_open_s=0.2)

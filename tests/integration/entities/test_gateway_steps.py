@@ -10,8 +10,8 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.dispatcher import DispatcherConfig
-from entities.service_registry import ServiceRegistry
+from entities.gateway.dispatch.dispatcher import DispatcherConfig
+from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadData, Fenced, Unavailable
 from schemas.registry import InstanceState, StateChange

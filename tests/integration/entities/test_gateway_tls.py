@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bus import trust
-from dmsc.async_client import AsyncClient
-from dmsc.certificates import make_certificates
+from bus.nats import tls_trust as trust
+from dmsc.client.async_client import AsyncClient
+from dmsc.state.certificates import make_certificates
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from schemas.envelope import EntityKind

@@ -9,10 +9,10 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.presence import Presence
-from bus.progress import moved
-from entities.service_registry import ServiceRegistry
+from bus.mesh.registration import Presence
+from bus.messaging.request_progress import moved
+from bus.server.embedded import EmbeddedServer
+from entities.service_registry.service import ServiceRegistry
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
@@ -21,10 +21,10 @@ from schemas.task_graph import TaskUnit, UnitKind
 from tests.entity_records import instance, job
 from tests.integration.entities.conftest import Dial
 from tests.patience import PATIENCE_S
-from workers import getting_ready
-from workers.data_runtime import DataRuntime
-from workers.getting_ready import progress_told
 from workers.instance import Instance, InstancePayload
+from workers.stage import startup_progress as getting_ready
+from workers.stage.data_runtime import DataRuntime
+from workers.stage.startup_progress import progress_told
 
 
 @pytest.fixture(autouse=True)

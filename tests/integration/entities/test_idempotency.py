@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entities.gateway.idempotency import Answer, KeptAnswers, key_token
+from entities.gateway.operations.idempotency import Answer, KeptAnswers, key_token
 from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
 from tests.integration.entities.conftest import Dial

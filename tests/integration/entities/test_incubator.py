@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dmsc.incubation import incubating
-from entities.cluster_processes import ForkServerClient, Spawned
-from entities.fork_server_process import INCUBATOR
+from dmsc.launch.incubation import incubating
+from entities.cluster.fork_server_client import ForkServerClient, Spawned
+from entities.cluster.fork_server_process import INCUBATOR
 from tests.integration.entities.cluster_mesh import HERE, STAND_IN_TORCH, alive, until
 from tests.patience import PATIENCE_S
 
@@ -68,7 +68,7 @@ async def test_nodes_of_a_machine_have_fork_servers_from_one_incubator(
             assert process.ppid() == incubator.pid
             assert os.getsid(process.pid) == process.pid
             line = " ".join(process.cmdline())
-            assert "-m workers.fork_server" in line
+            assert "-m workers.process.fork_server" in line
             assert f"--agent {os.getpid()} " in line
         children = [
             await waiting(client, f"child-{number}", tmp_path) for number, client in enumerate((a, b))

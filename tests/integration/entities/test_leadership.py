@@ -10,10 +10,10 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from entities.leadership import Candidate
-from entities.lease import LeaseConfig
-from entities.orchestrator.journal import Journal
+from bus.server.embedded import EmbeddedServer
+from entities.election.leadership import Candidate
+from entities.election.lease import LeaseConfig
+from entities.orchestrator.job_state.job_store import Journal
 from schemas.envelope import EntityKind
 from schemas.errors import Fenced
 from schemas.job import JobState

@@ -11,14 +11,15 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from bus import inboxes, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.nats import reply_subjects as inboxes
+from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.router import Router, RouterConfig
-from entities.service_registry import ServiceRegistry
+from entities.router.service import Router, RouterConfig
+from entities.service_registry.service import ServiceRegistry
 from schemas.door import DoorRequest
 from schemas.envelope import EntityKind
 from schemas.errors import NoResponders

@@ -10,15 +10,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bus import subjects
-from bus.presence import Presence
+from bus.mesh.registration import Presence
 from dmsc.metrics import exposition as pages
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
 from entities import metrics as m
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.router import Router, RouterConfig
-from entities.service_registry import ServiceRegistry
+from entities.router.service import Router, RouterConfig
+from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind
 from schemas.signals import Registration
 from schemas.telemetry import InstanceSample

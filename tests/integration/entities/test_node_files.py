@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from bus.artifacts import ReadableArtifacts
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.files.artifacts import ReadableArtifacts
+from bus.server.embedded import EmbeddedServer
 from bus.subjects import READ_FILES
-from entities import node_files
-from entities.cluster_files import BLOCK_BYTES
+from entities.cluster.file_requests import BLOCK_BYTES
+from entities.job_files import node_files
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, NotFound, Unavailable
 from schemas.files import PAGE_NAMES, PIECE_BYTES, ReadFiles

@@ -13,13 +13,13 @@ import pytest
 import pytest_asyncio
 
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from bus.subjects import REMOVE_CHECKPOINTS
-from entities.checkpoint_store import Folder
-from entities.orchestrator.instances import Instances
-from entities.orchestrator.journal import Journal
-from entities.orchestrator.mesh_view import MeshView
-from entities.orchestrator.own_checkpoints import OwnCheckpoints
+from entities.job_files.checkpoint_catalog import Folder
+from entities.orchestrator.checkpointing.job_artifacts import OwnCheckpoints
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.mesh_view import MeshView
 from schemas.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, StageCheckpoint
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Unavailable

@@ -11,11 +11,11 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.presence import Presence
-from entities.lease import LeaseConfig
+from bus.mesh.registration import Presence
+from entities.election.lease import LeaseConfig
 from entities.orchestrator import Orchestrator, OrchestratorConfig
-from entities.orchestrator.promotion import PromotionConfig
-from entities.service_registry import ServiceRegistry
+from entities.orchestrator.policy.promotion_rules import PromotionConfig
+from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Conflict, NotFound
 from schemas.module_status import ModuleQuery

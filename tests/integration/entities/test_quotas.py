@@ -16,13 +16,13 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from dmsc.async_client import AsyncClient
+from bus.server.embedded import EmbeddedServer
+from dmsc.client.async_client import AsyncClient
 from entities.authorizer import Authorizer, AuthorizerConfig
-from entities.authorizer.access_policy import default_text
+from entities.authorizer.access.access_policy import default_text
 from entities.gateway import Gateway, GatewayConfig
 from entities.orchestrator import Orchestrator, OrchestratorConfig
-from entities.service_registry import ServiceRegistry
+from entities.service_registry.service import ServiceRegistry
 from schemas.door import DoorRequest, UploadHold
 from schemas.envelope import EntityKind
 from schemas.errors import OverQuota, Refused
@@ -141,7 +141,7 @@ CHILD = """
 import asyncio, sys
 from bus.connection import Bus
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.door_config import DoorConfig
+from entities.gateway.http.config import DoorConfig
 from schemas.envelope import EntityKind
 
 async def main():

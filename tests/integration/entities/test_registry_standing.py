@@ -14,13 +14,13 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.discovery import resolve
-from bus.embedded import EmbeddedServer
-from bus.presence import Presence
-from entities.registry_advertiser import AdvertiseConfig
-from entities.registry_core import LeaseConfig
-from entities.registry_view import RegistryFollower
-from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
+from bus.mesh.discovery import resolve
+from bus.mesh.registration import Presence
+from bus.server.embedded import EmbeddedServer
+from entities.presence.registry_view import RegistryFollower
+from entities.service_registry.advertiser import AdvertiseConfig
+from entities.service_registry.core import LeaseConfig
+from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage
 from schemas.leadership import Leadership
@@ -241,7 +241,7 @@ async def test_nothing_depends_on_the_senders_clock(
     """What was sent a day ago, or will be tomorrow, counts from when it came."""
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
     for skew_s in (-86_400.0, 0.0, 86_400.0, float("nan"), -1e300):
-        monkeypatch.setattr("bus.codec.time.time", lambda skew_s=skew_s: 1_700_000_000.0 + skew_s)
+        monkeypatch.setattr("bus.wire.codec.time.time", lambda skew_s=skew_s: 1_700_000_000.0 + skew_s)
         await register(bus, instance(version=str(skew_s)))
         beat = Heartbeat(sid="j-s0-r0", incarnation="i1", state=S.ACTIVE)
         await bus.publish(subjects.HEARTBEAT, beat, sid="j-s0-r0")

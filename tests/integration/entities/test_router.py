@@ -8,8 +8,8 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from entities.router import Router, RouterConfig
-from entities.service_registry import ServiceRegistry
+from entities.router.service import Router, RouterConfig
+from entities.service_registry.service import ServiceRegistry
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind
 from schemas.errors import Ack

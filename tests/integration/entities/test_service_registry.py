@@ -10,11 +10,11 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.presence import Presence
-from entities.registry_advertiser import AdvertiseConfig
-from entities.registry_view import RegistryFollower
-from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
+from bus.mesh.registration import Presence
+from bus.server.embedded import EmbeddedServer
+from entities.presence.registry_view import RegistryFollower
+from entities.service_registry.advertiser import AdvertiseConfig
+from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, BadMessage, Fenced, IllegalTransition
 from schemas.registry import (

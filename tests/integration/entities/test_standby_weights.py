@@ -7,11 +7,11 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from entities.orchestrator.arbitration import ArbitrationConfig
-from entities.orchestrator.communication import Communication
-from entities.orchestrator.mesh_view import MeshView
-from entities.orchestrator.policy_desk import PolicyDesk
-from entities.orchestrator.standbys import Standbys
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.membership.standbys import Standbys
+from entities.orchestrator.policy.arbitration import ArbitrationConfig
+from entities.orchestrator.policy.policy_service import PolicyDesk
 from schemas.envelope import EntityKind, Envelope
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion, SetWeights
 from schemas.signals import CommunicationPolicy, StagePolicy

@@ -13,15 +13,16 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.pulse import GAP_S
-from entities.orchestrator import model_work, recruits
-from entities.orchestrator.guarded_tasks import GuardedTasks
-from entities.orchestrator.mesh_view import MeshView
-from entities.orchestrator.model_work import ModelWork
-from entities.orchestrator.outages import Outages
-from entities.orchestrator.recruits import Recruits
-from entities.orchestrator.setbacks import Parked
+from bus.nats.liveness import GAP_S
+from bus.server.embedded import EmbeddedServer
+from entities.orchestrator.job import model_analysis as model_work
+from entities.orchestrator.job.bus_outages import Outages
+from entities.orchestrator.job.model_analysis import ModelWork
+from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.retry_limits import Parked
+from entities.orchestrator.membership import joining as recruits
+from entities.orchestrator.membership.joining import Recruits
 from schemas.cluster import Analyse, AnalysisFailed, NodeStatus, Slot
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadModel, Unavailable
@@ -126,7 +127,7 @@ async def test_an_analysis_that_lacked_the_bus_is_made_again_and_a_verdict_is_no
 
 
 async def test_what_a_job_waits_for_is_said_once_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entities.orchestrator.outages.QUIET_S", 0.5)
+    monkeypatch.setattr("entities.orchestrator.job.bus_outages.QUIET_S", 0.5)
     journal, tries = Journal(), 0
 
     async def work() -> str:

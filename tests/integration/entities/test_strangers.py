@@ -20,17 +20,17 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from bus import trust
-from dmsc.async_client import AsyncClient
-from dmsc.certificates import make_certificates
+from bus.nats import tls_trust as trust
+from dmsc.client.async_client import AsyncClient
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
+from dmsc.state.certificates import make_certificates
 from entities.authorizer import Authorizer
-from entities.connections import ConnectionBounds, Connections
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.admission import ONCE
-from entities.gateway.door_config import DoorConfig
-from entities.gateway.rate_limit import Rate
+from entities.gateway.http.admission.admission import ONCE
+from entities.gateway.http.admission.rate_limit import Rate
+from entities.gateway.http.config import DoorConfig
+from entities.http_server.connection_limits import ConnectionBounds, Connections
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec
 from tests.integration.entities.conftest import Dial, Start, bearer, eventually
@@ -318,10 +318,10 @@ asyncio.run(main())
 """
 GATEWAY = """
 import contextlib
-from entities.connections import Connections
-from entities.gateway.deadlines import with_deadlines
-from entities.gateway.door_config import DoorConfig
-from entities.gateway.listener import bind, configured, serving
+from entities.http_server.connection_limits import Connections
+from entities.gateway.http.admission.deadlines import with_deadlines
+from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.admission.listener import bind, configured, serving
 
 async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

@@ -12,13 +12,13 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.tap_tree import CausalTree, Node
-from bus.tapped import Tapped
-from dmsc import tapping
-from dmsc.settings import BusAddress
-from dmsc.tap_printing import Printer
-from dmsc.tapping import Door, Wanted
+from bus.server.embedded import EmbeddedServer
+from bus.tap.causal_tree import CausalTree, Node
+from bus.tap.message import Tapped
+from dmsc.state.settings import BusAddress
+from dmsc.tapping import session as tapping
+from dmsc.tapping.printing import Printer
+from dmsc.tapping.session import Door, Wanted
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from schemas.door import DoorRequest

@@ -10,17 +10,17 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.presence import Presence
-from dmsc.async_client import AsyncClient
+from bus.mesh.registration import Presence
+from bus.server.embedded import EmbeddedServer
+from dmsc.client.async_client import AsyncClient
 from entities.authorizer import Authorizer, AuthorizerConfig
-from entities.authorizer.access_policy import default_text
-from entities.authorizer.audit_trail import AuditTrail
-from entities.authorizer.folding import FoldingConfig
-from entities.authorizer.refusals import made
+from entities.authorizer.access.access_policy import default_text
+from entities.authorizer.audit.audit_trail import AuditTrail
+from entities.authorizer.audit.rate_limited_records import FoldingConfig
+from entities.authorizer.audit.refusals import made
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.guard import Guard
-from entities.service_registry import ServiceRegistry
+from entities.gateway.operations.access_client import Guard
+from entities.service_registry.service import ServiceRegistry
 from schemas.access import UserAnswer, UserCommand
 from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind
@@ -260,7 +260,7 @@ async def test_the_rules_are_read_again_and_a_broken_edit_changes_nothing(
 
 
 async def test_a_researchers_own_module(authorizer: Authorizer, dial: Dial, bus: Bus) -> None:
-    from bus.presence import Presence
+    from bus.mesh.registration import Presence
 
     module = await dial("module-mine", EntityKind.FUNCTIONAL_MODULE)
     mine = service(
@@ -358,7 +358,7 @@ async def test_an_act_asked_again_at_a_second_authorizer_is_recorded_once(
 async def test_no_record_is_deleted_or_purged_by_the_streams_own_commands(
     authorizer: Authorizer, bus: Bus
 ) -> None:
-    from bus import jetstream
+    from bus.nats import jetstream
     from schemas.errors import DmscError
 
     await add(bus, "nina", "viewer")
@@ -373,7 +373,7 @@ async def test_no_record_is_deleted_or_purged_by_the_streams_own_commands(
 async def test_without_the_audit_stream_nothing_privileged_is_done(
     authorizer: Authorizer, own_server: EmbeddedServer, bus: Bus
 ) -> None:
-    from bus import jetstream
+    from bus.nats import jetstream
     from schemas.errors import Unavailable
 
     await jetstream.call(bus.link, "STREAM.DELETE.AUDIT")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest_asyncio
 
 from bus.connection import Bus
-from bus.credentials import new_root
-from bus.embedded import EmbeddedServer
-from bus.guard_keys import GuardKeys
-from entities.authorizer.access_rules import User
-from entities.authorizer.callout import Doorkeeper
+from bus.guard.guard_keys import GuardKeys
+from bus.security.credentials import new_root
+from bus.server.embedded import EmbeddedServer
+from entities.authorizer.access.authentication import User
+from entities.authorizer.connections.connection_authorizer import Doorkeeper
 from entities.broker import brokering
 from schemas.envelope import EntityKind
 from schemas.signals import Role

@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 
-from bus import codec, jetstream, run_record, subjects, tap_scope
-from bus.broker.asker import Asker
+from bus import subjects
+from bus.broker.caller import Asker
 from bus.connection import Bus
-from bus.credentials import delegate, issue
-from bus.identity import Identity
-from bus.inboxes import inbox_of, inbox_of_token
-from bus.permissions import PRIVATE
-from bus.rendezvous import Rendezvous, links_of
-from bus.tap_lens import Lens
-from bus.tap_past import past
+from bus.guard.permissions import PRIVATE
+from bus.mesh.rendezvous import Rendezvous, links_of
+from bus.nats import jetstream
+from bus.nats.reply_subjects import inbox_of, inbox_of_token
+from bus.recording import run_record
+from bus.security.credentials import delegate, issue
+from bus.security.identity import Identity
+from bus.tap import scope as tap_scope
+from bus.tap.decoder import Lens
+from bus.tap.history import past
+from bus.wire import codec
 from entities.broker import Broker, brokering
-from policies.instance_store import InstanceStore
+from policies.kit.instance_store import InstanceStore
 from schemas.broker import BrokerRequest
 from schemas.door import TapScope
 from schemas.envelope import EntityKind as K

@@ -12,9 +12,9 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.credentials import issue
-from bus.identity import Identity
-from bus.permissions import PRIVATE
+from bus.guard.permissions import PRIVATE
+from bus.security.credentials import issue
+from bus.security.identity import Identity
 from entities.gateway.dashboard.tap_stream import TapRooms
 from schemas.door import MeshQuery, MeshStatus, TapScope
 from schemas.envelope import EntityKind as K

@@ -14,13 +14,13 @@ import yaml
 
 from bus import subjects
 from bus.connection import Bus
-from bus.credentials import issue, new_root
-from bus.embedded import EmbeddedServer
-from bus.guard_keys import GuardKeys
-from bus.identity import Identity
+from bus.guard.guard_keys import GuardKeys
+from bus.security.credentials import issue, new_root
+from bus.security.identity import Identity
+from bus.server.embedded import EmbeddedServer
 from entities.authorizer import AuthorizerConfig, guarding
-from entities.authorizer.folding import FoldingConfig
-from entities.authorizer.refusals import EVERYBODY_ELSE
+from entities.authorizer.audit.rate_limited_records import FoldingConfig
+from entities.authorizer.audit.refusals import EVERYBODY_ELSE
 from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind as K
 from tests.integration.guard.wire import Shut, wire

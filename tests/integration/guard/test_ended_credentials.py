@@ -14,21 +14,22 @@ from typing import Any
 
 import pytest
 
-from bus import callout, subjects
-from bus.callout import Caller
+from bus import subjects
 from bus.connection import Bus
-from bus.credentials import Credential, delegate, issue, new_root
-from bus.embedded import EmbeddedServer
-from bus.embedded_cluster import EmbeddedCluster
-from bus.guard_keys import GuardKeys
-from bus.identity import Identity
-from dmsc.issued import Issued, revoke
-from entities.authorizer.access_rules import User
-from entities.authorizer.callout import Doorkeeper
-from entities.authorizer.evictions import Evictions
-from entities.authorizer.expulsions import Expulsions
-from entities.authorizer.guarding import guarding
-from entities.authorizer.job_states import JobStates
+from bus.guard import auth_callout as callout
+from bus.guard.auth_callout import Caller
+from bus.guard.guard_keys import GuardKeys
+from bus.security.credentials import Credential, delegate, issue, new_root
+from bus.security.identity import Identity
+from bus.server.embedded import EmbeddedServer
+from bus.server.embedded_cluster import EmbeddedCluster
+from dmsc.state.issued_credentials import Issued, revoke
+from entities.authorizer.access.authentication import User
+from entities.authorizer.connections.connection_authorizer import Doorkeeper
+from entities.authorizer.connections.expulsions import Expulsions
+from entities.authorizer.connections.job_states import JobStates
+from entities.authorizer.disconnection import Evictions
+from entities.authorizer.guard_service import guarding
 from entities.authorizer.service import AuthorizerConfig
 from schemas.access import Revocation
 from schemas.envelope import EntityKind as K

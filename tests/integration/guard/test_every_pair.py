@@ -2,7 +2,7 @@
 
 A request is a publish with an inbox of one's own; what answering needs is in `test_threats`.
 
-What is expected is derived here from the table anew, not from `bus.permissions`.
+What is expected is derived here from the table anew, not from `bus.guard.permissions`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 
 from bus import subjects
-from bus.credentials import issue
-from bus.identity import Identity
+from bus.security.credentials import issue
+from bus.security.identity import Identity
 from bus.subject import Names, Subject
 from bus.subjects import (
     ACCESS,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from nats.aio.msg import Msg
 
-from bus import jetstream, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.credentials import delegate, issue
-from bus.identity import Identity
-from bus.streams import stream_configs
+from bus.messaging.streams import stream_configs
+from bus.nats import jetstream
+from bus.security.credentials import delegate, issue
+from bus.security.identity import Identity
 from bus.subject import Delivery
 from bus.subjects import SUBJECTS
 from schemas.envelope import EntityKind as K

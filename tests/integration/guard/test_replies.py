@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from bus import codec, inboxes, progress, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.credentials import delegate, issue
-from bus.identity import Identity
-from bus.inboxes import inbox_of, inbox_of_token
-from bus.progress import Progress
+from bus.messaging import request_progress as progress
+from bus.messaging.request_progress import Progress
+from bus.nats import reply_subjects as inboxes
+from bus.nats.reply_subjects import inbox_of, inbox_of_token
+from bus.security.credentials import delegate, issue
+from bus.security.identity import Identity
 from bus.subject import Delivery
 from bus.subjects import SUBJECTS
+from bus.wire import codec
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
 from schemas.errors import Ack

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from bus import codec, jetstream, streams, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.credentials import delegate, issue
-from bus.identity import Identity
+from bus.messaging import streams
+from bus.nats import jetstream
+from bus.security.credentials import delegate, issue
+from bus.security.identity import Identity
+from bus.wire import codec
 from schemas.audit import AuditRecord
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Sender

@@ -6,9 +6,9 @@ import time
 
 from bus import subjects
 from bus.connection import Bus
-from bus.sealing import is_sealed
-from entities.authorizer.user_records import UserRecords
-from entities.orchestrator.link_secret import link_secret
+from bus.security.sealing import is_sealed
+from entities.authorizer.users.records import UserRecords
+from entities.orchestrator.job_state.link_secret import link_secret
 from schemas.access import StoredUser, UserRecord
 from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind as K

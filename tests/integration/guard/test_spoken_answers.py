@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
-from bus.buckets import Change
 from bus.connection import Bus
+from bus.messaging.key_value import Change
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from schemas.cluster import Analyse, AnalysisFailed, NodeStatus, Slot
 from schemas.door import JobQuery, MeshQuery, MeshStatus, SubmitJob

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from bus import codec, inboxes
 from bus import subjects as rows
 from bus.connection import Bus
-from bus.credentials import issue
-from bus.identity import Identity
+from bus.nats import reply_subjects as inboxes
+from bus.security.credentials import issue
+from bus.security.identity import Identity
 from bus.subject import Subject
+from bus.wire import codec
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus
 from schemas.envelope import EntityKind as K

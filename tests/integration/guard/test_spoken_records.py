@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bus import codec, inboxes, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.credentials import issue
-from bus.identity import Identity
-from entities.service_registry import ServiceRegistry, ServiceRegistryConfig
+from bus.nats import reply_subjects as inboxes
+from bus.security.credentials import issue
+from bus.security.identity import Identity
+from bus.wire import codec
+from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 from schemas import names
 from schemas.base import Message
 from schemas.envelope import EntityKind as K

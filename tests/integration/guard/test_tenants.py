@@ -14,22 +14,24 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bus import jetstream, rendezvous, subjects
-from bus.accounts import Account, Limits, account_of, least_store_bytes
-from bus.broker.asker import BELOW, askers_of_role
+from bus import subjects
+from bus.broker.caller import BELOW, askers_of_role
 from bus.connection import Bus
-from bus.connections import Connections
-from bus.credentials import Credential, issue, new_root
-from bus.departures import departures
-from bus.embedded import EmbeddedServer
-from bus.guard_keys import GuardKeys
-from bus.identity import Identity
-from bus.inboxes import inbox_of_token
-from bus.streams import stream_configs
+from bus.guard.accounts import Account, Limits, account_of, least_store_bytes
+from bus.guard.connection_admin import Connections
+from bus.guard.guard_keys import GuardKeys
+from bus.mesh import rendezvous
+from bus.messaging.disconnects import departures
+from bus.messaging.streams import stream_configs
+from bus.nats import jetstream
+from bus.nats.reply_subjects import inbox_of_token
+from bus.security.credentials import Credential, issue, new_root
+from bus.security.identity import Identity
+from bus.server.embedded import EmbeddedServer
 from bus.subjects import SUBJECTS
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.tenant_guard import Tenant, TenantGuard, guarding_tenants
-from entities.service_registry import ServiceRegistry
+from entities.service_registry.service import ServiceRegistry
 from schemas.access import UserAnswer, UserCommand
 from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind as K

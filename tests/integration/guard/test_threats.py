@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
-from bus import codec, nats_jwt, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.credentials import Credential, delegate, issue, new_root
-from bus.dial import KeyUser
-from bus.identity import Identity
-from bus.inboxes import inbox_of_token
-from bus.link import Link
-from bus.nats_jwt import SigningKeys
-from bus.rendezvous import Rendezvous, links_of
-from entities.authorizer.callout import Doorkeeper
-from entities.authorizer.evictions import Evictions
+from bus.mesh.rendezvous import Rendezvous, links_of
+from bus.nats.client import Link
+from bus.nats.dialer import KeyUser
+from bus.nats.reply_subjects import inbox_of_token
+from bus.security import nats_jwt
+from bus.security.credentials import Credential, delegate, issue, new_root
+from bus.security.identity import Identity
+from bus.security.nats_jwt import SigningKeys
+from bus.wire import codec
+from entities.authorizer.connections.connection_authorizer import Doorkeeper
+from entities.authorizer.disconnection import Evictions
 from schemas.door import CancelJob
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender

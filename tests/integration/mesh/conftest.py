@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dmsc.client import Client
+from dmsc.client.client import Client
 from schemas.job import JobRecord, JobSpec
 from tests.patience import PATIENCE_S
 from tests.warm_processes import WarmProcess, incubator, start_module
@@ -173,7 +173,7 @@ def processes_of(pid: int) -> dict[int, str]:
     forked for them elsewhere, which name the agent, and all below these."""
     found = {pid, *_children_of(pid)}
     for server, line in _command_lines().items():
-        _, named, agent = line.partition(" workers.fork_server ")[2].partition("--agent ")
+        _, named, agent = line.partition(" workers.process.fork_server ")[2].partition("--agent ")
         if named and int(agent.split()[0]) in found:
             found |= {server, *_children_of(server)}
     return {each: line for each, line in _command_lines().items() if each in found}

@@ -16,9 +16,9 @@ import pytest
 
 from bus import subjects
 from bus.subject import Subject
-from bus.tap import Tap
-from bus.tapped import Tapped
-from entities.orchestrator.step_orders import STATE_DEADLINE_S
+from bus.tap.live_tap import Tap
+from bus.tap.message import Tapped
+from entities.orchestrator.step.step_orders import STATE_DEADLINE_S
 from schemas.base import Message
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
 from schemas.registry import ServiceRecord

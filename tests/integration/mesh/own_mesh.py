@@ -21,10 +21,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bus import streams, subjects
-from bus.buckets import Change
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.messaging import streams
+from bus.messaging.key_value import Change
+from bus.server.embedded import EmbeddedServer
 from schemas.door import DoorRequest, JobList, MeshStatus
 from schemas.envelope import EntityKind
 from schemas.errors import NoResponders, Overloaded, Unavailable

@@ -16,9 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from bus import codec, subjects
+from bus import subjects
 from bus.connection import Bus
-from entities.orchestrator.setbacks import STEP_ATTEMPTS
+from bus.wire import codec
+from entities.orchestrator.job_state.retry_limits import STEP_ATTEMPTS
 from schemas.door import DoorRequest, JobList, SubmitJob
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState

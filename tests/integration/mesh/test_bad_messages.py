@@ -19,11 +19,12 @@ import nats
 from nats.aio.client import Client as RawClient
 from nats.errors import NoRespondersError
 
-from bus import codec, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.permissions import of_role
+from bus.guard.permissions import of_role
 from bus.subject import ROOT, Delivery, Subject
 from bus.subjects import SUBJECTS, lookup
+from bus.wire import codec
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.registry import ServiceRecord

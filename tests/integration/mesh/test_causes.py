@@ -8,10 +8,10 @@ from collections import Counter
 from bus import subjects
 from bus.connection import Bus
 from bus.subject import Subject
-from bus.tap import Tap
-from bus.tap_lens import INBOXES
-from bus.tap_tree import CausalTree, Node
-from bus.tapped import Tapped
+from bus.tap.causal_tree import CausalTree, Node
+from bus.tap.decoder import INBOXES
+from bus.tap.live_tap import Tap
+from bus.tap.message import Tapped
 from schemas.envelope import EntityKind
 from schemas.job import JobRecord, JobState
 from tests.integration.mesh.conftest import Mesh, tiny_job

@@ -15,7 +15,7 @@ import yaml
 
 from dmsc.chaos.plan import FaultKind, PlannedFault, choose
 from dmsc.chaos.processes import LocalMesh, strike, thaw
-from dmsc.state_folder import StateFolder
+from dmsc.state.state_folder import StateFolder
 from schemas.errors import DmscError
 from schemas.job import JobSpec
 from tests.integration.dmsc.command_line import dmsc, processes_mentioning, running

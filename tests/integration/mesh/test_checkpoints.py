@@ -142,7 +142,9 @@ def kill_everything(mesh: Mesh) -> None:
     pids = processes_of(mesh.process.pid)
     commands = pids.values()
     found = [psutil.Process(pid) for pid in pids]
-    assert sum("workers.fork_server" in command for command in commands) > 2, commands  # instances are forks
+    assert sum("workers.process.fork_server" in command for command in commands) > 2, (
+        commands
+    )  # instances are forks
     assert any("nats-server" in command for command in commands), commands
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:

@@ -14,11 +14,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from bus import jetstream, subjects
-from bus.buckets import Change, Watch
-from bus.embedded import EmbeddedServer
-from bus.embedded_cluster import EmbeddedCluster, copies
-from bus.services import Subscription
+from bus import subjects
+from bus.messaging.handlers import Subscription
+from bus.messaging.key_value import Change, Watch
+from bus.nats import jetstream
+from bus.server.embedded import EmbeddedServer
+from bus.server.embedded_cluster import EmbeddedCluster, copies
 from bus.subject import Subject
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope

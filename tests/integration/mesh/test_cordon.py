@@ -27,7 +27,7 @@ from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 from tests.patience import PATIENCE_S
-from workers import telemetry
+from workers.telemetry import device_telemetry as telemetry
 
 OVER = (InstanceState.FAULTED, InstanceState.GONE)
 

@@ -19,7 +19,7 @@ SHAPES = [
     (2, 1, "weighted-service-time"),
     (1, 2, "round-robin"),
     (2, 2, "power-of-two"),
-    (3, 2, "workers.balancers:LeastOutstanding"),
+    (3, 2, "workers.routing.balancers:LeastOutstanding"),
 ]
 """Stages × replicas, and how microbatches are spread over them."""
 

@@ -10,9 +10,9 @@ import os
 import signal
 from pathlib import Path
 
-from bus.embedded import find_binary
+from bus.server.embedded import find_binary
 from dmsc.chaos.processes import LocalMesh
-from dmsc.state_folder import StateFolder
+from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from tests.integration.dmsc.command_line import running, wait_for

@@ -1,7 +1,7 @@
 """DESIGN §5 rule 10 with real processes: steps are committed while a newcomer's state is on its way to it.
 
-The link from the newcomer's source is shaped at the data plane (`workers.link_shaping`), so that the snapshot
-is on it for seconds, and gates let through the steps that are to be computed meanwhile.
+The link from the newcomer's source is shaped at the data plane (`workers.links.link_shaping`), so that the
+snapshot is on it for seconds, and gates let through the steps that are to be computed meanwhile.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from bus import subjects
-from bus.embedded import EmbeddedServer
-from entities.orchestrator.newcomers import LAST_LAG
+from bus.server.embedded import EmbeddedServer
+from entities.orchestrator.transaction.newcomers import LAST_LAG
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import GroupFormed, Member, MicrobatchClaim, StateReady, StateSend
 from tests.integration.mesh.conftest import tiny_job
@@ -25,7 +25,7 @@ from tests.integration.mesh.course import Course, followed
 from tests.integration.mesh.gates import gates_at
 from tests.integration.mesh.own_mesh import OwnMesh
 from tests.integration.mesh.undisturbed import undisturbed_at
-from workers.link_shaping import ENVIRONMENT
+from workers.links.link_shaping import ENVIRONMENT
 
 STEPS, MICROBATCHES, SEED = 9, 4, 11
 SENT_AT = 2

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from bus.buckets import ANSWER_S
-from bus.embedded import EmbeddedServer
-from bus.embedded_cluster import EmbeddedCluster, copies
-from bus.jetstream import TIMEOUT_S
-from entities.registry_core import LeaseConfig
+from bus.messaging.key_value import ANSWER_S
+from bus.nats.jetstream import TIMEOUT_S
+from bus.server.embedded import EmbeddedServer
+from bus.server.embedded_cluster import EmbeddedCluster, copies
+from entities.service_registry.core import LeaseConfig
 from schemas.door import MeshStatus
 from schemas.job import JobSpec, JobState
 from tests.integration.bus.records import until

@@ -10,7 +10,7 @@ from benchmarks.fuzz_bus import Storm, memory, report, sweep
 from benchmarks.fuzz_messages import Fuzzer
 from bus.connection import Bus
 from bus.subject import Subject
-from dmsc.state_folder import StateFolder
+from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.job import JobState
 from tests.integration.mesh.conftest import Mesh, tiny_job

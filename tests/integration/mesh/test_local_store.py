@@ -13,8 +13,8 @@ import pytest
 
 from bus.connection import Bus
 from bus.subjects import STEP_COMMIT
-from dmsc.exit_codes import ExitCode
-from policies.instance_store import InstanceStore, StoredEvent
+from dmsc.cli.exit_codes import ExitCode
+from policies.kit.instance_store import InstanceStore, StoredEvent
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Fenced, NotFound, Unavailable
 from schemas.job import JobState
@@ -25,8 +25,8 @@ from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_jo
 from tests.integration.mesh.test_faults import pid_of
 from tests.integration.mesh.user_jobs import user_job, words
 from tests.patience import PATIENCE_S
-from workers.store_file import StoreFile
-from workers.store_schema import StoreLimits
+from workers.store.store_file import StoreFile
+from workers.store.store_schema import StoreLimits
 
 HELD_AT = 4
 """The step at which the job is held, so that its instances can be asked and killed in peace."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bus import subjects
-from bus.embedded import EmbeddedServer
-from bus.tap import Tap
+from bus.server.embedded import EmbeddedServer
+from bus.tap.live_tap import Tap
 from schemas.cluster import InstanceStart
 from schemas.door import ScaleJob
 from schemas.errors import Conflict

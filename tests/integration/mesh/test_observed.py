@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bus import subjects
 from bus.connection import Bus
-from dmsc.state_folder import StateFolder
+from dmsc.state.state_folder import StateFolder
 from schemas.alert import Alert, AlertKind
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent

@@ -21,10 +21,10 @@ import pytest_asyncio
 import yaml
 
 from bus import subjects
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from bus.subject import Names, Subject
-from bus.tap import Tap
-from bus.tapped import Tapped
+from bus.tap.live_tap import Tap
+from bus.tap.message import Tapped
 from schemas.base import Message
 from schemas.door import DoorRequest, JobList
 from schemas.envelope import EntityKind, Envelope

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from bus import subjects
 from bus.connection import Bus
-from bus.run_file import RunFile
-from dmsc.policy_loading import load_policy
-from dmsc.replaying.scores import live_scores
-from dmsc.replaying.session import Session
-from dmsc.settings import BusAddress
+from bus.recording.run_file import RunFile
+from dmsc.process.policy_loading import load_policy
+from dmsc.replay.scores import live_scores
+from dmsc.replay.session import Session
+from dmsc.state.settings import BusAddress
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec, JobState
 from schemas.policy import PolicyDecision, PolicySwitch

@@ -10,11 +10,11 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.credentials import root_public
-from bus.embedded import find_binary
-from dmsc import rotation
-from dmsc.async_client import AsyncClient
-from dmsc.state_folder import StateFolder, write_private
+from bus.security.credentials import root_public
+from bus.server.embedded import find_binary
+from dmsc.client.async_client import AsyncClient
+from dmsc.state import rotation
+from dmsc.state.state_folder import StateFolder, write_private
 from schemas.access import StoredUser
 from schemas.envelope import EntityKind as K
 from schemas.errors import BusUnreachable, Refused
@@ -157,7 +157,7 @@ def test_killed_at_any_point_it_leaves_a_folder_that_opens(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dmsc.state_folder.write_private", write)
+        patch.setattr("dmsc.state.state_folder.write_private", write)
         with pytest.raises(KeyboardInterrupt):
             rotation.begin(folder, 60.0)
     assert count == written, "it fired"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.async_client import AsyncClient
-from entities.authorizer.access_policy import default_text
+from dmsc.client.async_client import AsyncClient
+from entities.authorizer.access.access_policy import default_text
 from schemas.errors import OverQuota
 from schemas.job import JobEvent, JobSpec, JobState
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job

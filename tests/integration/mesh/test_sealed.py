@@ -18,12 +18,12 @@ from nats.aio.msg import Msg
 
 from bus import subjects
 from bus.connection import Bus
-from bus.credentials import issue
-from bus.embedded import find_binary
-from bus.identity import Identity
-from dmsc.async_client import AsyncClient
-from dmsc.client import Client
-from entities.orchestrator.link_secret import link_secret
+from bus.security.credentials import issue
+from bus.security.identity import Identity
+from bus.server.embedded import find_binary
+from dmsc.client.async_client import AsyncClient
+from dmsc.client.client import Client
+from entities.orchestrator.job_state.link_secret import link_secret
 from schemas.door import DoorRequest, JobList
 from schemas.envelope import EntityKind as K
 from schemas.errors import DmscError

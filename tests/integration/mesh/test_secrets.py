@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bus import subjects, trust
+from bus import subjects
 from bus.connection import Bus
-from bus.embedded import find_binary
+from bus.nats import tls_trust as trust
+from bus.server.embedded import find_binary
 from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind
 from schemas.job import JobState
@@ -115,7 +116,9 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
         stop_mesh(mesh)
     sought = {name: value.encode() for name, value in secrets.items()}
     assert len(lines) > 4
-    assert sum("workers.fork_server" in line for line in lines.values()) > 3, "the job's instances, too"
+    assert sum("workers.process.fork_server" in line for line in lines.values()) > 3, (
+        "the job's instances, too"
+    )
     assert not [
         f"{name} in the command line of {pid}"
         for pid, line in lines.items()

@@ -1,7 +1,7 @@
 """A slow link in a mesh at work is routed around, gets its work back, and changes no weights.
 
-The link is shaped at the data plane (`workers.link_shaping`): not every kernel has netem, and all instances
-share one loopback.
+The link is shaped at the data plane (`workers.links.link_shaping`): not every kernel has netem, and all
+instances share one loopback.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from schemas.step import MicrobatchClaim
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.patience import PATIENCE_S
-from workers.link_shaping import ENVIRONMENT
+from workers.links.link_shaping import ENVIRONMENT
 
 STEPS = 70
 SLOW, HEALED = 6, 18

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from bus import jetstream
 from bus.connection import Bus
-from dmsc.client import Client
-from dmsc.settings import find_bus
+from bus.nats import jetstream
+from dmsc.client.client import Client
+from dmsc.state.settings import find_bus
 from schemas.envelope import EntityKind
 from schemas.job import ENDED, JobSpec, JobState
 from tests.integration.mesh.conftest import Mesh, padded, start_mesh, stop_mesh, tiny_job

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from dmsc.async_client import AsyncClient
-from dmsc.client import Client
-from dmsc.layout import MeshOptions
-from dmsc.mesh import running_mesh
-from dmsc.settings import find_gateway
-from dmsc.state_folder import MeshFile, StateFolder
+from dmsc.client.async_client import AsyncClient
+from dmsc.client.client import Client
+from dmsc.launch.layout import MeshOptions
+from dmsc.launch.mesh import running_mesh
+from dmsc.state.settings import find_gateway
+from dmsc.state.state_folder import MeshFile, StateFolder
 from schemas.door import MeshStatus
 from schemas.errors import BadInput, Refused
 from schemas.job import JobSpec, JobState

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dmsc.settings import find_gateway
+from dmsc.state.settings import find_gateway
 from schemas.job import JobState
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.patience import PATIENCE_S

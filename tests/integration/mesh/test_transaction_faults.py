@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
 from schemas.job import JobSpec

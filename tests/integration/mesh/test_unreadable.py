@@ -11,11 +11,14 @@ import msgpack
 import pytest
 import pytest_asyncio
 
-from bus import codec, jetstream, stream_specs, subjects
-from bus.buckets import Change
-from bus.embedded import EmbeddedServer
-from bus.reader import Reader
+from bus import subjects
+from bus.messaging import stream_specs
+from bus.messaging.key_value import Change
+from bus.nats import jetstream
+from bus.nats.ordered_consumer import Reader
+from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
+from bus.wire import codec
 from schemas.access import Revocation, StoredUser
 from schemas.cluster import Cordon
 from schemas.door import DatasetOwner, KeptAnswer, MeshStatus, UserUploads

@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from bus import jetstream, rendezvous, streams, subjects
+from bus import subjects
 from bus.connection import Bus
-from bus.reader import Reader
+from bus.mesh import rendezvous
+from bus.messaging import streams
+from bus.nats import jetstream
+from bus.nats.ordered_consumer import Reader
 from bus.subject import Subject
-from dmsc.client import Client
+from dmsc.client.client import Client
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
 from schemas.job import JobSpec, JobState

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from bus.buckets import Change
-from bus.embedded import EmbeddedServer
+from bus.messaging.key_value import Change
+from bus.server.embedded import EmbeddedServer
 from bus.subjects import JOB_RECORD
 from schemas.job import JobRecord, JobSpec, JobState
 from tests.integration.mesh.conftest import tiny_job

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from schemas.door import MeshStatus
 from schemas.job import JobEvent, JobSpec, JobState
 from tests.integration.mesh.conftest import padded, tiny_job

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from dmsc.client import Client
+from dmsc.client.client import Client
 from schemas.job import JobRecord, JobSpec, JobState
 from tests import exact_loop
 from tests.integration.mesh.conftest import USER_MODELS, outcome

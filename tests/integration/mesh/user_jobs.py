@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from dmsc.client import Client
+from dmsc.client.client import Client
 from schemas.job import JobSpec, JobState
-from workers.data import batch, open_local_dataset
+from workers.compute.data import batch, open_local_dataset
 
 SEED, MICROBATCHES, SAMPLE_TOKENS = 7, 2, 16
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.inference import Inference, InferenceConfig, InferenceProcess, Inferred
-from policies.kit import Policy
+from policies.kit.inference import Inference, InferenceConfig, InferenceProcess, Inferred
+from policies.kit.policy import Policy
 from tests.patience import PATIENCE_S
 
 QUICK = InferenceConfig(answer_s=0.5, pause_s=0.01, max_failures=3)

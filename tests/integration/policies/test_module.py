@@ -13,18 +13,18 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
-from dmsc.policy_loading import load_policy
-from entities.orchestrator.arbitration import ArbitrationState, arbitrate, register
-from entities.orchestrator.suggestion_sense import JobFacts
-from entities.service_registry import ServiceRegistry
-from policies.engine import EngineConfig
-from policies.kit import Policy
-from policies.module import FunctionalModule, ModuleConfig, module_sid
-from policies.service_time_weights import ServiceTimeWeights
-from policies.store_reads import StoreRead
-from policies.view import JobView
+from dmsc.process.policy_loading import load_policy
+from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate, register
+from entities.orchestrator.policy.suggestion_rules import JobFacts
+from entities.service_registry.service import ServiceRegistry
+from policies.built_in.service_time_weights import ServiceTimeWeights
+from policies.kit.policy import Policy
+from policies.kit.store_reads import StoreRead
+from policies.kit.view import JobView
+from policies.module.engine import EngineConfig
+from policies.module.service import FunctionalModule, ModuleConfig, module_sid
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput
@@ -35,8 +35,8 @@ from schemas.step import Member
 from schemas.store import StoreRows
 from schemas.telemetry import InstanceSample
 from tests.patience import NEVER_S, PATIENCE_S
-from workers.chronicle import Chronicle
-from workers.local_store import LocalStore
+from workers.store.local_store import LocalStore
+from workers.store.recorder import Chronicle
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "my_policy.py"
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bus import subjects
-from policies.engine import EngineConfig
-from policies.inference import Inference, Inferred
-from policies.kit import Policy
-from policies.service_time_weights import ServiceTimeWeights
-from policies.view import JobView
+from policies.built_in.service_time_weights import ServiceTimeWeights
+from policies.kit.inference import Inference, Inferred
+from policies.kit.policy import Policy
+from policies.kit.view import JobView
+from policies.module.engine import EngineConfig
 from schemas.envelope import EntityKind
 from schemas.errors import NoResponders
 from schemas.job import JobRecord, JobSpec, JobState

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from schemas.telemetry import LinkFigures
 from tests.integration.workers.exchanging import own_connections
 

@@ -19,7 +19,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import PeerUnreachable
 from schemas.step import Member
 from tests.patience import PATIENCE_S
-from workers.reduction import ReductionGroup
+from workers.links.reduction import ReductionGroup
 
 
 def say(event: str, **fields: object) -> None:

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from bus.artifacts import open_artifacts
+from bus.files.artifacts import open_artifacts
 from schemas.errors import BadData, DamagedCheckpoint
 from schemas.job import DataSpec, JobSpec, ModelSpec, OptimizerSpec
 from tests.checkpoint_files import publish
 from tests.conftest import Connect
-from workers import analysis, sample
-from workers.checkpoint import restore_checkpoint
-from workers.data import open_dataset
-from workers.model import build, slice_stage
-from workers.optimizer import StageOptimizer, state_tensors
-from workers.weights import export, load_initial
+from workers.compute.data import open_dataset
+from workers.compute.model import build, slice_stage
+from workers.compute.optimizer import StageOptimizer, state_tensors
+from workers.state.checkpoint import restore_checkpoint
+from workers.state.weights import export, load_initial
+from workers.tasks import analysis, sample
 
 SPEC = ModelSpec(
     factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}

@@ -33,7 +33,7 @@ class Agent:
         self.folder = folder
         mine, theirs = socket.socketpair()
         mine.settimeout(PATIENCE_S)
-        command = [sys.executable, "-m", "workers.fork_server", "--fd", str(theirs.fileno())]
+        command = [sys.executable, "-m", "workers.process.fork_server", "--fd", str(theirs.fileno())]
         command += ["--method", method, "--code-path", str(HERE), "--directory", str(folder)]
         before = [str(STAND_IN_TORCH), *filter(None, [os.environ.get("PYTHONPATH")])]
         path = {"PYTHONPATH": os.pathsep.join(before)} if light else {}

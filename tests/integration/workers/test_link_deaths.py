@@ -13,13 +13,13 @@ import psutil
 import pytest
 import torch
 
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from schemas.errors import PeerUnreachable
 from schemas.step import Member
 from tests.integration.workers.conftest import Child, Spawn
 from tests.integration.workers.exchanging import Instance, Make, numbered
 from tests.patience import PATIENCE_S
-from workers import tensor_link
+from workers.links import tensor_link
 
 Linked = Callable[..., Awaitable[tuple[Child, Member]]]
 

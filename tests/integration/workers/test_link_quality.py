@@ -17,7 +17,7 @@ from tests.integration.workers.exchanging import Instance, Make, numbered
 from tests.integration.workers.link_namespace import DELAY_MS, FASTEST_BYTES_PER_S
 from tests.integration.workers.link_namespace import FLOATS as FLOATS_IN_NAMESPACE
 from tests.patience import PATIENCE_S
-from workers.link_shaping import Shaping
+from workers.links.link_shaping import Shaping
 
 ROOT = Path(__file__).parents[3]
 FLOATS = 25_000

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bus import rendezvous
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.mesh import rendezvous
+from bus.server.embedded import EmbeddedServer
 from bus.subjects import NOTICE, NOTICE_ANSWER
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, PeerUnreachable
@@ -22,8 +22,10 @@ from schemas.step import Member
 from tests.conftest import Connect
 from tests.integration.workers.exchanging import Instance, Make, numbered, own_connections
 from tests.patience import PATIENCE_S
-from workers import gloo, link_proof, links, reachability
-from workers.reduction import ReductionGroup
+from workers.links import hop_exchange as links
+from workers.links.reduction import ReductionGroup
+from workers.transport import gloo, reachability
+from workers.transport import link_authentication as link_proof
 
 
 class Interceptor:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
+from bus.server.embedded import EmbeddedServer
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from tests.conftest import Connect
 from tests.patience import NEVER_S, PATIENCE_S
-from workers.reduction import ReductionGroup
+from workers.links.reduction import ReductionGroup
 
 MEMBERS = [Member(sid=f"replica-{number}", incarnation="1") for number in range(4)]
 

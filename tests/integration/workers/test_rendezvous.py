@@ -8,15 +8,16 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from bus import jetstream, rendezvous
 from bus.connection import Bus
-from bus.embedded import EmbeddedServer
-from bus.rendezvous import Rendezvous
+from bus.mesh import rendezvous
+from bus.mesh.rendezvous import Rendezvous
+from bus.nats import jetstream
+from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from schemas.errors import DeadlineExceeded
 from tests.conftest import Connect
 from tests.patience import PATIENCE_S
-from workers.bus_store import BusStore
+from workers.transport.bus_store import BusStore
 
 
 async def test_get_waits_for_a_key_that_another_writes(connect: Connect) -> None:

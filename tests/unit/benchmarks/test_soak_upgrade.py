@@ -12,7 +12,7 @@ import pytest
 from benchmarks.soak_upgrade import Software, kill, pids_of
 
 PARENT = (
-    "import subprocess, sys; from pathlib import Path; from dmsc.state_folder import StateFolder\n"
+    "import subprocess, sys; from pathlib import Path; from dmsc.state.state_folder import StateFolder\n"
     "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
     "with StateFolder(Path(sys.argv[1])).hold(): print(child.pid, flush=True); input()"
 )

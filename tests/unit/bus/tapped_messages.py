@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bus import codec
 from bus.subject import Subject
-from bus.tapped import Arrived, Tapped, decode
+from bus.tap.message import Arrived, Tapped, decode
+from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import EntityKind, Sender
 

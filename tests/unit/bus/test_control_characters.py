@@ -9,10 +9,10 @@ import structlog
 
 from bus import subjects
 from bus.logs import configure_logging, get_logger
-from bus.tap_render import render, render_raw
-from bus.tapped import decode
-from dmsc.commands.logs import text_of
-from dmsc.options import print_table
+from bus.tap.message import decode
+from bus.tap.rendering import render, render_raw
+from dmsc.cli.options import print_table
+from dmsc.commands.observe.logs import text_of
 from schemas.plain_text import plain
 from schemas.telemetry import LogLine
 

@@ -13,13 +13,13 @@ import msgpack
 import pytest
 from nats.aio.msg import Msg
 
-from bus import codec
-from bus.broker.asker import Asker
+from bus.broker.caller import Asker
 from bus.broker.relay import Relay
 from bus.connection import Bus
-from bus.objects import CHUNK_BYTES
+from bus.messaging.object_store import CHUNK_BYTES
 from bus.subject import ANSWER_BYTES, Delivery, Subject
 from bus.subjects import STEP_FENCE, STEP_STATUS, SUBJECTS
+from bus.wire import codec
 from schemas.base import MESSAGE_TYPES
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadMessage

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bus import subjects
-from bus.stream_specs import STREAMS
-from bus.streams import stream_configs
+from bus.messaging.stream_specs import STREAMS
+from bus.messaging.streams import stream_configs
 from bus.subject import Delivery, Subject
 from bus.subjects import SUBJECTS, lookup
 from schemas.errors import BadMessage

@@ -9,9 +9,9 @@ import pytest
 import typer
 import yaml
 
-from dmsc import identities
-from dmsc.cli import app
-from dmsc.composition import ENTITIES
+from dmsc.cli.app import app
+from dmsc.process.composition import ENTITIES
+from dmsc.state import identities
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

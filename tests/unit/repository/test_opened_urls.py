@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bus import artifacts
+from bus.files import artifacts
 from schemas.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -24,8 +24,8 @@ def test_ours_are_defined_where_the_tables_say(name: str) -> None:
         ("os.path:join", "a module of Python itself"),
         ("builtins:eval", "a module of Python itself"),
         ("workers.models.gpt:nn", "is not for jobs to name"),
-        ("workers.fork_server:main", "is not for jobs to name"),
-        ("dmsc.cli:app", "is not for jobs to name"),
+        ("workers.process.fork_server:main", "is not for jobs to name"),
+        ("dmsc.cli.app:app", "is not for jobs to name"),
     ],
 )
 @pytest.mark.parametrize("key", ["model.factory", "model.loss", "routing.algorithm"])

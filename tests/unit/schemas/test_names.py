@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from bus.credentials import may_hand_on
-from bus.identity import Identity
-from dmsc.composition import check_clusters
-from entities.authorizer.access_rules import User
-from entities.authorizer.callout import module_of
-from entities.cluster import ClusterConfig
+from bus.security.credentials import may_hand_on
+from bus.security.identity import Identity
+from dmsc.process.composition import check_clusters
+from entities.authorizer.access.authentication import User
+from entities.authorizer.connections.connection_authorizer import module_of
+from entities.cluster.agent import ClusterConfig
 from schemas import names
 from schemas.envelope import EntityKind as K
 from schemas.errors import BadInput

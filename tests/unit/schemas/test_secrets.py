@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bus import secret_urls
-from bus.artifacts import open_artifacts, open_filesystem
+from bus.files.artifacts import open_artifacts, open_filesystem
+from bus.security import secret_urls
 from schemas.errors import BadInput, BadJob
 from schemas.job import JobSpec
 from schemas.secrets import below, has_credentials, references_of, taken_out, urls_of
@@ -103,7 +103,7 @@ def test_a_process_opens_what_it_was_given_and_complains_without_it(tmp_path: An
 
 def test_an_endpoint_behind_a_secret_obeys_the_rules_of_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
-    monkeypatch.setattr("bus.artifacts._check", looked_at.append)
+    monkeypatch.setattr("bus.files.artifacts._check", looked_at.append)
     secret_urls.learn(json.dumps({"ruth/s3": "memory://b/x#endpoint_url=http://169.254.169.254/"}))
     try:
         open_filesystem("secret://ruth/s3/y")

@@ -7,8 +7,8 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from bus import codec
 from bus.subjects import HEARTBEAT
+from bus.wire import codec
 from schemas.access import UserCommand
 from schemas.job import JobEvent, StepPhases
 from schemas.registry import Heartbeat, InstanceState

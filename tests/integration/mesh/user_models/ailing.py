@@ -1,6 +1,7 @@
 """A padded GPT on a device whose driver tells of a critical error, once somebody says which process hears it.
 
-Instances' telemetry is real (`workers.cuda_probe`); the driver below it is not, for there is no card here.
+Instances' telemetry is real (`workers.telemetry.cuda_probe`); the driver below it is not, for there is no
+card here.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 from torch import nn
 
 from schemas.telemetry import DeviceSample
-from workers import telemetry
-from workers.cuda_probe import CudaProbe
 from workers.models.padded import padded_gpt
+from workers.telemetry import device_telemetry as telemetry
+from workers.telemetry.cuda_probe import CudaProbe
 
 XID = 79
 """The card has fallen off its bus."""

@@ -2,7 +2,7 @@
 
 The gate is a Unix socket (`gates.Gates` at the other end); where nobody listens, the pass goes on at once.
 A pass says which process it is in, its direction, and the seed that its layer drew from, which names step
-and microbatch (`workers.model.layer_seed`).
+and microbatch (`workers.compute.model.layer_seed`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import cast
 
-from dmsc.async_client import AsyncClient
 from dmsc.chaos.watch import Watched
+from dmsc.client.async_client import AsyncClient
 from schemas.job import InstanceView, JobEvent
 from tests.unit.dmsc.chaos import streams
 from tests.unit.dmsc.events import JOB

@@ -12,12 +12,19 @@ from typing import Any
 import pytest
 
 from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.loading import load_scenario
-from dmsc.simulation.plot import svg
-from dmsc.simulation.present import JOB_COLUMNS, SHARE_COLUMNS, happenings, heading, job_rows, share_rows
+from dmsc.simulation.results.plot import svg
+from dmsc.simulation.results.present import (
+    JOB_COLUMNS,
+    SHARE_COLUMNS,
+    happenings,
+    heading,
+    job_rows,
+    share_rows,
+)
+from dmsc.simulation.scenarios.loading import load_scenario
 from schemas.errors import BadInput
 from tests.patience import PATIENCE_S
-from tests.unit.dmsc.simulation.scenarios import NO_OVERHEADS, body, job, run, stage
+from tests.unit.dmsc.simulation.scenario_bodies import NO_OVERHEADS, body, job, run, stage
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "simulate"
 

@@ -1,0 +1,145 @@
+"""The asker's side: what `bus.nats.jetstream` speaks with instead of the server, below the control plane."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from nats.aio.msg import Msg
+
+from bus.broker.caller import BELOW, CONSUMER_BYTES, Asker, askers_of_role
+from bus.broker.rights import may_read
+from bus.nats.reply_subjects import BROKER, inbox_of_token
+from bus.security.identity import Identity, is_credential, is_root
+from bus.wire import codec
+from schemas.broker import BrokerRequest
+from schemas.envelope import EntityKind, Sender
+from schemas.errors import NoResponders, Unavailable
+from schemas.signals import Role
+
+if TYPE_CHECKING:
+    from bus.nats.client import Link
+    from bus.nats.dialer import Token
+
+REPEAT_S = 1.0
+"""What is only read is asked for again after this: a broker that dies takes along what it had in hand."""
+PAUSE_S = 0.05
+"""While no broker is there."""
+AWAY_S = 5.0
+"""How long that is put up with."""
+
+
+class Asking:
+    """One connection's way to the brokers, as the first of `askers` that may."""
+
+    def __init__(
+        self, link: Link, sender: Sender, next_id: Callable[[], str], askers: Sequence[Asker]
+    ) -> None:
+        self.askers = tuple(askers)
+        self._link = link
+        self._sender = codec.sender_map(sender)
+        self._next_id = next_id
+
+    @property
+    def asker(self) -> Asker:
+        """The least that we are; the only one but with a user's token."""
+        return self.askers[0]
+
+    def consumer(self, stream: str, subjects: str) -> str:
+        """A name for a consumer that is to read these."""
+        return f"{self._reader(stream, subjects).consumers}{secrets.token_hex(CONSUMER_BYTES)}"
+
+    def _reader(self, stream: str, subjects: str) -> Asker:
+        """Who of us may read that. If nobody, the last is refused by the server or the broker."""
+        return next((one for one in self.askers if may_read(one, stream, subjects)), self.askers[-1])
+
+    async def ask(
+        self,
+        call: str,
+        body: bytes,
+        *,
+        timeout_s: float,
+        headers: dict[str, str] | None = None,
+        repeatable: bool = False,
+        owner: str = "",
+    ) -> Msg:
+        """JetStream's answer to this call, or a broker's that it was not made. `owner`: who asks the store of
+        an instance, of a job of theirs; the answer is the instance's.
+
+        Raises:
+            Unavailable: no broker is there.
+            NoResponders, DeadlineExceeded, BusUnreachable, Refused: as `Link.ask`.
+        """
+        subject, data = self._question(call, body, headers, owner)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(AWAY_S, timeout_s)
+        while True:
+            try:
+                return await self._link.ask(
+                    subject,
+                    data,
+                    timeout_s=timeout_s,
+                    repeat_s=REPEAT_S if repeatable else None,
+                    answerer=BROKER,
+                )
+            except NoResponders:
+                if loop.time() >= until:
+                    raise Unavailable("no broker answers: does the mesh's control plane run?") from None
+            await asyncio.sleep(PAUSE_S)
+            await self._link.wait_online()
+
+    async def send(self, call: str, body: bytes, reply: str = "") -> None:
+        """Asks without waiting; what comes goes to `reply`, an inbox of ours."""
+        subject, data = self._question(call, body, None)
+        await self._link.send(subject, data, reply=reply)
+
+    def _question(
+        self, call: str, body: bytes, headers: dict[str, str] | None, owner: str = ""
+    ) -> tuple[str, bytes]:
+        request = BrokerRequest.model_construct(call=call, headers=headers or {}, body=body)
+        asker = Asker.of_owner(owner, self.asker.inbox) if owner else self._asker(call, body)
+        return asker.subject, codec.encode(request, self._sender, self._next_id())
+
+    def _asker(self, call: str, body: bytes) -> Asker:
+        if len(self.askers) == 1:
+            return self.asker
+        tokens = call.split(".")
+        if call.startswith("$JS.API.DIRECT.GET."):
+            return self._reader(tokens[4], ".".join(tokens[5:]))
+        if call.startswith("$JS.API.CONSUMER."):
+            last = tokens[-1] if tokens[3] != "CREATE" else tokens[5]
+            return next((one for one in self.askers if last.startswith(one.consumers)), self.askers[-1])
+        if call.startswith(("$JS.API.STREAM.INFO.", "$JS.API.STREAM.MSG.GET.")):
+            return self._reader(tokens[-1], _subjects_in(body))
+        return self.askers[-1] if call.startswith("$JS.API.") else self.asker
+
+
+def _subjects_in(body: bytes) -> str:
+    """Which subjects a call of ours is about; empty: the stream itself."""
+    fields = json.loads(body) if body else {}
+    named = (fields.get(key) for key in ("subjects_filter", "last_by_subj", "next_by_subj"))
+    return next((str(one) for one in named if one), "")
+
+
+def askers(token: Token | None, name: str, kind: EntityKind, nonce: bool) -> tuple[Asker, ...]:
+    """As whom a connection asks brokers; none: it speaks with the server itself.
+
+    `nonce`: the server wants one signed, as those with a guard do; others know no users.
+    """
+    if callable(token):
+        token = token()
+    if not isinstance(token, str) or ":" in token:
+        return ()
+    if is_root(token) or is_credential(token):
+        identity = _identity(token, name, kind)
+        return (Asker.of_identity(identity),) if identity.kind in BELOW else ()
+    return askers_of_role(Role.ADMIN, inbox_of_token(token)) if nonce else ()
+
+
+def _identity(token: str, name: str, kind: EntityKind) -> Identity:
+    from bus.security.credentials import shown_identity  # cryptography takes 50 ms to import
+
+    return shown_identity(token, name, kind)

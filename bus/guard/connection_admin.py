@@ -1,0 +1,124 @@
+"""Who is connected, and ending a connection: asked of the servers' system account."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from bus.guard.guard_keys import GuardKeys
+from bus.logs import get_logger
+from bus.messaging.disconnects import ACCOUNT
+from bus.nats.client import Link
+from bus.nats.dialer import KeyUser
+from schemas.errors import DmscError
+
+log = get_logger("bus.guard.connection_admin")
+
+LIST = "$SYS.REQ.SERVER.PING.CONNZ"
+PAGE = 1_024
+STATISTICS = "$SYS.REQ.SERVER.PING"
+ANSWERS_S = 2.0
+"""How long the answers of all servers are waited for: each answers for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A client's connection: as whom it was let in, and where."""
+
+    as_: str
+    server: str
+    number: int
+    name: str
+
+
+class Connections:
+    """`async with Connections.open(servers, keys) as connections:`."""
+
+    def __init__(self, link: Link) -> None:
+        self.silent = 0  # how many servers did not answer when asked last
+        self._link = link
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, servers: Sequence[str], keys: GuardKeys, *, name: str) -> AsyncIterator[Connections]:
+        """
+        Raises:
+            BusUnreachable, Refused: as `Bus.connect`.
+        """
+        link = Link(
+            list(servers),
+            name=name,
+            label=f"{name}/system",
+            token=KeyUser(keys.system),
+            inbox_prefix="_INBOX.system",
+        )
+        await link.open(5.0)
+        try:
+            yield cls(link)
+        finally:
+            await link.close()
+
+    async def of(self, wanted_as: Callable[[str], bool], account: str = ACCOUNT) -> list[Connection]:
+        """The connections of whoever was let into `account` under such a name, on all servers."""
+        found: list[Connection] = []
+        offset = self.silent = 0
+        servers = await self._servers()
+        while True:
+            wanted = {"auth": True, "acc": account, "limit": PAGE, "offset": offset}
+            more = False
+            answers = await self._ask_all(json.dumps(wanted).encode(), servers)
+            self.silent = max(self.silent, servers - len(answers))
+            for answer in answers:
+                body = answer.get("data") or {}
+                listed = body.get("connections") or []
+                more = more or len(listed) == PAGE
+                found += [
+                    Connection(
+                        str(one.get("authorized_user")),
+                        str(body["server_id"]),
+                        int(one["cid"]),
+                        str(one.get("name", "")),
+                    )
+                    for one in listed
+                    if wanted_as(str(one.get("authorized_user")))
+                ]
+            if not more:
+                return found
+            offset += PAGE
+
+    async def end(self, connection: Connection) -> None:
+        """Ends it; one that is gone already is well."""
+        subject = f"$SYS.REQ.SERVER.{connection.server}.KICK"
+        with contextlib.suppress(DmscError):
+            await self._link.ask(subject, json.dumps({"cid": connection.number}).encode(), timeout_s=1.0)
+
+    async def _servers(self) -> int:
+        """How many there are, as the one that we are connected to says. One that stands still counts until
+        the others have given it up, and with it its connections."""
+        answer = json.loads((await self._link.ask(STATISTICS, b"", timeout_s=2.0)).data)
+        return max(1, int(answer.get("statsz", {}).get("active_servers", 1)))
+
+    async def _ask_all(self, payload: bytes, servers: int) -> list[dict[str, Any]]:
+        answers: asyncio.Queue[Msg] = asyncio.Queue()
+
+        async def arrived(message: Msg) -> None:
+            answers.put_nowait(message)
+
+        inbox = f"_INBOX.system.{id(answers):x}"
+        feed = await self._link.subscribe(inbox, arrived)
+        found: list[dict[str, Any]] = []
+        try:
+            await self._link.send(LIST, payload, reply=inbox)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWERS_S):
+                    while len(found) < servers:
+                        found.append(json.loads((await answers.get()).data))
+            return found
+        finally:
+            await self._link.unsubscribe(feed)

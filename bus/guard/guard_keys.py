@@ -1,0 +1,112 @@
+"""The keys of the AAM as the server's guard, and the lines of a server's configuration that follow from them.
+
+The server asks the AAM about every connection (NATS auth callout) and believes what is signed with the
+issuer's key; in its configuration stand public keys alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from bus.guard.accounts import ALONE, Account, account_lines, system_exports
+from bus.messaging.disconnects import SYSTEM_ACCOUNT
+from bus.security.credentials import root_public
+from bus.security.nats_jwt import SealingKeys, SigningKeys
+from bus.security.trust_roots import Roots
+from schemas.errors import BadInput
+
+GUARD_ACCOUNT = "AUTH"
+ANSWER_S = 1.0
+"""How long the server waits for the AAM's word; then the connection is refused, and dialled again."""
+
+
+@dataclass(frozen=True)
+class GuardKeys:
+    """Secrets of AAM processes alone, but for `roots`, by which credentials are checked. On a server of
+    several meshes they are empty: each has its own.
+
+    `issuer` signs what the server believes; `sealing` opens its questions; `guard` and `system` are users of
+    the accounts in which questions are answered and connections are ended.
+    """
+
+    roots: Roots
+    issuer: str
+    sealing: str
+    guard: str
+    system: str
+
+    @classmethod
+    def generate(cls, root: str | None) -> GuardKeys:
+        """For the mesh of this root; None: for a server of several."""
+        return cls(
+            roots=Roots(root="" if root is None else root_public(root)),
+            issuer=SigningKeys.account().seed,
+            sealing=SealingKeys.generate().seed,
+            guard=SigningKeys.user().seed,
+            system=SigningKeys.user().seed,
+        )
+
+    def with_roots(self, roots: Roots, *, fresh: bool = False) -> GuardKeys:
+        """The same for these roots. `fresh`: new keys, which the server knows only after a restart."""
+        return replace(GuardKeys.generate(None) if fresh else self, roots=roots)
+
+    @cached_property
+    def issuer_keys(self) -> SigningKeys:
+        return SigningKeys(self.issuer)
+
+    @cached_property
+    def sealing_keys(self) -> SealingKeys:
+        return SealingKeys(self.sealing)
+
+    def text(self) -> str:
+        """As the file has it: roots and keys beside each other."""
+        body = asdict(self)
+        return json.dumps({**body.pop("roots"), **body}, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> GuardKeys:
+        """
+        Raises:
+            BadInput: the file is missing, or not one of these.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+            body = json.loads(text)
+            own = {name: body[name] for name in body.keys() - Roots.__slots__}
+            keys = cls(roots=Roots.parse(text, str(path)), **own)
+            keys.issuer_keys, keys.sealing_keys  # noqa: B018  # damaged ones are told here
+        except OSError as error:
+            raise BadInput(f"{path}: {error.strerror}; it holds the authorizer's keys") from None
+        except (ValueError, TypeError, AttributeError, BadInput):
+            raise BadInput(f"{path}: not the authorizer's keys") from None
+        return keys
+
+
+def guarded_clause(keys: GuardKeys, accounts: Sequence[Account] = ALONE, copies: int = 1) -> list[str]:
+    """The lines of a server's configuration that hand every connection to the AAM, which puts it into one of
+    these accounts; `copies` as for `account_lines`."""
+    guard, system = SigningKeys(keys.guard).public, SigningKeys(keys.system).public
+    return [
+        "accounts {",
+        *account_lines(accounts, copies),
+        f"  {GUARD_ACCOUNT} {{ users: [{{nkey: {guard}}}] }}",
+        f"  {SYSTEM_ACCOUNT} {{",
+        f"    users: [{{nkey: {system}}}]",
+        f"    exports: [{system_exports(accounts)}]",
+        "  }",
+        "}",
+        f"system_account: {SYSTEM_ACCOUNT}",
+        "authorization {",
+        f"  timeout: {ANSWER_S:g}",
+        "  auth_callout {",
+        f"    account: {GUARD_ACCOUNT}",
+        f"    issuer: {keys.issuer_keys.public}",
+        f"    auth_users: [{guard}, {system}]",
+        f"    xkey: {keys.sealing_keys.public}",
+        "  }",
+        "}",
+    ]

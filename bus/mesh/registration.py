@@ -1,0 +1,206 @@
+"""A service's own registration (draft §4.3, Type 1): announced, kept alive, taken back at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from bus import subjects
+from bus.logs import get_logger
+from bus.wire.correlation import stand_alone
+from schemas.errors import DmscError, Fenced, IllegalTransition, Unavailable
+from schemas.registry import (
+    INSTANCE_TRANSITIONS,
+    Culprit,
+    Heartbeat,
+    InstanceState,
+    ServiceRecord,
+    StateChange,
+)
+from schemas.signals import Registration, RegistrationLease
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+log = get_logger("bus.mesh.registration")
+
+REGISTER_S = 30.0
+"""How long a registry that is not heard is waited for until that is an error; in heard time
+(`bus.nats.liveness`)."""
+AGAIN_S = 1.0
+"""Before a registry that could not write a registration, for its store is full, is asked again."""
+FAREWELL_S = 1.0
+"""How long leaving may take; the registry's expiry does it otherwise."""
+
+
+class Presence:
+    """`async with Presence(bus, record) as presence:` registers, and says that it lives until the end.
+
+    Heartbeats every `lease.heartbeat_s`; the whole record every `lease.expiry_s` and after a reconnect,
+    which repairs a registry that forgot. On exit the state becomes `gone`. `fenced` is set, and the
+    heartbeats end, when the registry says that a newer incarnation has taken the name.
+    """
+
+    lease: RegistrationLease
+
+    def __init__(self, bus: Bus, record: ServiceRecord, *, register_s: float = REGISTER_S) -> None:
+        self.record = with_metrics(record, bus.metrics_url)
+        self._bus = bus
+        self._register_s = register_s
+        self._running: list[asyncio.Task[None]] = []
+        self._again = asyncio.Event()
+        self._forget_callback: Callable[[], None] = lambda: None
+        self.fenced = asyncio.Event()
+
+    async def __aenter__(self) -> Presence:
+        self.lease = await self._register(self._register_s)
+        self._forget_callback = self._bus.on_reconnect(self._on_reconnect)
+        self._running = [
+            asyncio.create_task(self._beating(), name=f"heartbeat {self.record.sid}"),
+            asyncio.create_task(self._renewing(), name=f"registration {self.record.sid}"),
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._forget_callback()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._running = []
+        if self.record.state in (InstanceState.GONE, InstanceState.FAULTED):
+            return  # a fault stays to be read until the record is released or replaced
+        with contextlib.suppress(DmscError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self.change(InstanceState.GONE, "stopped" if error is None else "ended")
+
+    async def change(
+        self, state: InstanceState, reason: str = "", *, fault: str = "", culprit: Culprit | None = None
+    ) -> None:
+        """Moves this incarnation's state and tells the registry.
+
+        `fault` is the code of the error that ends this incarnation, where a new one would meet it again;
+        `culprit` the microbatch that it was at.
+
+        Raises:
+            IllegalTransition: the lifecycle does not allow it.
+            Unavailable: the registry does not answer, or can't write; the next registration carries the
+                state.
+        """
+        now = self.record.state
+        if state is not now and state not in INSTANCE_TRANSITIONS[now]:
+            raise IllegalTransition(
+                f"{self.record.sid}: {now} → {state} is not allowed", sid=self.record.sid, state=now
+            )
+        self.record = self.record.model_copy(
+            update={"state": state, "reason": reason, "fault": fault, "culprit": culprit}
+        )
+        await self._bus.command(
+            subjects.STATE_CHANGE,
+            StateChange(
+                sid=self.record.sid,
+                incarnation=self.record.incarnation,
+                state=state,
+                reason=reason,
+                fault=fault,
+                culprit=culprit,
+            ),
+            while_heard=True,
+            sid=self.record.sid,
+        )
+
+    async def tell(self, state: InstanceState, reason: str) -> None:
+        """As `change`, by a registration as soon as the registry takes one, where it takes no change now.
+
+        Raises:
+            IllegalTransition: the lifecycle does not allow it.
+        """
+        try:
+            await self.change(state, reason)
+        except Unavailable as error:
+            log.warning("state not told yet", sid=self.record.sid, state=state, reason=error.text)
+            self._again.set()
+
+    async def update(self, **fields: Any) -> None:
+        """Replaces fields of the record (capability, tags, schemas, …) and registers it again."""
+        self.record = self.record.model_copy(update=fields)
+        self.lease = await self._register(self._register_s)
+
+    async def _register(self, deadline_s: float) -> RegistrationLease:
+        """Asked again for as long as the registry answers that it can't write now.
+
+        Raises:
+            NoResponders, DeadlineExceeded: it does not answer.
+        """
+        while True:
+            announcement = Registration(record=self.record)
+            try:
+                lease: RegistrationLease = await self._bus.command(
+                    subjects.REGISTRATION,
+                    announcement,
+                    deadline_s=deadline_s,
+                    while_heard=True,
+                    sid=self.record.sid,
+                )
+                break
+            except Unavailable as error:
+                if not error.answered:
+                    raise
+                log.info("not registered yet", sid=self.record.sid, reason=error.text)
+            await asyncio.sleep(AGAIN_S)
+        if lease.route_id != self.record.route_id:
+            self.record = self.record.model_copy(update={"route_id": lease.route_id})
+        return lease
+
+    async def _on_reconnect(self) -> None:
+        self._again.set()
+
+    async def _renewing(self) -> None:
+        stand_alone()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.lease.expiry_s):
+                    await self._again.wait()
+            self._again.clear()
+            try:
+                self.lease = await self._register(min(self._register_s, REGISTER_S))
+            except DmscError as error:
+                log.warning("registration failed", sid=self.record.sid, reason=error.text)
+                if isinstance(error, Fenced):
+                    self.fenced.set()
+                    return
+                await asyncio.sleep(min(1.0, self.lease.heartbeat_s))
+                if error.retryable:
+                    self._again.set()
+
+    async def _beating(self) -> None:
+        stand_alone()
+        record, digest = self.record, digest_of(self.record)
+        while not self.fenced.is_set():
+            if record is not self.record:
+                record, digest = self.record, digest_of(self.record)
+            beat = Heartbeat(
+                sid=record.sid, incarnation=record.incarnation, state=record.state, digest=digest
+            )
+            with contextlib.suppress(DmscError):  # away: the registry's patience is longer than a reconnect
+                if self._bus.connected:  # a buffered heartbeat would be a lie when it arrives
+                    await self._bus.publish(subjects.HEARTBEAT, beat, sid=record.sid)
+            await asyncio.sleep(self.lease.heartbeat_s)
+
+
+def with_metrics(record: ServiceRecord, url: str) -> ServiceRecord:
+    """The record, which says where its process tells its metrics."""
+    if not url:
+        return record
+    return record.model_copy(update={"endpoint": record.endpoint.model_copy(update={"metrics": url})})
+
+
+def digest_of(record: ServiceRecord) -> str:
+    """Eight hex digits of what the sender believes is registered, without what the registry sets."""
+    own = record.model_copy(update={"route_id": 0, "reason": "", "fault": "", "culprit": None})
+    return hashlib.blake2b(own.model_dump_json().encode(), digest_size=4).hexdigest()

@@ -1,0 +1,352 @@
+"""Listening and answering: bounded queues and concurrency, each command handled once, drained at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nats.aio.msg import Msg
+
+from bus.logs import get_logger
+from bus.messaging import attribution as spoken_names
+from bus.messaging.dead_letters import bury
+from bus.messaging.request_progress import SO_FAR, WANTED, Progress, present
+from bus.nats import reply_subjects as inboxes
+from bus.nats.client import asked_to_end
+from bus.nats.durable_subscription import Feed
+from bus.subject import Subject
+from bus.wire import codec
+from bus.wire.correlation import handling
+from bus.wire.packed import Sendable
+from schemas.base import Message
+from schemas.envelope import Envelope
+from schemas.errors import BadMessage, DmscError, ErrorReply
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+log = get_logger("bus.messaging.handlers")
+
+Handler = Callable[[Any, Envelope], Awaitable[None]]
+Server = Callable[[Any, Envelope], Awaitable[Sendable]]
+
+DRAIN_S = 10.0
+"""How long `stop()` waits for what is in flight before it cancels it."""
+REMEMBERED_S = 60.0
+"""How long an answer is kept for a repeated command; commands give up sooner (30 s by default)."""
+REMEMBERED_CALLS = 4_096
+REMEMBERED_BYTES = 32 << 20
+
+
+Call = tuple[str, ...]
+"""Who asked, under which envelope id, and the digest of what: under a known id, another question is new."""
+
+
+@dataclass(slots=True)
+class _Remembered:
+    at: float
+    reply: bytes
+
+
+@dataclass(slots=True)
+class _Running:
+    waiting: set[str]
+    progress: Progress = field(default_factory=Progress)
+
+
+@dataclass(slots=True)
+class Memory:
+    """What was asked of one row and what was answered: so that a repeat runs nothing twice.
+
+    Running calls are never forgotten; answers are, after REMEMBERED_S or when there are too many.
+    """
+
+    running: dict[Call, _Running] = field(default_factory=dict)
+    answered: OrderedDict[Call, _Remembered] = field(default_factory=OrderedDict)
+    size: int = 0
+
+    def admit(self, call: Call, inbox: str, now: float) -> bytes | bool:
+        """True: new, run it. False: runs already, the inbox will get the answer. Bytes: the answer."""
+        known = self.answered.get(call)
+        if known is not None and now - known.at <= REMEMBERED_S:
+            return known.reply
+        running = self.running.get(call)
+        if running is not None:
+            running.waiting.add(inbox)
+            return False
+        self.running[call] = _Running({inbox})
+        return True
+
+    def progress(self, call: Call) -> Progress:
+        """Of a call that runs."""
+        return self.running[call].progress
+
+    def settle(self, call: Call, reply: bytes | None, now: float) -> set[str]:
+        """The call is over; None means it was cut short and may run again. Returns who waits for it."""
+        running = self.running.pop(call, None)
+        if reply is not None:
+            expired = self.answered.pop(call, None)
+            self.size += len(reply) - (len(expired.reply) if expired else 0)
+            self.answered[call] = _Remembered(now, reply)
+            self._forget(now)
+        return running.waiting if running else set()
+
+    def _forget(self, now: float) -> None:
+        while self.answered:
+            oldest = next(iter(self.answered))
+            entry = self.answered[oldest]
+            crowded = len(self.answered) > REMEMBERED_CALLS or self.size > REMEMBERED_BYTES
+            if not crowded and now - entry.at <= REMEMBERED_S:
+                return
+            del self.answered[oldest]
+            self.size -= len(entry.reply)
+
+
+class Subscription:
+    """A listener on one row. Made by `Bus.subscribe` and `Bus.serve`.
+
+    Up to `concurrency` workers, made when needed, take messages from one queue; with one worker the
+    order is kept. Beyond `pending_limit` waiting messages the newest are dropped and counted (`dropped`,
+    and `Bus.counters.dropped`). What comes on the subject `ignored` is not read.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        row: Subject,
+        subject: str,
+        *,
+        handler: Handler | None,
+        server: Server | None,
+        concurrency: int,
+        queue_group: str | None,
+        pending_limit: int,
+        ignored: str | None = None,
+    ) -> None:
+        self.row = row
+        self.subject = subject
+        self.dropped = 0
+        self._bus = bus
+        self._handle: Callable[[Msg], Awaitable[None]]
+        if server is not None:
+            self._handle = functools.partial(self._serve, server)
+        elif handler is not None:
+            self._handle = functools.partial(self._hear, handler)
+        self._concurrency = max(1, concurrency)
+        self._queue_group = queue_group or ""
+        self._pending_limit = pending_limit
+        self._ignored = ignored
+        self._memory = Memory()
+        named = spoken_names.check_of(row)
+        # Without a guard, nobody's subject says who they are.
+        self._check_names = named if named is not None and bus.link.guarded else None
+        self._feed: Feed | None = None
+        self._workers: set[asyncio.Task[None]] = set()
+        self._idle = 0
+        self._stopped: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._feed = await self._bus.link.subscribe(
+            self.subject,
+            None,
+            queue=self._queue_group,
+            pending_limit=self._pending_limit,
+            on_drop=self._on_drop,
+        )
+        self._hire(self._feed)
+
+    async def stop(self, drain: bool = True) -> None:
+        """Stops listening. With `drain`, what has arrived is handled first; twice is fine.
+
+        Called from one of its own handlers it returns at once: it cannot wait for itself.
+        """
+        if self._stopped is None:
+            self._stopped = asyncio.create_task(self._stop(drain), name=f"stop {self.subject}")
+            self._stopped.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if asyncio.current_task() not in self._workers:
+            await asyncio.shield(self._stopped)
+
+    async def _stop(self, drain: bool) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await self._bus.link.unsubscribe(feed, drain_s=DRAIN_S if drain else 0.0)
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        self._bus.forget(self)
+
+    # --- workers -------------------------------------------------------------------------------------------
+
+    def _hire(self, feed: Feed) -> None:
+        self._idle += 1
+        worker = asyncio.create_task(self._work(feed), name=f"{self.subject} worker")
+        self._workers.add(worker)
+        worker.add_done_callback(self._workers.discard)
+
+    async def _work(self, feed: Feed) -> None:
+        """Takes messages one after the other. One worker always waits, as long as there may be more."""
+        while True:
+            try:
+                await self._take(feed)
+            except asyncio.CancelledError:
+                if asked_to_end():
+                    raise
+                self._failed(None)
+            except Exception as error:
+                self._failed(error)
+
+    async def _take(self, feed: Feed) -> None:
+        raw = await feed.messages.get()
+        self._busy(feed)
+        try:
+            await self._handle(raw)
+        finally:
+            self._idle += 1
+            feed.done(raw)
+
+    def _busy(self, feed: Feed) -> None:
+        """A worker has something to do: another one waits in its place."""
+        self._idle -= 1
+        if self._idle == 0 and len(self._workers) < self._concurrency:
+            self._hire(feed)
+
+    def _on_drop(self) -> None:
+        self._bus.counters.dropped += 1
+        self.dropped += 1
+        if self.dropped == 1:
+            log.warning(
+                "messages dropped: the handler is slower than the sender",
+                subject=self.subject,
+                limit=self._pending_limit,
+                service=self._bus.sender.name,
+            )
+
+    # --- one message -------------------------------------------------------------------------------------
+
+    async def _hear(self, handler: Handler, raw: Msg) -> None:
+        if raw.subject == self._ignored:
+            return
+        try:
+            if raw.reply or raw.headers:
+                refuse_stored(raw)
+            if len(raw.data) > codec.MOST_NOTICE_BYTES:
+                codec.refuse_oversized(self.row, raw.data)
+            message, envelope = codec.decode(raw.data, self.row.schema)
+            if self._check_names is not None:
+                self._check_names(raw.subject, message, envelope)
+        except BadMessage as error:
+            handling.set(None)
+            await bury(self._bus, self.row, raw.subject, raw.data, error)
+            return
+        handling.set(envelope)
+        await handler(message, envelope)
+
+    async def _serve(self, server: Server, raw: Msg) -> None:
+        asked = await self._asked(raw)
+        if asked is None:
+            return
+        if isinstance(asked, bytes):
+            await self._reply({raw.reply}, asked)
+            return
+        message, envelope, call = asked
+        admitted = self._memory.admit(call, raw.reply, time.monotonic())
+        if admitted is True:
+            await self._answer(server, message, envelope, call)
+        elif admitted is not False:
+            await self._reply({raw.reply}, admitted)
+        elif raw.headers and WANTED in raw.headers:
+            await self._tell_progress(raw.reply, self._memory.progress(call))
+
+    async def _asked(self, raw: Msg) -> tuple[Message, Envelope, Call] | bytes | None:
+        """What is asked; the answer, where that can't be read; None where nobody may be answered.
+
+        The reply comes first: whatever is sent there is sent with our rights.
+        """
+        asker: inboxes.Asker | None = None
+        try:
+            refuse_stored(raw)
+            asker = inboxes.asker_of(self.row, raw)
+            codec.refuse_oversized(self.row, raw.data)
+            message, envelope = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
+            if not asker.is_sender(envelope.sender, guarded=self._bus.link.guarded):
+                stranger, asker = asker, None
+                raise inboxes.another_sender(self.row, stranger, envelope.sender)
+            if self._check_names is not None:
+                self._check_names(raw.subject, message, envelope)
+        except BadMessage as error:
+            handling.set(None)
+            await bury(self._bus, self.row, raw.subject, raw.data, error)
+            return None if asker is None else self._encode(error.to_reply(), None)
+        return message, envelope, (*asker, envelope.sender.incarnation, envelope.id)
+
+    async def _answer(self, server: Server, message: Message, envelope: Envelope, call: Call) -> None:
+        reply: bytes | None = None
+        handling.set(envelope)
+        present.set(self._memory.progress(call))
+        try:
+            reply = self._encode(await server(message, envelope), envelope.id)
+        except asyncio.CancelledError:
+            if asked_to_end():
+                # Cut short by shutdown: no answer, so that the asker repeats it to whoever takes over.
+                self._memory.settle(call, None, time.monotonic())
+                raise
+            reply = self._encode(internal("its work was cancelled"), envelope.id)
+        except DmscError as error:
+            reply = self._encode(error.to_reply(), envelope.id)
+        except Exception as error:
+            self._failed(error)
+            reply = self._encode(internal("see its log"), envelope.id)
+        await self._reply(self._memory.settle(call, reply, time.monotonic()), reply)
+
+    def _encode(self, message: Sendable, cause: str | None) -> bytes:
+        bus = self._bus
+        try:
+            data = codec.encode(message, bus.sender_map, bus.next_id(), cause)
+            codec.refuse_oversized_answer(self.row, data)
+            return data
+        except BadMessage as error:
+            log.error("answer cannot be sent", subject=self.subject, error=error.text)
+            return codec.encode(internal(error.text), bus.sender_map, bus.next_id(), cause)
+
+    async def _reply(self, waiting: set[str], reply: bytes) -> None:
+        for inbox in waiting:
+            try:
+                await self._bus.link.send(inbox, reply)
+            except DmscError as error:  # the bus is away: the asker repeats, and finds the answer remembered
+                log.debug("answer not sent", subject=self.subject, error=error.text)
+
+    async def _tell_progress(self, inbox: str, progress: Progress) -> None:
+        try:
+            await self._bus.link.send(inbox, b"", headers={SO_FAR: str(progress.so_far)})
+        except DmscError as error:  # the bus is away: the asker asks again
+            log.debug("progress not told", subject=self.subject, error=error.text)
+
+    def _failed(self, error: Exception | None) -> None:
+        """A handler raised; None: CancelledError, though nobody asked it to end."""
+        self._bus.counters.handler_errors += 1
+        log.error(
+            "handler failed" if error else "handler was cancelled from within",
+            subject=self.subject,
+            service=self._bus.sender.name,
+            exc_info=error,
+        )
+
+
+def refuse_stored(raw: Msg) -> None:
+    """JetStream sends what it has stored to whatever subject a reader names as its reply, and asks nobody
+    whether that reader may publish there (`bus.guard.permissions`): its marks can't be taken off.
+
+    Raises:
+        BadMessage: this was not published, but read from a stream.
+    """
+    if raw.reply.startswith("$JS.ACK.") or (raw.headers and "Nats-Stream" in raw.headers):
+        raise BadMessage(f"{raw.subject}: a stored message, sent here by a reader", reason="replayed")
+
+
+def internal(text: str) -> ErrorReply:
+    return ErrorReply(code=DmscError.code, text=f"the service failed: {text}")

@@ -1,0 +1,66 @@
+"""What the streams keep of the table of subjects, and how much; which buckets there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bus.subject import Delivery
+from bus.subjects import SUBJECTS
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A stream's subjects and bounds. `acknowledged` is off where core traffic is merely recorded:
+    JetStream would otherwise answer into the reply inbox of whoever published."""
+
+    name: str
+    subjects: tuple[str, ...]
+    max_bytes: int
+    max_age_s: float = 0.0
+    acknowledged: bool = False
+    final: bool = False  # what is in it goes by its bounds alone: nobody may delete or purge
+
+
+def _streams() -> tuple[StreamSpec, ...]:
+    bounds = {  # bytes and seconds; a day of a busy mesh of tens of instances
+        "JOBS": (256 << 20, 0.0),
+        "SIGNALS": (64 << 20, 86_400.0),
+        "STEPS": (128 << 20, 86_400.0),
+        "TELEMETRY": (128 << 20, 86_400.0),
+        "POLICIES": (64 << 20, 0.0),
+        "FAULTS": (64 << 20, 0.0),
+        "FAULT_QUEUE": (32 << 20, 30 * 86_400.0),
+        "LOGS": (64 << 20, 86_400.0),
+        "DEAD_LETTERS": (16 << 20, 86_400.0),
+        "UNREADABLE": (64 << 20, 90 * 86_400.0),
+        "AUDIT": (
+            256 << 20,
+            0.0,
+        ),  # refusals are folded (entities/authorizer/audit/rate_limited_records.py): weeks of an attack
+    }
+    specs = []
+    for name, (size, age) in bounds.items():
+        rows = [row for row in SUBJECTS if row.stream == name]
+        specs.append(
+            StreamSpec(
+                name,
+                tuple(row.wildcard() for row in rows),
+                size,
+                age,
+                acknowledged=any(row.delivery is Delivery.STREAM for row in rows),
+                final=name == "AUDIT",
+            )
+        )
+    return tuple(specs)
+
+
+STREAMS = _streams()
+KEEPS_PREVIOUS = frozenset(
+    {"jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets", "datasets"}
+)
+"""Buckets whose values nothing else tells: their streams keep earlier ones, for the case that the newest
+can't be read. What changes often and what others can tell again (registry, routes, leadership, answers,
+uploads) keeps only the newest; so does `steps`, for a decision that is not the last is worse than none."""
+PREVIOUS_VALUES = 8
+"""How many values of a key such a bucket keeps."""
+BUCKETS = tuple(sorted({row.bucket for row in SUBJECTS if row.bucket}))

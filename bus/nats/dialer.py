@@ -1,0 +1,316 @@
+"""Making and unmaking a NATS client: one attempt with a clear outcome, and a close that cannot fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nats.aio.client import Client, Server
+
+from bus.nats import tls_trust as trust
+from bus.nats.reply_subjects import inbox_of, inbox_of_token
+from bus.security import renewal
+from bus.security.identity import is_credential, is_root
+from schemas.envelope import EntityKind
+from schemas.errors import BusUnreachable, DmscError, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUser:
+    """A user that stands with its public key in the server's own configuration."""
+
+    seed: str
+
+
+Token = str | Callable[[], str] | KeyUser
+"""A token (`bus.security.credentials` says which there are), or what gives the present one at each dial."""
+
+BUFFER_BYTES = 16 << 20
+"""Published while disconnected: kept up to here and sent after the reconnect, then refused."""
+RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 1.0
+"""Pause before a reconnect attempt: between these, times a random half to whole."""
+GUARDED_FIRST_S = 0.15
+"""The first pause of those who are let in by the authorizer, which comes back to a restarted server first: a
+server that finds none makes its caller wait out `guard_keys.ANSWER_S`."""
+RECONNECT_SHARE = 0.05
+"""The pause is this share of the time that we have been away: the way back adds little to an outage, and
+a long one is not met with a storm."""
+VIOLATION = "authorization violation"
+UNANSWERED_S = 0.9
+"""A refusal that takes this long is of a server which waited `guard_keys.ANSWER_S` for its authorizer."""
+ATTEMPT_S = 3.0
+"""A server that accepts a connection and says nothing is left after this and dialled again."""
+PING_INTERVAL_S = 10
+"""A hung server (no EOF) is noticed after three of these."""
+NEVER_S = 10**9
+CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Whom a client tells what happens to it. All are coroutines, as nats-py wants them."""
+
+    error: Callable[[Exception], Awaitable[None]]
+    disconnected: Callable[[], Awaitable[None]]
+    reconnected: Callable[[], Awaitable[None]]
+    closed: Callable[[Client], Awaitable[None]]
+    lame_duck: Callable[[], Awaitable[None]]
+
+
+class Dialer:
+    """Where to connect to and as whom."""
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        *,
+        name: str,
+        label: str,
+        token: Token | None,
+        kind: EntityKind = EntityKind.CLIENT,
+        first_pause_s: float | None = None,
+        pinned: bool = False,
+        tls_name: str | None = None,
+    ) -> None:
+        """`pinned`: its clients end with their connection instead of going elsewhere, and send no pings.
+        `tls_name`: what the certificate must say, if not the address."""
+        self.name = name
+        self._kind = kind
+        self._label = label  # how the server is to know this connection
+        self._pinned = pinned
+        self._tls_name = tls_name
+        self.servers = tuple(servers)
+        self.guarded = isinstance(token, str) and (is_root(token) or is_credential(token))
+        self._token = token
+        self._first_pause_s = first_pause_s or (GUARDED_FIRST_S if self.guarded else RECONNECT_FIRST_S)
+        self._attempts = 0
+        self._away_since = 0.0
+        self._attempt_at = 0.0
+
+    def _encryption(self) -> dict[str, Any]:
+        """TLS before the first word: whoever stands in between can't talk us out of it and get the token."""
+        if not any(url.startswith("tls://") for url in self.servers):
+            return {}
+        named = {"tls_hostname": self._tls_name} if self._tls_name else {}
+        return {"tls": trust.context(), "tls_handshake_first": True, **named}
+
+    def at(self, url: str, tls_name: str | None, label: str) -> Dialer:
+        """Dials as the same one, pinned to one server."""
+        return Dialer(
+            (url,),
+            name=self.name,
+            label=f"{self._label}/{label}",
+            token=self._token,
+            kind=self._kind,
+            pinned=True,
+            tls_name=tls_name,
+        )
+
+    @property
+    def where(self) -> str:
+        """The addresses, without credentials."""
+        return ", ".join(bare(url) for url in self.servers)
+
+    async def dial(self, listener: Listener, timeout_s: float) -> Client:
+        """One client, connected; it reconnects by itself until it is closed.
+
+        Attempts follow one another until `timeout_s` has passed.
+
+        Raises:
+            Refused: the server is there and does not accept the token.
+            BusUnreachable: nothing answers in time.
+        """
+        refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        distrusted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        reasons: list[str] = []
+        unanswered = False
+        client = Client()
+
+        async def on_error(error: Exception) -> None:
+            reasons.append(plain(error))
+            del reasons[:-1]
+            nonlocal unanswered
+            if self.refuses(error):
+                if not refused.done():
+                    refused.set_result(plain(error))
+            elif VIOLATION in str(error).lower():
+                unanswered = True
+            if trust.is_distrust(error) and not distrusted.done():
+                distrusted.set_result(trust.distrusted(f"the bus at {self.where}", error))
+            await listener.error(error)
+
+        async def on_closed() -> None:
+            await listener.closed(client)
+
+        self._attempt_at = time.monotonic()
+        connecting = asyncio.create_task(
+            client.connect(
+                servers=list(self.servers),
+                name=self._label,
+                **self._credentials(),
+                **self._encryption(),
+                error_cb=on_error,
+                disconnected_cb=listener.disconnected,
+                reconnected_cb=listener.reconnected,
+                closed_cb=on_closed,
+                lame_duck_mode_cb=listener.lame_duck,
+                connect_timeout=max(1, round(min(timeout_s, ATTEMPT_S))),
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float is fine, and 1 s would be long
+                allow_reconnect=not self._pinned,
+                max_reconnect_attempts=-1,
+                reconnect_to_server_handler=self._next_server,
+                ping_interval=NEVER_S if self._pinned else PING_INTERVAL_S,
+                pending_size=BUFFER_BYTES,
+            )
+        )
+        connected = False
+        try:
+            outcomes: set[asyncio.Future[Any]] = {connecting, refused, distrusted}
+            await asyncio.wait(outcomes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                failure = connecting.exception()
+                if failure is None:
+                    connected = True
+                    return client
+                reasons.append(plain(failure))
+            if refused.done():
+                raise self.refused(refused.result())
+            if distrusted.done():
+                raise Refused(distrusted.result(), servers=self.where)
+            if unanswered:
+                raise self.unguarded()
+            raise self.unreachable(f"{reasons[-1] if reasons else 'no answer'}, tried for {timeout_s:g} s")
+        finally:
+            if not connected:
+                await _end(connecting)
+                await close(client)
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether this is the server's no. One that took the server all its patience is no answer: its
+        authorizer is away, and may be back at the next attempt."""
+        if VIOLATION not in str(error).lower():
+            return False
+        return time.monotonic() - self._attempt_at < UNANSWERED_S
+
+    def _credentials(self) -> dict[str, Any]:
+        """What nats-py is to show; credentials are signed anew at each attempt.
+
+        Raises:
+            BadInput: a damaged credential.
+        """
+        token = self._token
+        if isinstance(token, KeyUser):
+            return {"nkeys_seed_str": token.seed}
+        if isinstance(token, str) and (is_root(token) or is_credential(token)):
+            return self._chain(token)
+        if isinstance(token, str) and ":" in token:
+            user, _, password = token.partition(":")
+            return {"user": user, "password": password}
+        return {"token": token}
+
+    def _chain(self, token: str) -> dict[str, Any]:
+        """nats-py calls both at each attempt, the signature's first."""
+        from bus.security.credentials import (
+            present,  # cryptography takes 50 ms to import, and not everybody needs it
+        )
+
+        text = renewal.look(token)
+        shown, is_new = present(text, self.name, self._kind), True
+
+        def sign(nonce: str) -> bytes:
+            nonlocal text, shown, is_new
+            now = renewal.look(token)
+            if now != text or (is_root(now) and not is_new):  # of a root a new one each time: they expire
+                text, shown = now, present(now, self.name, self._kind)
+            is_new = False
+            return shown.sign(nonce)
+
+        return {"signature_cb": sign, "token": lambda: shown.chain}
+
+    def refused(self, reason: str) -> DmscError:
+        return Refused(
+            f"the bus at {self.where} refuses {self.name}: {reason}; check its token", servers=self.where
+        )
+
+    def unreachable(self, reason: str = "") -> DmscError:
+        why = f" ({reason})" if reason else ""
+        return BusUnreachable(
+            f"no bus at {self.where}{why}; is it running, and is that its address?", servers=self.where
+        )
+
+    def unguarded(self) -> DmscError:
+        return BusUnreachable(
+            f"the bus at {self.where} is there, and its authorizer does not answer: does one run?",
+            servers=self.where,
+        )
+
+    def succeeded(self) -> None:
+        """The next outage begins with the shortest pause again."""
+        self._attempts = 0
+
+    def _next_server(self, pool: list[Server], info: dict[str, Any]) -> tuple[Server | None, float]:
+        now = time.monotonic()
+        if not self._attempts:
+            self._away_since = now
+        chosen = pool[self._attempts % len(pool)]
+        self._attempts += 1
+        pause = jittered(reconnect_pause(now - self._away_since, self._first_pause_s))
+        self._attempt_at = now + pause
+        return chosen, pause
+
+
+def inbox_prefix(name: str, kind: EntityKind, token: Token | None) -> str:
+    """Where our answers arrive: of a user's token, by that; of everybody else, by kind and name."""
+    if not isinstance(token, str) or is_root(token) or is_credential(token) or ":" in token:
+        return inbox_of(kind, name)
+    return inbox_of_token(token)
+
+
+def reconnect_pause(away_s: float, first_s: float = RECONNECT_FIRST_S) -> float:
+    """Seconds before the next attempt, when the connection has been lost for `away_s`."""
+    return min(RECONNECT_MOST_S, max(first_s, RECONNECT_SHARE * away_s))
+
+
+def jittered(pause_s: float) -> float:
+    """Half to whole: a thousand clients must not come back at the same moment."""
+    return pause_s * random.uniform(0.5, 1.0)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancels until it is over: nats-py swallows a cancellation that meets it in the wrong place."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.1)
+    if not task.cancelled():
+        task.exception()
+
+
+async def close(client: Client) -> None:
+    """Closes without the surprises: pending data on a dead socket raises, and leaves tasks behind."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(CLOSE_S):
+            if not client.is_connected:
+                # Nothing can be sent any more; close() would try to, raise, and leave its tasks running.
+                client._pending.clear()
+                client._pending_data_size = 0
+            await client.close()
+    reconnecting = client._reconnection_task
+    if reconnecting is not None and reconnecting is not asyncio.current_task():
+        await _end(reconnecting)  # it may have swallowed that, and dial for ever
+
+
+def plain(error: BaseException) -> str:
+    """An error of nats-py in words for people."""
+    text = str(error) or type(error).__name__
+    return text.removeprefix("nats: ").strip("'\" ")
+
+
+def bare(url: str) -> str:
+    """The address without credentials."""
+    head, at, tail = url.rpartition("@")
+    return f"{head.split('://')[0]}://{tail}" if at and "://" in head else tail

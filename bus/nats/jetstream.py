@@ -1,0 +1,347 @@
+"""JetStream's requests, asked over the link's own inbox: errors translated, nothing waits out a disconnect.
+
+On a guarded bus nobody below the control plane speaks to JetStream: a broker does for them (`bus.broker`).
+
+Only the few calls that the bus needs: administration, acknowledged publishing, reading one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from bus.nats.client import Link
+from bus.nats.pipelined_publish import Outgoing, send_many
+from schemas.errors import (
+    BadInput,
+    BusUnreachable,
+    Conflict,
+    DmscError,
+    NoResponders,
+    NotFound,
+    Refused,
+    Unavailable,
+)
+
+API = "$JS.API"
+TIMEOUT_S = 5.0
+NANO = 1_000_000_000
+MARKER_TTL_S = 60
+"""How long the server keeps the mark of an expired key: watchers that were away that long notice
+expiries by comparing (see `bus.messaging.key_value`), not by marks."""
+
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
+BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
+BATCH_MOST = 1_000
+"""Messages per batch: the server takes no more."""
+
+UNHEARD = 90_503
+"""A broker's number: nobody takes what it was asked to publish."""
+_ONLY_READS = ("STREAM.MSG.GET.", "STREAM.INFO.", "CONSUMER.CREATE.")
+"""Calls that may be made twice; who makes a consumer twice, under one name, has one."""
+WRONG_LAST_SEQUENCE = (10071, 10164)
+NAME_IN_USE = (10058,)
+BAD_CONFIGURATION = (10052,)
+NO_SPACE = (10023, 10047, 10077)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as a stream keeps it. `pending` is how many follow it for this reader.
+
+    `at_ns` is when the server stored it, by its clock, ns since the epoch: one clock for all streams. 0 where
+    it was read through the leader.
+    """
+
+    sequence: int
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    pending: int = 0
+    at_ns: int = 0
+
+    @property
+    def at(self) -> float:
+        """Seconds since the epoch."""
+        return self.at_ns / NANO
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether this stands for the absence of a value: deleted, purged, or expired."""
+        return self.headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in self.headers
+
+
+async def _ask(
+    link: Link,
+    subject: str,
+    payload: bytes,
+    *,
+    timeout_s: float,
+    headers: dict[str, str] | None = None,
+    repeatable: bool = False,
+) -> Msg:
+    """The server's answer, by way of a broker for whoever may not ask the server."""
+    if link.broker is None:
+        return await link.ask(subject, payload, timeout_s=timeout_s, headers=headers)
+    reply = await link.broker.ask(
+        subject, payload, timeout_s=timeout_s, headers=headers, repeatable=repeatable
+    )
+    if reply.data.startswith(b'{"error"') and b'"err_code": %d' % UNHEARD in reply.data[:80]:
+        raise NoResponders(f"nobody listens on {subject}", subject=subject)
+    return reply
+
+
+def consumer_name(link: Link, stream: str, subjects: str) -> str:
+    """A name for a new consumer: long, since whoever guesses it could take from it."""
+    return link.broker.consumer(stream, subjects) if link.broker else f"r{secrets.token_hex(8)}"
+
+
+async def pull(link: Link, name: str, payload: bytes, inbox: str) -> None:
+    """Asks for deliveries to `inbox`; whatever comes, comes there."""
+    if link.broker is not None:
+        await link.broker.send(f"{API}.{name}", payload, inbox)
+    else:
+        await link.send(f"{API}.{name}", payload, reply=inbox)
+
+
+async def tell(link: Link, name: str) -> None:
+    """A call whose answer nobody waits for."""
+    await (link.send(f"{API}.{name}", b"") if link.broker is None else link.broker.send(f"{API}.{name}", b""))
+
+
+async def call(
+    link: Link, name: str, payload: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """One API request.
+
+    Raises:
+        NotFound, Conflict, Unavailable, BusUnreachable, Refused: as the server says.
+    """
+    try:
+        body = json.dumps(payload).encode() if payload else b""
+        repeatable = name.startswith(_ONLY_READS)
+        reply = await _ask(link, f"{API}.{name}", body, timeout_s=timeout_s, repeatable=repeatable)
+    except NoResponders:
+        raise Unavailable("the bus has no JetStream, or it is not ready yet") from None
+    return _checked(json.loads(reply.data), name)
+
+
+async def publish(
+    link: Link,
+    subject: str,
+    payload: bytes,
+    headers: dict[str, str] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> int:
+    """Publishes into the stream that takes `subject`; returns the sequence that the stream gave it."""
+    once = headers is not None and "Nats-Msg-Id" in headers
+    try:
+        reply = await _ask(link, subject, payload, timeout_s=timeout_s, headers=headers, repeatable=once)
+    except NoResponders:
+        raise Unavailable(f"no stream takes {subject}: has the mesh been provisioned?") from None
+    return int(_checked(json.loads(reply.data), subject)["seq"])
+
+
+async def count(link: Link, subject: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S) -> int:
+    """Adds to the counter of this subject; returns what it then is."""
+    reply = _checked(
+        json.loads((await _ask(link, subject, b"", timeout_s=timeout_s, headers=headers)).data), subject
+    )
+    if "val" not in reply:
+        raise Unavailable(f"{subject}: the stream does not count")
+    return int(reply["val"])
+
+
+async def publish_batch(
+    link: Link,
+    batch_id: str,
+    messages: Sequence[tuple[str, bytes, dict[str, str]]],
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> list[int]:
+    """Publishes all or none (NATS ADR-50): one acknowledgement, and one sync to disk, for all of them.
+
+    At most `BATCH_MOST` messages of one stream. Returns their sequences.
+
+    Raises:
+        Conflict, Unavailable, …: none was stored.
+        DeadlineExceeded, BusUnreachable: not known whether they were.
+    """
+    if link.broker is not None:
+        raise Refused(f"{link.name} writes nothing many at a time")
+    *before, (subject, payload, headers) = messages
+    outgoing = [
+        Outgoing(each, content, headers=its | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
+        for number, (each, content, its) in enumerate(before, start=1)
+    ]
+    await send_many(link, outgoing)
+    last_headers = headers | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), BATCH_COMMIT: "1"}
+    last_sequence = await publish(link, subject, payload, last_headers, timeout_s=timeout_s)
+    return list(range(last_sequence - len(messages) + 1, last_sequence + 1))
+
+
+async def publish_many(
+    link: Link,
+    messages: Sequence[tuple[str, bytes, dict[str, str]]],
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> list[int | DmscError]:
+    """Publishes one behind the other without waiting in between; each one's sequence, or its error.
+
+    `timeout_s` is from one acknowledgement to the next.
+    """
+    if not link.online.is_set():
+        return [link.unreachable() for _ in messages]
+    if link.broker is not None:
+        raise Refused(f"{link.name} writes nothing many at a time")
+    loop = asyncio.get_running_loop()
+    found: list[int | DmscError] = []
+    with contextlib.ExitStack() as stack:
+        asked, outgoing = [], []
+        for subject, payload, headers in messages:
+            inbox, question = stack.enter_context(link.question(subject))
+            asked.append(question)
+            outgoing.append(Outgoing(subject, payload, inbox, headers))
+        try:
+            await send_many(link, outgoing)
+        except DmscError as error:
+            for question in asked:
+                question.fail(error)
+        for question in asked:
+            timer = None if question.answer.done() else loop.call_later(timeout_s, question.expire, timeout_s)
+            try:
+                reply = await question.answer
+                found.append(int(_checked(json.loads(reply.data), question.subject)["seq"]))
+            except NoResponders:
+                found.append(
+                    Unavailable(f"no stream takes {question.subject}: has the mesh been provisioned?")
+                )
+            except DmscError as error:
+                found.append(error)
+            finally:
+                if timer is not None:
+                    timer.cancel()
+    return found
+
+
+async def last(
+    link: Link, stream: str, subject: str, *, leader: bool, timeout_s: float = TIMEOUT_S
+) -> Stored | None:
+    """The last message on `subject`. A direct read may come from any replica and be older."""
+    if not leader:
+        try:
+            wanted = f"{API}.DIRECT.GET.{stream}.{subject}"
+            found = await _ask(link, wanted, b"", timeout_s=timeout_s, repeatable=True)
+        except NoResponders:
+            raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from None
+        headers = found.headers or {}
+        if "Nats-Sequence" not in headers:
+            if headers.get("Status") == "404":
+                return None
+            if found.data:
+                _checked(json.loads(found.data), subject)
+            raise Unavailable(f"reading {subject}: {headers.get('Description', 'no answer')}")
+        return Stored(
+            int(headers["Nats-Sequence"]),
+            headers["Nats-Subject"],
+            found.data or b"",
+            headers,
+            at_ns=round(datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp() * NANO),
+        )
+    return await _through_leader(link, stream, {"last_by_subj": subject}, timeout_s)
+
+
+async def next_from(
+    link: Link, stream: str, subject: str, sequence: int, *, timeout_s: float = TIMEOUT_S
+) -> Stored | None:
+    """The first message on `subject` from `sequence` on, as the stream's leader has it, or None."""
+    return await _through_leader(link, stream, {"seq": sequence, "next_by_subj": subject}, timeout_s)
+
+
+async def at(link: Link, stream: str, sequence: int, *, timeout_s: float = TIMEOUT_S) -> Stored | None:
+    """The message at a sequence, through the stream's leader; None where it was removed."""
+    return await _through_leader(link, stream, {"seq": sequence}, timeout_s)
+
+
+async def _through_leader(
+    link: Link, stream: str, wanted: Mapping[str, Any], timeout_s: float
+) -> Stored | None:
+    try:
+        message = (await call(link, f"STREAM.MSG.GET.{stream}", wanted, timeout_s=timeout_s))["message"]
+    except NotFound as error:
+        if error.fields.get("what") == "message":
+            return None
+        # Deleted, and made anew in a moment by who provisions: as when the bus is not there.
+        raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from error
+    raw = base64.b64decode(message.get("hdrs", ""))
+    return Stored(
+        int(message["seq"]), message["subject"], base64.b64decode(message.get("data", "")), _headers(raw)
+    )
+
+
+def stored(message: Msg) -> Stored:
+    """A consumer's delivery: its metadata stands in the reply subject (ADR-15 of NATS)."""
+    tokens = message.reply.split(".")
+    offset = 0 if len(tokens) == 9 else 2
+    return Stored(
+        sequence=int(tokens[5 + offset]),
+        subject=message.subject,
+        data=message.data,
+        headers=message.headers or {},
+        pending=int(tokens[8 + offset]),
+        at_ns=int(tokens[7 + offset]),
+    )
+
+
+def consumer_sequence(message: Msg) -> int:
+    """The consumer's own count in a delivery: contiguous unless something was lost."""
+    tokens = message.reply.split(".")
+    return int(tokens[6 if len(tokens) == 9 else 8])
+
+
+def _headers(raw: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in raw.decode(errors="replace").split("\r\n")[1:]:
+        key, colon, value = line.partition(":")
+        if colon:
+            found[key.strip()] = value.strip()
+    return found
+
+
+def _checked(reply: dict[str, Any], what: str) -> dict[str, Any]:
+    error = reply.get("error")
+    if error is None:
+        return reply
+    text = str(error.get("description"))
+    raise _translated(int(error.get("code", 500)), int(error.get("err_code", 0)), text, what)
+
+
+def _translated(code: int, number: int, text: str, what: str) -> DmscError:
+    if number in WRONG_LAST_SEQUENCE:
+        return Conflict(f"{what}: the record moved on ({text})", number=number)
+    if number in NAME_IN_USE:
+        return Conflict(f"{what}: {text}", number=number)
+    if code == 403:
+        return Refused(f"{what}: {text}", number=number)
+    if code == 404:
+        kind = {10059: "stream", 10037: "message", 10014: "consumer"}.get(number, "message")
+        return NotFound(f"{what}: {text}", what=kind, number=number)
+    if number in NO_SPACE:
+        return Unavailable(
+            f"{what}: the bus's store is full ({text}); free space or raise its limits", number=number
+        )
+    if code in (408, 429, 503):
+        return BusUnreachable(f"{what}: {text}", number=number)
+    kind_of = BadInput if code == 400 or number in BAD_CONFIGURATION else Unavailable
+    return kind_of(f"{what}: {text} (JetStream error {number})", number=number)

@@ -1,0 +1,105 @@
+"""What goes out over one link: in the order in which it was sent, with back-pressure, bounded meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import nats.errors
+from nats.aio.client import Client
+
+from bus.nats.dialer import BUFFER_BYTES
+from schemas.errors import BadMessage, BusUnreachable, DmscError
+
+PRESSURE_BYTES = 1 << 20
+"""Pending output at which a publisher waits until it is written. With the largest message on
+top it stays below BUFFER_BYTES, so that nats-py's own forced flush, which swallows cancellation, is
+never reached."""
+PRESSURE_PAUSE_S = 0.001
+
+
+class Outbox:
+    """One link's.
+
+    Args:
+        client: the one of the moment; raises where there is none.
+        unreachable: why nothing can be sent now.
+        online: while it is set there is a connection.
+    """
+
+    def __init__(
+        self, client: Callable[[], Client], unreachable: Callable[[], DmscError], online: asyncio.Event
+    ) -> None:
+        self._client = client
+        self._unreachable = unreachable
+        self._online = online
+        self._turn = asyncio.Lock()  # of those that wait for pending output to be written, in their order
+        self._waiting = 0
+
+    async def send(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Publishes, with back-pressure while connected and a bounded buffer while not.
+
+        What is sent first goes first: whoever comes while others wait, waits behind them.
+        """
+        if self._client().pending_data_size > PRESSURE_BYTES or self._waiting:
+            await self._in_turn(lambda: self._publish(subject, payload, reply, headers))
+        else:
+            await self._publish(subject, payload, reply, headers)
+
+    async def write(self, commands: bytes, count: int) -> None:
+        """`count` publications in one piece (`bus.nats.pipelined_publish`); otherwise as `send`."""
+        if self._client().pending_data_size > PRESSURE_BYTES or self._waiting:
+            await self._in_turn(lambda: self._write(commands, count))
+        else:
+            await self._write(commands, count)
+
+    async def _in_turn(self, publish: Callable[[], Awaitable[None]]) -> None:
+        self._waiting += 1
+        try:
+            async with self._turn:
+                await self._relieved(self._client())
+                await publish()
+        finally:
+            self._waiting -= 1
+
+    async def _publish(
+        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
+    ) -> None:
+        client = self._client()
+        try:
+            await client.publish(subject, payload, reply=reply, headers=headers)
+        except nats.errors.OutboundBufferLimitError:
+            raise self._full() from None
+        except nats.errors.MaxPayloadError:
+            raise BadMessage(
+                f"{len(payload):,} bytes for {subject}: the server takes {client.max_payload:,} at most",
+                reason="oversized",
+            ) from None
+        except nats.errors.BadSubjectError:
+            raise BadMessage(f"{subject!r} is not a subject", reason="subject") from None
+        except (nats.errors.Error, OSError):
+            raise self._unreachable() from None
+
+    async def _write(self, commands: bytes, count: int) -> None:
+        client = self._client()
+        if client.is_closed or client.is_draining_pubs:
+            raise self._unreachable()
+        if not client.is_connected and client.pending_data_size + len(commands) > BUFFER_BYTES:
+            raise self._full()
+        client.stats["out_msgs"] += count
+        client.stats["out_bytes"] += len(commands)
+        await client._send_command(commands)
+        if client._flush_queue is not None and client._flush_queue.empty():
+            await client._flush_pending()
+
+    def _full(self) -> BusUnreachable:
+        waiting = f"{BUFFER_BYTES >> 20} MiB wait to be sent, no more is kept"
+        return BusUnreachable(f"{self._unreachable()}; {waiting}")
+
+    async def _relieved(self, client: Client) -> None:
+        """Waits until the client has written what it holds, or the connection is lost (then it keeps it)."""
+        await asyncio.sleep(0)  # usually the writing task only needs its turn
+        while client.pending_data_size > PRESSURE_BYTES and self._online.is_set():  # noqa: ASYNC110  # no event for it
+            await asyncio.sleep(PRESSURE_PAUSE_S)

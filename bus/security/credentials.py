@@ -1,0 +1,363 @@
+"""Credentials for the bus: who somebody is, signed; from the mesh's root over a node agent to an instance.
+
+Three texts may stand where the bus's token is asked for (`DMSC_BUS_TOKEN`, `--bus-token`, `Bus.connect`):
+
+    dmsc_root_…   the mesh's root: whoever holds it may be anybody (the state folder's `bus_token`)
+    dmsc_id_…     a credential: one identity, a chain of signatures from the root to it, and its own key
+    …             anything else: a user's token; or, of a server without our guard, a token or `user:password`
+
+A credential is a list of JWTs. The root signs the first; each further one is signed by the key that the one
+before names. A node agent hands on to instances of its own node, and who may join hands on to agents
+(`may_hand_on`): no authorizer takes part in that, and only the root's public key is needed to check it.
+What travels at connecting is the chain and a signature of the server's nonce: neither can be used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from bus.security import nats_jwt, renewal
+from bus.security.identity import ANY, CREDENTIAL_PREFIX, ROOT_PREFIX, Identity, is_credential, is_root
+from bus.security.nats_jwt import SigningKeys, from_base64, to_base64
+from bus.security.sealing import KindKeys
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, Refused
+from schemas.names import agent_name
+
+TYPE = "dmsc-identity"
+BETWEEN = "~"
+"""Between the JWTs of a chain."""
+LONGEST_CHAIN = 3
+ID_DIGITS = 12
+CHAIN_MOST_BYTES = 3_000
+"""The server reads no CONNECT beyond 4 KiB."""
+CLOCK_SKEW_S = 60.0
+"""How far the clocks of who signs and who checks may differ."""
+ROOT_CONNECTION_S = 24 * 3600.0
+"""Whoever holds the root signs itself a credential of this lifetime, at each dial anew."""
+PARSED = 64
+"""Credentials that are not taken apart again at each dial: a process has one for each of its entities."""
+ENTITY_LIFETIME_S = 365 * 86_400.0
+INSTANCE_LIFETIME_S = 30 * 86_400.0
+"""Longer than a job: an instance cannot renew its credential, and ends with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A chain and the key of its last link."""
+
+    chain: tuple[str, ...]
+    keys: SigningKeys
+    kind_keys: KindKeys = field(default_factory=KindKeys)
+    """To seal and to open secrets with; empty in credentials that older versions made."""
+
+    @property
+    def text(self) -> str:
+        body: dict[str, Any] = {"chain": self.chain, "seed": self.keys.seed}
+        if self.kind_keys.publics:
+            body |= {"opens": self.kind_keys.seeds, "seals": self.kind_keys.publics}
+        if self.kind_keys.older:
+            body["opened"] = self.kind_keys.older
+        return CREDENTIAL_PREFIX + to_base64(json.dumps(body, separators=(",", ":")).encode())
+
+    @property
+    def identity(self) -> Identity:
+        """What it says of itself, unchecked."""
+        return Identity.of_claims(nats_jwt.decode(self.chain[-1]).get("id"))
+
+    @property
+    def id(self) -> str:
+        """Of its last link."""
+        return id_of(self.chain[-1])
+
+    @property
+    def expires_at(self) -> int:
+        return int(nats_jwt.decode(self.chain[-1])["exp"])
+
+    @classmethod
+    def parse(cls, text: str) -> Credential:
+        """
+        Raises:
+            BadInput: damaged, or not a credential.
+        """
+        return _parsed(text)
+
+
+@lru_cache(maxsize=PARSED)
+def _parsed(text: str) -> Credential:
+    try:
+        body = json.loads(from_base64(text.strip().removeprefix(CREDENTIAL_PREFIX)))
+        chain = tuple(str(link) for link in body["chain"])
+        keys = SigningKeys(body["seed"])
+        kind_keys = KindKeys(*(dict(body.get(name, {})) for name in ("opens", "seals", "opened")))
+        if not chain or nats_jwt.decode(chain[-1]).get("sub") != keys.public:
+            raise BadInput("its key is another's")
+    except (ValueError, KeyError, TypeError, BadInput, Refused):
+        raise BadInput("the credential for the bus is damaged: copy all of it") from None
+    return Credential(chain, keys, kind_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """What is shown to the server at a dial: `chain` as the token, and what signs its nonce."""
+
+    chain: str
+    sign: Callable[[str], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """An identity that a chain proves, until `expires_at` (seconds since the epoch)."""
+
+    identity: Identity
+    expires_at: int
+    ids: tuple[str, ...] = ()
+    """Of each credential in the chain, the root's first: one that is revoked ends all that follow from it."""
+    root: str = ""
+    """What the root is called among them, where somebody ends all connections by its credentials."""
+
+
+def new_root() -> str:
+    """A root for a new mesh; a secret."""
+    return ROOT_PREFIX + SigningKeys.account().seed
+
+
+def root_public(root: str) -> str:
+    """What the authorizer knows of a root."""
+    return _root_keys(root).public
+
+
+def issue(
+    root: str,
+    identity: Identity,
+    *,
+    lifetime_s: float = ENTITY_LIFETIME_S,
+    now: float | None = None,
+    before: Sequence[str] = (),
+) -> str:
+    """A credential that the root signs; it opens also what was sealed under the roots `before` this one.
+
+    Raises:
+        BadInput: `root` is none.
+    """
+    kind_keys = KindKeys.of_root(root).after(*filter(is_root, before)).narrowed(*_opens(identity))
+    return _signed((), _root_keys(root), identity, lifetime_s, now, kind_keys).text
+
+
+def delegate(
+    token: str | None,
+    identity: Identity,
+    *,
+    lifetime_s: float = INSTANCE_LIFETIME_S,
+    now: float | None = None,
+) -> str | None:
+    """A narrower credential, by whoever has a wider one: of an instance by its node agent, for example.
+
+    A plain token is handed on as it is: without our guard there is nothing narrower.
+
+    Raises:
+        BadInput: damaged, or of somebody who can't hand on.
+    """
+    token = None if token is None else renewal.present_of(token)
+    if token is not None and is_root(token):
+        return issue(token, identity, lifetime_s=lifetime_s, now=now)
+    if token is None or not is_credential(token):
+        return token
+    own = Credential.parse(token)
+    _may_hand_on(own.identity, identity)
+    kind_keys = own.kind_keys.narrowed(*_opens(identity))
+    return _signed(own.chain, own.keys, identity, lifetime_s, now, kind_keys).text
+
+
+def present(token: str, name: str, kind: EntityKind) -> Presented:
+    """What to show the server with a root or a credential; `name` and `kind` are who we are with a root.
+
+    Raises:
+        BadInput: damaged.
+    """
+    if is_root(token):
+        credential = _signed((), _root_keys(token), _as_anybody(name, kind), ROOT_CONNECTION_S, None)
+    else:
+        credential = chosen(token, name)
+    keys = credential.keys
+
+    def sign(nonce: str) -> bytes:
+        return to_base64(keys.sign(nonce.encode())).encode()
+
+    return Presented(BETWEEN.join(credential.chain), sign)
+
+
+def shown_identity(token: str, name: str, kind: EntityKind) -> Identity:
+    """Whom `present` shows.
+
+    Raises:
+        BadInput: damaged.
+    """
+    return _as_anybody(name, kind) if is_root(token) else chosen(token, name).identity
+
+
+def chosen(token: str, name: str) -> Credential:
+    """Of several credentials with blanks between (a process of several entities has one for each), `name`'s.
+
+    Raises:
+        BadInput: there is none for `name`, or it is damaged.
+    """
+    texts = token.split()
+    if len(texts) <= 1:
+        return Credential.parse(token)
+    for text in texts:
+        credential = Credential.parse(text)
+        if credential.identity.name == name:
+            return credential
+    raise BadInput(f"none of the credentials for the bus is for {name}")
+
+
+def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Checked:
+    """The identity that `chain` proves to somebody who knows the root's public key.
+
+    Raises:
+        Refused: anything is wrong with it; the text says what, and has nothing secret.
+    """
+    links = chain.split(BETWEEN)
+    if len(chain) > CHAIN_MOST_BYTES or len(links) > LONGEST_CHAIN:
+        raise Refused("the chain of its credential is too long")
+    signer, before, expires = root, None, float("inf")
+    for link in links:
+        claims = nats_jwt.decode(link)
+        if claims["iss"] != signer:
+            raise Refused(
+                "its credential is not from this mesh, or was put together from several", why="foreign"
+            )
+        identity, until = _read(claims, now)
+        if before is not None:
+            _may_hand_on(before, identity)
+        signer, before, expires = claims["sub"], identity, min(expires, until)
+    assert before is not None
+    try:
+        signed = from_base64(signature)
+    except (ValueError, TypeError, AttributeError):
+        raise Refused("the answer to the server's nonce is unusable") from None
+    if not nonce:
+        raise Refused("the server sent no nonce")
+    try:
+        nats_jwt.verify(signer, nonce.encode(), signed)
+    except Refused:
+        raise Refused(
+            "it does not hold the key of its credential, or answered an older nonce", why="key"
+        ) from None
+    return Checked(before, int(expires), tuple(map(id_of, links)))
+
+
+def id_of(link: str) -> str:
+    """What a credential, or a root by its public key, is called where it is revoked or replaced: a digest of
+    it, so that each has one that nobody chooses."""
+    return hashlib.sha256(link.encode()).hexdigest()[:ID_DIGITS]
+
+
+def root_of(chain: str) -> str:
+    """The public key that a chain says it begins with: whose it would be, if `check` finds it sound.
+
+    Raises:
+        Refused: not a chain.
+    """
+    if len(chain) > CHAIN_MOST_BYTES:
+        raise Refused("the chain of its credential is too long")
+    return str(nats_jwt.decode(chain.partition(BETWEEN)[0])["iss"])
+
+
+def _read(claims: Mapping[str, Any], now: float) -> tuple[Identity, float]:
+    issued, until = claims.get("iat"), claims.get("exp")
+    if claims.get("type") != TYPE or not isinstance(issued, int) or not isinstance(until, int):
+        raise Refused("its credential is not one of identity")
+    if not isinstance(claims.get("sub"), str):
+        raise Refused("its credential names no key")
+    try:
+        identity = Identity.of_claims(claims.get("id"))
+    except BadInput as error:
+        raise Refused(f"its credential is unusable: {error.text}") from None
+    if until <= now:
+        raise Refused(f"the credential of {identity.name} has expired", why="expired")
+    if issued > now + CLOCK_SKEW_S:
+        raise Refused(f"the credential of {identity.name} is not valid yet; compare the clocks")
+    return identity, until
+
+
+def _may_hand_on(giver: Identity, receiver: Identity) -> None:
+    """
+    Raises:
+        Refused: see `may_hand_on`.
+    """
+    if not may_hand_on(giver, receiver):
+        raise Refused(
+            f"{giver.kind} {giver.name} may not give a credential to {receiver.kind} {receiver.name}"
+        )
+
+
+def may_hand_on(giver: Identity, receiver: Identity) -> bool:
+    """A node agent gives to instances of its own node; who may join with any node of a cluster gives to its
+    agents; who may join with any cluster, to their gateways and routers, too. Nobody else gives."""
+    if giver.kind is not EntityKind.CLUSTER or not receiver.is_narrow:
+        return False
+    if giver.cluster not in (ANY, receiver.cluster):
+        return False
+    if giver.node != ANY:
+        return receiver.kind is EntityKind.INSTANCE and giver.is_narrow and giver.node == receiver.node
+    if receiver.kind is EntityKind.CLUSTER:
+        return receiver.name == agent_name(receiver.cluster, receiver.node)
+    beside = receiver.kind in (EntityKind.GATEWAY, EntityKind.ROUTER)
+    return beside and giver.cluster == ANY and receiver.name == f"{receiver.kind}-{receiver.cluster}"
+
+
+def _opens(identity: Identity) -> tuple[EntityKind, ...]:
+    """Whose secrets a credential opens: its own kind's; of one that makes gateways', theirs."""
+    if identity.kind is EntityKind.CLUSTER and identity.cluster == ANY:
+        return (EntityKind.GATEWAY,)
+    return (identity.kind,)
+
+
+def _signed(
+    chain: Sequence[str],
+    keys: SigningKeys,
+    identity: Identity,
+    lifetime_s: float,
+    now: float | None,
+    kind_keys: KindKeys | None = None,
+) -> Credential:
+    at = time.time() if now is None else now
+    own = SigningKeys.user()
+    link = nats_jwt.encode(
+        {
+            "type": TYPE,
+            "iss": keys.public,
+            "sub": own.public,
+            "iat": int(at),
+            "exp": int(at + lifetime_s),
+            "id": identity.claims(),
+        },
+        keys,
+    )
+    return Credential((*chain, link), own, kind_keys or KindKeys())
+
+
+def _root_keys(root: str) -> SigningKeys:
+    if not is_root(root):
+        raise BadInput("not the root of a mesh")
+    return SigningKeys(root.strip().removeprefix(ROOT_PREFIX))
+
+
+def _as_anybody(name: str, kind: EntityKind) -> Identity:
+    """Who the owner of a mesh connects as: a tool, or an entity, of no cluster or job in particular."""
+    special: dict[EntityKind, dict[str, Any]] = {
+        EntityKind.GATEWAY: {"cluster": ANY},
+        EntityKind.ROUTER: {"cluster": ANY},
+        EntityKind.CLUSTER: {"cluster": ANY, "node": ANY},
+        EntityKind.INSTANCE: {"cluster": ANY, "node": ANY, "job": ANY},
+        EntityKind.FUNCTIONAL_MODULE: {"module": ANY},
+    }
+    return Identity(name=name, kind=kind, **special.get(kind, {}))

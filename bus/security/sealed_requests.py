@@ -1,0 +1,92 @@
+"""Requests in their wire form: what is secret in them is sealed on its way out (`bus.security.sealing`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from bus import subjects
+from bus.nats.dialer import Token
+from bus.security import renewal
+from bus.security.sealing import Keyring, secrets_of
+from bus.subject import Subject
+from bus.wire import codec
+from bus.wire.packed import Sendable
+from schemas.base import Message
+from schemas.door import DOOR_KEY, DoorKey, DoorRequest
+from schemas.envelope import Envelope
+from schemas.errors import BadInput, BusUnreachable, NoResponders
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+PAUSE_S = 0.2
+"""Before a door's key is asked for again, where no gateway listens yet."""
+
+
+class QuestionSealer:
+    """Of one connection, which `token` was shown to."""
+
+    def __init__(self, bus: Bus, token: Token | None) -> None:
+        self._bus = bus
+        self._token = token
+        self._keyring: Keyring | None = None
+        self._shown: str | None = None
+        self._door_key: str | None = None
+
+    @property
+    def keyring(self) -> Keyring:
+        """Made when it is first needed: few messages have secrets."""
+        token = self._token() if callable(self._token) else self._token
+        shown = renewal.present_of(token) if isinstance(token, str) else None
+        if self._keyring is None:
+            self._keyring = Keyring.of_token(shown or token, self._bus.sender.name)
+        elif shown != self._shown and shown is not None:
+            self._keyring.renew(shown, self._bus.sender.name)
+        self._shown = shown
+        return self._keyring
+
+    async def encode(
+        self, row: Subject, message: Message, cause: Envelope | str | None, seal_to: str, patience_s: float
+    ) -> bytes:
+        """A request under a new envelope, its secrets sealed to `seal_to`, else to the row's receivers.
+
+        Raises:
+            NoResponders, BusUnreachable: no gateway says within `patience_s` what to seal to.
+        """
+        bus = self._bus
+        envelope_id = bus.next_id()
+        sendable: Sendable = message
+        if secrets_of(type(message)):
+            key = seal_to or await self._key_of(row, patience_s)
+            if key:
+                sendable = self.keyring.sealed(row, message, envelope_id, key)
+        return codec.encode(sendable, bus.sender_map, envelope_id, bus.cause_id(cause))
+
+    async def _key_of(self, row: Subject, patience_s: float) -> str:
+        """The key of the kind that receives the row's messages; empty where there is no guard."""
+        known = [key for kind in row.receivers if (key := self.keyring.of_kind(kind))]
+        if known or row is not subjects.DOOR or not isinstance(self._token, str):
+            return known[0] if known else ""
+        if self._door_key is None:  # a user's token, or an unguarded bus's: a gateway says which
+            self._door_key = await self._ask_door_key(patience_s)
+        return self._door_key
+
+    async def _ask_door_key(self, patience_s: float) -> str:
+        bus = self._bus
+        question = codec.encode(DoorRequest(token="", action=DOOR_KEY), bus.sender_map, bus.next_id())
+        subject, deadline = subjects.DOOR(action="key"), time.monotonic() + patience_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                gateways = subjects.DOOR.answerer({})
+                reply = await bus.link.ask(subject, question, timeout_s=max(left_s, 0.05), answerer=gateways)
+                answer = await bus.answer_of(subjects.DOOR, subject, reply.data)
+                return answer.key if isinstance(answer, DoorKey) else ""
+            except (NoResponders, BusUnreachable):
+                if left_s < PAUSE_S:
+                    raise
+            except BadInput:  # an older gateway knows no such action, and can't open anything
+                return ""
+            await asyncio.sleep(PAUSE_S)

@@ -1,0 +1,255 @@
+"""Secrets in messages are sealed to who needs them: a subscription to `>`, an inbox and a bucket show none.
+
+Each connection has a ring of keys (curve25519):
+
+* its *own pair*, made by the process, never stored: who announces its public half is sealed to alone (a node
+  agent, for orders that start instances; a gateway, for a fresh token);
+* the *pairs of kinds*, derived from the mesh's root: all authorizers share one, all gateways, all
+  orchestrators. A root can derive them all; a credential carries the pair of its own kind and the public
+  halves of the others (`bus.security.credentials`), so that nothing has to be asked or trusted.
+
+What is sealed is bound to where it stands (`about`): taken out of one message it opens nothing in another.
+Without a guard (a plain token, no token) there are no kinds' keys, and nothing is sealed to them.
+PyNaCl is imported on first use: instances connect without it. ADR-0033 says why it is so.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from bus.security.identity import is_credential, is_root
+from bus.subject import Subject
+from bus.wire import codec
+from bus.wire.packed import Packed, Sendable, pack_value
+from schemas.base import Message
+from schemas.envelope import EntityKind
+from schemas.errors import BadMessage
+from schemas.marks import SECRET
+
+if TYPE_CHECKING:
+    from nacl.public import PrivateKey
+
+KINDS = (EntityKind.AUTHORIZER, EntityKind.GATEWAY, EntityKind.ORCHESTRATOR)
+"""Whose processes share a pair: any of them may have to open what was sealed for another."""
+PREFIX = "sealed1."
+_PREFIX_BYTES = PREFIX.encode()
+_ABOUT_BYTES = 16
+
+
+class Unsealable(BadMessage):
+    """Not sealed for us, or not for this place."""
+
+    code = "unsealable"
+
+
+def kind_seed(root: str, kind: EntityKind) -> bytes:
+    """The private half of a kind's pair, 32 bytes: of this root and of no other."""
+    key = hashlib.sha256(root.strip().encode()).digest()
+    return hashlib.blake2b(str(kind).encode(), key=key, person=b"dmsc-sealing", digest_size=32).digest()
+
+
+def public_of(seed: bytes) -> str:
+    """The public half, 64 hexadecimal digits."""
+    return bytes(_private(seed).public_key).hex()
+
+
+@dataclass(frozen=True, slots=True)
+class KindKeys:
+    """What a root or a credential knows of the kinds' pairs: seeds of some, public halves of all; in hex.
+
+    `older`: seeds of the roots before this one, with blanks between, so that what was sealed with their keys
+    can be opened still.
+    """
+
+    seeds: Mapping[str, str] = field(default_factory=dict)
+    publics: Mapping[str, str] = field(default_factory=dict)
+    older: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_root(cls, root: str) -> KindKeys:
+        return _of_root(root)
+
+    def narrowed(self, *kinds: EntityKind) -> KindKeys:
+        """The seeds of these kinds alone."""
+        kept = {str(kind) for kind in kinds}
+        return KindKeys(
+            {kind: seed for kind, seed in self.seeds.items() if kind in kept},
+            self.publics,
+            {kind: seed for kind, seed in self.older.items() if kind in kept},
+        )
+
+    def after(self, *roots: str) -> KindKeys:
+        """With the seeds of the roots that came before."""
+        older = {kind: " ".join(_of_root(root).seeds[kind] for root in roots) for kind in self.seeds}
+        return KindKeys(self.seeds, self.publics, older if roots else {})
+
+
+@cache
+def _of_root(root: str) -> KindKeys:
+    seeds = {str(kind): kind_seed(root, kind) for kind in KINDS}
+    return KindKeys(
+        {kind: seed.hex() for kind, seed in seeds.items()},
+        {kind: public_of(seed) for kind, seed in seeds.items()},
+    )
+
+
+class Keyring:
+    """The keys of one connection; see above."""
+
+    def __init__(self, keys: KindKeys | None = None) -> None:
+        self._kinds = keys or KindKeys()
+        self._own: PrivateKey | None = None
+        self._pairs: dict[str, PrivateKey] = {}
+
+    @classmethod
+    def of_token(cls, token: object, name: str) -> Keyring:
+        """Of what is shown to the bus: a root or a credential has kinds' keys, anything else none."""
+        if isinstance(token, str) and is_root(token):
+            return cls(KindKeys.of_root(token))
+        if isinstance(token, str) and is_credential(token):
+            from bus.security.credentials import chosen
+
+            return cls(chosen(token, name).kind_keys)
+        return cls()
+
+    def renew(self, token: str, name: str) -> None:
+        """From here on with the kinds' keys of what is shown now; our own pair stays."""
+        self._kinds = Keyring.of_token(token, name)._kinds
+        own = self._own
+        self._pairs = {} if own is None else {bytes(own.public_key).hex(): own}
+
+    @property
+    def public(self) -> str:
+        """The public half of our own pair: what is sealed to it is for this process alone."""
+        if self._own is None:
+            from nacl.public import PrivateKey
+
+            self._own = PrivateKey.generate()
+            self._pairs[bytes(self._own.public_key).hex()] = self._own
+        return bytes(self._own.public_key).hex()
+
+    def of_kind(self, kind: EntityKind) -> str:
+        """The public half of a kind's pair; empty where we know none: there is no guard."""
+        return self._kinds.publics.get(str(kind), "")
+
+    def seal(self, text: str, key: str, about: bytes) -> str:
+        """`text` for whoever has the private half of `key`, to be opened where `about` is the same.
+
+        Raises:
+            BadMessage: `key` is none.
+        """
+        from nacl.exceptions import CryptoError
+        from nacl.public import PublicKey, SealedBox
+
+        try:
+            receiver = bytes.fromhex(key)
+            box = SealedBox(PublicKey(receiver)).encrypt(_digest(about) + text.encode())
+        except (ValueError, TypeError, CryptoError):
+            raise BadMessage("not a key to seal to", reason="sealed") from None
+        return PREFIX + base64.urlsafe_b64encode(receiver[:6] + box).decode()
+
+    def open(self, sealed: str, about: bytes) -> str:
+        """What `seal` was given.
+
+        Raises:
+            Unsealable: for somebody else, changed, or taken from another place.
+        """
+        from nacl.exceptions import CryptoError
+        from nacl.public import SealedBox
+
+        try:
+            data = base64.urlsafe_b64decode(sealed.removeprefix(PREFIX))
+        except ValueError:
+            raise Unsealable("sealed text that is damaged", reason="sealed") from None
+        for pair in self._pairs_with(data[:6].hex()):
+            try:
+                plain = SealedBox(pair).decrypt(data[6:])
+            except (CryptoError, ValueError, TypeError):
+                continue
+            if plain[:_ABOUT_BYTES] != _digest(about):
+                raise Unsealable("a sealed text that was taken from another message", reason="sealed")
+            return plain[_ABOUT_BYTES:].decode("utf-8", "replace")
+        raise Unsealable("sealed for somebody else, or with the keys of another root", reason="sealed")
+
+    def _pairs_with(self, beginning: str) -> list[PrivateKey]:
+        if not self._pairs or len(self._pairs) <= (self._own is not None):
+            older = (seed for seeds in self._kinds.older.values() for seed in seeds.split())
+            for seed in (*self._kinds.seeds.values(), *older):
+                pair = _private(bytes.fromhex(seed))
+                self._pairs[bytes(pair.public_key).hex()] = pair
+        return [pair for public, pair in self._pairs.items() if public.startswith(beginning)]
+
+    def is_current(self, sealed: str, kind: EntityKind) -> bool:
+        """Whether it is sealed, and to the kind's present pair: else it is to be sealed anew."""
+        if not is_sealed(sealed):
+            return False
+        try:
+            beginning = base64.urlsafe_b64decode(sealed.removeprefix(PREFIX))[:6].hex()
+        except ValueError:
+            return True  # damaged: nobody can seal it anew
+        return self.of_kind(kind).startswith(beginning)
+
+    # --- messages -----------------------------------------------------------------------------------
+    def sealed(self, row: Subject, message: Message, envelope_id: str, key: str) -> Sendable:
+        """The message with its secrets sealed to `key`, bound to all that stands beside them."""
+        fields = secrets_of(type(message))
+        body: dict[str, Any] = message.__pydantic_serializer__.to_python(message)
+        about = _beside(row, envelope_id, body, fields)
+        for name in fields:
+            if body[name] and not is_sealed(body[name]):
+                body[name] = self.seal(body[name], key, about + name.encode())
+        return Packed(type(message), pack_value(body, message))
+
+    def opened(self, row: Subject, data: bytes) -> bytes:
+        """An arrived message with its secrets as they were; the very same bytes where none is sealed.
+
+        Raises:
+            Unsealable: see `open`.
+        """
+        fields = secrets_of(row.schema)
+        if not fields or _PREFIX_BYTES not in data:
+            return data
+        raw = codec.peek(data)
+        body = raw.get("body")
+        if not isinstance(body, dict):
+            return data
+        about = _beside(row, str(raw.get("id")), body, fields)
+        for name in fields:
+            if is_sealed(body.get(name)):
+                body[name] = self.open(body[name], about + name.encode())
+        packed: bytes = msgpack.packb(raw)
+        return packed
+
+
+def is_sealed(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(PREFIX)
+
+
+@cache
+def secrets_of(cls: type[Message]) -> tuple[str, ...]:
+    """The fields that carry a secret themselves: a token, a link secret."""
+    return tuple(name for name, field in cls.model_fields.items() if SECRET in field.metadata)
+
+
+def _beside(row: Subject, envelope_id: str, body: Mapping[str, Any], fields: tuple[str, ...]) -> bytes:
+    """What a secret is bound to: the row, the envelope's id, and every other field as it is sent."""
+    others = {name: value for name, value in body.items() if name not in fields}
+    packed: bytes = msgpack.packb([row.name, envelope_id, others])
+    return hashlib.blake2b(packed, digest_size=32).digest()
+
+
+def _digest(about: bytes) -> bytes:
+    return hashlib.blake2b(about, digest_size=_ABOUT_BYTES).digest()
+
+
+def _private(seed: bytes) -> PrivateKey:
+    from nacl.public import PrivateKey
+
+    return PrivateKey(seed)

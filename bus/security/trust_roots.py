@@ -1,0 +1,112 @@
+"""Which roots of credentials count: the present one, and for a while the one before it. Public keys alone.
+
+A rotation has two ends (ADR-0039): as long as `handed_over` is 0, the mesh is giving new credentials to its
+own processes, and the old root counts whatever grace was asked for; after that, until the grace ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bus.security.credentials import root_public
+from schemas.errors import BadInput
+
+HANDING_OVER_S = 60.0
+"""The least that an old root counts: until then a mesh's own processes have new credentials."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roots:
+    """`before` counts until `before_until` (seconds since the epoch); `grace_until` is what was asked for."""
+
+    root: str
+    before: str = ""
+    before_until: float = 0.0
+    grace_until: float = 0.0
+    handed_over: float = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a rotation has begun whose root the mesh's own processes do not all have."""
+        return bool(self.before) and not self.handed_over
+
+    def counts(self, root: str, now: float) -> bool:
+        """Whether credentials of this root open anything now."""
+        return bool(root) and (root == self.root or (root == self.before and now < self.before_until))
+
+    def replaced_by(self, fresh: str, grace_s: float, now: float, least_s: float) -> Roots:
+        """With a fresh root (a secret); the old one counts for at least `least_s`. A root that nobody was
+        given yet is forgotten: then the one before it stays the one before."""
+        before = self.before if self.under_way else self.root
+        until = now + grace_s
+        return Roots(
+            root=root_public(fresh),
+            before=before,
+            before_until=max(until, now + least_s),
+            grace_until=until,
+        )
+
+    def of(self, root: str, older: tuple[str, ...], now: float) -> Roots:
+        """For the root that is there (a secret), where a rotation was cut short between its writes."""
+        present = root_public(root)
+        if present == self.root:
+            return self
+        before = self.root if self.root in map(root_public, older) else ""
+        until = now + HANDING_OVER_S
+        return Roots(root=present, before=before, before_until=until, grace_until=until)
+
+    def handed(self, now: float) -> Roots:
+        """All own processes have the new root's credentials."""
+        return replace(self, handed_over=now, before_until=self.grace_until)
+
+    def note_ended(self, path: Path) -> None:
+        """Beside the file of these: no connection is left by credentials of an older root."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(_note(path), flags, 0o600), "w", encoding="ascii") as file:
+            file.write(repr(self.handed_over))
+
+    def have_ended(self, path: Path) -> bool:
+        """Whether that is noted of these."""
+        try:
+            return _note(path).read_text(encoding="ascii") == repr(self.handed_over)
+        except OSError:
+            return False
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Roots:
+        """Of a file of these, or of the authorizer's keys, which has them among others.
+
+        Raises:
+            BadInput: it is neither.
+        """
+        try:
+            body: dict[str, Any] = json.loads(text)
+            return cls(**{name: body[name] for name in cls.__slots__ if name in body})
+        except (ValueError, TypeError):
+            raise BadInput(f"{where}: does not say which roots count") from None
+
+    @classmethod
+    def read(cls, path: Path) -> Roots:
+        """
+        Raises:
+            BadInput: the file is missing, or not one of these.
+        """
+        try:
+            return cls.parse(path.read_text(encoding="utf-8"), str(path))
+        except OSError as error:
+            raise BadInput(f"{path}: {error.strerror}; it says which roots count") from None
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(path.name + ".ended")
+
+
+PresentRoots = Callable[[], Roots]

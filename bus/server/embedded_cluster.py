@@ -1,0 +1,175 @@
+"""Several NATS servers of this machine as one cluster: with three, any one of them may be killed.
+
+What protects here is only the process, not the machine: it is what a cluster of three machines does, on
+loopback, for trying it and for tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bus.logs import get_logger
+from bus.server.embedded import EmbeddedServer, Peers
+from bus.server.store_watch import StoreWatch
+from schemas.errors import BadInput, DmscError
+
+log = get_logger("bus.server.embedded")
+
+SIZES = (1, 3, 5)
+"""Servers of a bus; an even number bears no more losses than the odd one below it."""
+COPIES = 3
+"""Replicas of streams and buckets on a cluster."""
+RESTART_S = 0.5
+"""Pause before a server that died, or would not start, is started again."""
+
+
+def copies(servers: int) -> int:
+    """Replicas of streams and buckets on a bus of so many servers."""
+    return 1 if servers == 1 else COPIES
+
+
+class EmbeddedCluster:
+    """`async with EmbeddedCluster(folder, size=3) as cluster: … cluster.urls`.
+
+    One server alone is one with the store `folder` itself; each of several has a folder in it.
+
+    Args of the constructor:
+        folder: Where the stores are.
+        size: How many servers: 1, 3 or 5.
+        port: Of the first server; the others take free ones. -1 takes a free one.
+        host: Interface to listen on; the servers speak to each other on loopback.
+        monitor: As for `EmbeddedServer`, of the first server; none of the others has such pages.
+        options: As for `EmbeddedServer`.
+
+    Raises:
+        BadInput: the folder holds the stores of a bus of another kind.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        size: int = 1,
+        port: int = -1,
+        host: str = "127.0.0.1",
+        monitor: int | None = None,
+        **options: Any,
+    ) -> None:
+        if size not in SIZES:
+            raise BadInput(f"{size} servers: a bus has {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}")
+        folder = Path(folder).absolute()
+        held = _held(folder)
+        if held is not None and held != size:
+            raise BadInput(
+                f"the bus in {folder} has {held} server(s), and {size} were asked for: jobs can't be moved; "
+                f"keep to {held}, choose another state folder, or remove {folder} with all that is in it"
+            )
+        self.restarted: Callable[[], None] = lambda: None
+        if size == 1:
+            self.servers = [EmbeddedServer(folder, port=port, host=host, monitor=monitor, **options)]
+            return
+        places = [f"127.0.0.1:{each}" for each in _free_ports(size)]
+        credentials = f"route:{secrets.token_hex(16)}"
+        self.servers = [
+            EmbeddedServer(
+                folder / f"server-{number}",
+                port=port if number == 1 else -1,
+                host=host,
+                monitor=monitor if number == 1 else None,
+                peers=Peers(
+                    cluster="dmsc",
+                    name=f"dmsc-server-{number}",
+                    listen=places[number - 1],
+                    routes=tuple(places),
+                    credentials=credentials,
+                ),
+                **options,
+            )
+            for number in range(1, size + 1)
+        ]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(server.url for server in self.servers)
+
+    async def __aenter__(self) -> EmbeddedCluster:
+        try:
+            for server in self.servers:
+                await server.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Ends all servers in order; twice is fine."""
+        await asyncio.gather(*(server.stop() for server in self.servers))
+
+    async def keep(self, say: Callable[[str], None]) -> None:
+        """Starts again what dies, or can't go on, on the same port and store, until cancelled; then calls
+        `restarted`."""
+
+        def tell(text: str) -> None:
+            log.warning("bus server", what=text)
+            with contextlib.suppress(OSError):  # where it goes to may be full as well
+                say(text)
+
+        await asyncio.gather(*(self._keep(server, tell) for server in self.servers))
+
+    async def _keep(self, server: EmbeddedServer, say: Callable[[str], None]) -> None:
+        while True:
+            say(f"the bus's server {await self._over(server, say)}; starting it again")
+            while True:
+                await server.stop()
+                try:
+                    await server.start()
+                    break
+                except (DmscError, OSError) as error:  # also a full disk, or no more processes
+                    say(f"{error}; trying again")
+                    await asyncio.sleep(RESTART_S)
+            try:
+                self.restarted()
+            except OSError as error:
+                say(f"who runs is not written down: {error}")
+
+    async def _over(self, server: EmbeddedServer, say: Callable[[str], None]) -> str:
+        """Waits until it has to be started again; says why."""
+        ended = asyncio.ensure_future(server.exited())
+        unusable = asyncio.ensure_future(StoreWatch(server, say).trouble())
+        try:
+            await asyncio.wait({ended, unusable}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return f"died ({ended.result()}, port {server.port})"
+            return f"can't go on ({unusable.result()}, port {server.port})"
+        finally:
+            for task in (ended, unusable):
+                task.cancel()
+            await asyncio.gather(ended, unusable, return_exceptions=True)
+
+
+def _held(folder: Path) -> int | None:
+    """How many servers the stores in `folder` belong to; None if there are none."""
+    several = len([path for path in folder.glob("server-*") if (path / "jetstream").is_dir()])
+    if several:
+        return several
+    return 1 if (folder / "jetstream").is_dir() else None
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,106 @@
+"""What a tap shows of what arrives: decoded, answers beside their requests, sampled, filtered.
+
+The same for messages as they travel and for those of a file. No I/O in here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bus import subjects
+from bus.tap import pattern as tap_pattern
+from bus.tap.filter import Filter
+from bus.tap.message import Arrived, Tapped, decode
+from bus.tap.sampling import Sampler
+
+INBOX = "_INBOX."
+INBOXES = f"{INBOX}>"
+REQUESTS_REMEMBERED = 10_000
+"""Requests whose answers are recognised: seen last, whatever their subject."""
+
+
+class Lens:
+    """Put arrivals in, get what is to be shown out.
+
+    Args:
+        patterns: as typed by a person, see `tap_pattern.complete`.
+        filters: `field=value` expressions that must all be met, see `tap_filter.Filter`.
+        replies: also the answers to requests on these subjects.
+        sample: share of the messages that is shown, see `tap_sample.Sampler`.
+        may: whether whoever looks may see a subject; an answer counts as its request.
+
+    Raises:
+        BadInput: a pattern that matches nothing of ours, a filter on a field that nothing has, a bad share.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[str] = (">",),
+        *,
+        filters: Sequence[str] = (),
+        replies: bool = False,
+        sample: float | None = None,
+        may: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.patterns = tuple(dict.fromkeys(tap_pattern.complete(pattern) for pattern in patterns))
+        rows = [
+            row
+            for row in subjects.SUBJECTS
+            if any(tap_pattern.overlap(p, row.wildcard()) for p in self.patterns)
+        ]
+        self.filters = [Filter.parse(text) for text in filters]
+        for condition in self.filters:
+            condition.check(rows)
+        self.replies = replies
+        self._sampler = None if sample is None else Sampler(sample)
+        self._may = may
+        self._asked: OrderedDict[str, tuple[str, float]] = OrderedDict()
+
+    def subscriptions(self) -> tuple[str, ...]:
+        """What to listen to, or to take from a file."""
+        return tuple(dict.fromkeys((*self.patterns, *((INBOXES,) if self.replies else ()))))
+
+    def covers(self, subject: str) -> bool:
+        """Whether a concrete subject is among the subscriptions."""
+        return any(tap_pattern.matches(pattern, subject) for pattern in self.subscriptions())
+
+    def allows(self, subject: str) -> bool:
+        """Whether this may be looked at. Of an inbox that shows only when its request is known."""
+        return self._may is None or (self.replies and subject.startswith(INBOX)) or self._may(subject)
+
+    def look(self, arrived: Arrived) -> Tapped | None:
+        """What it is; None where it is not to be shown."""
+        tapped: Tapped | None = decode(
+            arrived.subject, arrived.data, at=arrived.at, operation=arrived.operation
+        )
+        assert tapped is not None
+        if arrived.subject.startswith(INBOX):
+            tapped = self._as_reply(tapped)
+            if tapped is None:
+                return None
+        elif self.replies and tapped.envelope is not None and tapped.row is not None and tapped.row.reply:
+            self._asked.setdefault(tapped.envelope.id, (tapped.subject, tapped.at))  # repeats keep the first
+            while len(self._asked) > REQUESTS_REMEMBERED:
+                self._asked.popitem(last=False)
+        sampled = self._sampler is None or self._sampler.keeps(tapped)
+        if self._may is not None and not self._may(tapped.answers or tapped.subject):
+            return None
+        return tapped if sampled and self._wanted(tapped) else None
+
+    def _as_reply(self, tapped: Tapped) -> Tapped | None:
+        """An answer to a request that was seen; other inbox traffic only if that was asked for."""
+        cause = tapped.envelope.causation if tapped.envelope is not None else None
+        asked = self._asked.get(cause) if cause is not None else None
+        if asked is None:
+            return tapped if any(pattern.startswith("_INBOX") for pattern in self.patterns) else None
+        subject, at = asked
+        row, tokens = subjects.lookup(subject) or (None, {})
+        return replace(tapped, row=row, tokens=tokens, answers=subject, latency_ms=1e3 * (tapped.at - at))
+
+    def _wanted(self, tapped: Tapped) -> bool:
+        if not self.filters:
+            return True
+        tree = tapped.tree()
+        return all(condition.meets(tree) for condition in self.filters)

@@ -1,0 +1,224 @@
+"""What the client and a gateway's HTTP door agree on: headers, errors, positions, files. No I/O on a net."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypedDict, TypeVar
+
+import httpx
+
+from bus.nats import tls_trust as trust
+from dmsc.client.sse import EventParser
+from schemas.base import Message
+from schemas.errors import (
+    BadInput,
+    BadMessage,
+    DmscError,
+    ErrorReply,
+    InProgress,
+    NotFound,
+    Overloaded,
+    RateLimited,
+    Refused,
+    Unavailable,
+)
+from schemas.job import JobSpec, WeightsManifest
+from schemas.weights_digest import INDEX_NAME, weights_index
+
+M = TypeVar("M", bound=Message)
+
+STREAM_TIMEOUT = httpx.Timeout(10.0, read=40.0)
+"""Streams: a gateway sends a comment at least every 15 s, so 40 s of silence is a dead connection."""
+
+
+ENDINGS = ("lagged", "closing", "refused")
+"""Events by which a gateway ends a stream that can be taken up again, there or elsewhere; who was refused
+then hears why."""
+
+ENDING_LINES = tuple(f"event: {name}" for name in ENDINGS)
+
+FILE_PATIENCE_S = 10.0
+"""How long a broken download is taken up again before it is given up, each time it breaks."""
+
+
+class Position(TypedDict):
+    """Where an event stream starts, as parameters and headers of a request."""
+
+    params: dict[str, str]
+    headers: dict[str, str]
+
+
+def headers(token: str | None) -> dict[str, str]:
+    from dmsc import __version__
+
+    common = {"User-Agent": f"dmsc/{__version__}"}
+    return common | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
+def verify(urls: Sequence[str]) -> ssl.SSLContext | bool:
+    """By which certificates the gateways are known. Raises `BadInput` where the CA's file can't be used."""
+    if any(url.startswith("https://") for url in urls):
+        return trust.context()
+    return True
+
+
+def timeout(seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(seconds, connect=min(seconds, 5.0))
+
+
+def as_spec(job: str | Path | Mapping[str, Any] | JobSpec) -> dict[str, Any]:
+    """The JSON body of a submission. Raises `BadJob` with one line per problem."""
+    from pydantic import ValidationError
+
+    from dmsc.follow.job_file import load_job
+    from schemas.errors import BadJob
+    from schemas.explain import explain
+
+    if isinstance(job, str | Path):
+        job = load_job(Path(job))
+    if not isinstance(job, JobSpec):
+        try:
+            job = JobSpec.model_validate(job)
+        except ValidationError as error:
+            raise BadJob("\n".join(explain(error, JobSpec))) from error
+    return job.model_dump(mode="json")
+
+
+def raise_for(response: httpx.Response) -> None:
+    """Turn an error answer into the exception that it stands for; the body must have been read."""
+    if not response.is_error:
+        return
+    status = response.status_code
+    fields: dict[str, Any] = {}
+    try:
+        problem: dict[str, Any] = response.json()
+        text = str(problem.get("detail") or problem.get("title") or response.reason_phrase)
+        text = "\n".join(problem.get("problems") or [text])
+        code = problem.get("code")
+        fields |= {"waiting": problem["waiting"]} if isinstance(problem.get("waiting"), dict) else {}
+    except (ValueError, AttributeError):
+        text, code = f"{response.url} answered {status} {response.reason_phrase}", None
+    fields |= {"retry_after_s": wait_s(response)} if "retry-after" in response.headers else {}
+    known = ErrorReply(code=code, text=text).to_exception() if isinstance(code, str) else None
+    if known is not None and (type(known) is not DmscError or code == DmscError.code):
+        known.fields.update(fields)
+        raise known
+    raise _by_status(status)(text, **fields)
+
+
+def wait_s(response: httpx.Response) -> float:
+    """`Retry-After` in seconds, as gateways give it."""
+    stated = response.headers.get("retry-after", "")
+    return float(stated) if stated.isdigit() else 1.0
+
+
+def _by_status(status: int) -> type[DmscError]:
+    if status in (401, 403):
+        return Refused
+    if status == 404:
+        return NotFound
+    if status == 429:
+        return RateLimited
+    if status in (502, 503, 504):
+        return Unavailable
+    return BadInput if status < 500 else DmscError
+
+
+def unreachable(urls: list[str], error: Exception) -> DmscError:
+    """One line for a gateway that does not answer."""
+    if isinstance(error, DmscError):
+        return error
+    cause: BaseException | None = error
+    while cause is not None:
+        if trust.is_distrust(cause):
+            return Refused(trust.distrusted(f"the gateway at {', '.join(urls)}", cause))
+        cause = cause.__cause__ or cause.__context__
+    reason = str(error) or type(error).__name__
+    return Unavailable(
+        f"no gateway answers at {', '.join(urls)} ({reason}); is the mesh up? `dmsc status`, `dmsc doctor`"
+    )
+
+
+def may_repeat(method: str, keyed: bool, error: Exception) -> bool:
+    """Whether a request may be made again that failed like this: what can't happen twice by it.
+
+    Reads, and what carries an idempotency key, always; anything that was refused before it was begun, or
+    whose connection was never made; else nothing.
+    """
+    unbegun = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | Overloaded)
+    again = isinstance(error, httpx.TransportError | Unavailable | InProgress)
+    return unbegun or ((method == "GET" or keyed) and again)
+
+
+def position(last: int) -> Position:
+    """Continue behind stream sequence `last`."""
+    return Position(params={"start": str(last + 1)}, headers={"Last-Event-ID": str(last)} if last > 0 else {})
+
+
+def next_record(parser: EventParser, line: str, last: int, kind: type[M]) -> tuple[int, M] | None:
+    """One line further: (sequence, record) when one is complete and newer than `last`."""
+    found = parser.feed(line)
+    if found is None or found.event in ENDINGS:
+        return None
+    if found.event == "error":
+        problem = json.loads(found.data)
+        raise ErrorReply(
+            code=str(problem.get("code", "internal")), text=str(problem.get("detail", ""))
+        ).to_exception()
+    try:
+        sequence = int(found.id)
+        event = kind.model_validate_json(found.data)
+    except ValueError as error:
+        raise BadMessage(
+            f"the gateway sent an event that this version can't read: {found.data[:120]}"
+        ) from error
+    return (sequence, event) if sequence > last else None
+
+
+def shards(manifest: WeightsManifest) -> list[str]:
+    """The files with tensors; the index is written here."""
+    return [shard for shard in manifest.shards if shard != INDEX_NAME]
+
+
+def shard_path(folder: Path, shard: str) -> Path:
+    """Where a shard goes; a name that would leave the folder is refused."""
+    if Path(shard).name != shard or shard in ("", ".", ".."):
+        raise BadMessage(f"the gateway names a shard {shard!r} that is not a plain file name")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / shard
+
+
+def file_below(folder: Path, name: str) -> Path:
+    """Where a file of a checkpoint goes, with its folder made; a name that would lead out is refused."""
+    parts = name.split("/")
+    if "\\" in name or any(part in ("", ".", "..") for part in parts):
+        raise BadMessage(f"the gateway names a file {name!r} that does not lie below its folder")
+    target = folder.joinpath(*parts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+@contextmanager
+def partial_file(target: Path) -> Iterator[BinaryIO]:
+    """Write beside `target` and put it in place only once it is whole."""
+    partial = target.with_name(f".{target.name}.{time.monotonic_ns():x}.part")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_index(folder: Path, manifest: WeightsManifest) -> Path:
+    """`model.safetensors.index.json` as Hugging Face loaders expect it."""
+    index = weights_index(manifest.tensors, manifest.bytes)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / INDEX_NAME
+    path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return path

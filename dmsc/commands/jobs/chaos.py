@@ -1,0 +1,213 @@
+"""`dmsc chaos`: kill anything while a job trains, and see what it cost."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.options import AllowUrlOption, JsonOption, StateOption, print_json, print_table
+from dmsc.cli.running import leave, run_async
+
+if TYPE_CHECKING:
+    from dmsc.chaos.report import Report
+    from dmsc.chaos.run import Chaos, ChaosOptions
+    from dmsc.launch.layout import MeshOptions
+    from dmsc.launch.prefork_server import Zygote
+    from schemas.job import JobSpec
+
+Say = Callable[[str], None]
+
+
+def chaos(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="A job file, or the id of a running job.", show_default=False)
+    ],
+    seed: Annotated[int, typer.Option(min=0, help="Of the plan: the same seed gives the same one.")] = 0,
+    every: Annotated[
+        str, typer.Option(metavar="INTERVAL", help="Between faults: 10s, 500ms, 2min, or 20steps.")
+    ] = "10s",
+    what: Annotated[
+        str,
+        typer.Option(
+            metavar="KINDS",
+            help="instance, freeze, stage, whole-stage, cluster, orchestrator, gateway, router, registry,"
+            " server, server-freeze, no-room, garbage-value, disk-full; with commas.",
+        ),
+    ] = "instance,cluster,orchestrator,server",
+    faults: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="At most so many; else until the job ends.")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB", help="A finished job without faults to compare with, instead of a new one."
+        ),
+    ] = None,
+    no_reference: Annotated[
+        bool, typer.Option("--no-reference", help="No clean run: no hash to compare, goodput is estimated.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file; repeatable."),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Start a mesh for this on free ports, and stop it afterwards.")
+    ] = False,
+    separate: Annotated[
+        bool, typer.Option("--separate", help="With --private: a process for each entity.")
+    ] = False,
+    slots: Annotated[
+        int, typer.Option(min=1, help="With --private: stage instances per cluster, of two clusters.")
+    ] = 4,
+    allow_url: AllowUrlOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput over time with the faults.")
+    ] = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Bring a seeded plan of faults upon a job and report stalls, goodput, waste, lost, doubled, hash.
+
+    A job file is run twice: undisturbed, then with the faults. The mesh must be on this machine (its state
+    folder is used), since processes are killed. Exit code 1 if anything was lost or doubled, if the weights
+    differ, or if a fault did not fire.
+
+    Example: dmsc chaos examples/chaos-gpt.yaml --every 10s --what instance,orchestrator --plot chaos.svg
+    """
+    from bus.logs import configure_logging
+    from dmsc.chaos.plan import FaultKind, parse_every, parse_kinds
+    from dmsc.chaos.present import closing, rows
+    from dmsc.chaos.run import ChaosOptions
+    from dmsc.cli.exit_codes import ExitCode
+    from dmsc.follow.job_file import load_job, named_urls
+    from dmsc.launch.prefork_server import hatched
+    from schemas.errors import BadInput
+
+    options = ChaosOptions(seed=seed, every=parse_every(every), kinds=parse_kinds(what), faults=faults)
+    if plot is not None and plot.suffix != ".svg":
+        raise BadInput(f"--plot {plot}: only .svg is written")
+    if reference is not None and (no_reference or private):
+        raise BadInput("--reference names a job of this mesh; leave out --no-reference and --private")
+    named = Path(job)
+    spec = (
+        load_job(named, set_ or ()) if named.suffix in (".yaml", ".yml", ".json") or named.exists() else None
+    )
+    if spec is None and (set_ or private):
+        raise BadInput(f"{job}: --set and --private are for a job file; is it one? (.yaml, .yml, .json)")
+    if allow_url and not private:
+        raise BadInput(
+            "--allow-url is for the mesh of --private; `dmsc up --allow-url` starts others with it"
+        )
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if json else sys.stdout, flush=True)
+
+    configure_logging(level="error")  # that the bus is away now and then is what was asked for
+    with hatched() if private else nullcontext() as zygote:
+        small = FaultKind.DISK_FULL in options.kinds
+        urls = (*(() if spec is None else named_urls(spec)), *(allow_url or ()))
+        own = _OwnMesh(separate, slots, zygote, small, urls) if private else None
+        report = run_async(_chaos(job, spec, options, reference, no_reference, state, own, say))
+    if plot is not None:
+        _write_plot(report, plot)
+    if json:
+        print_json(report.as_dict())
+    else:
+        print_table(("what", "figure", ""), rows(report), title=f"{report.job} {report.state}")
+        for line in closing(report):
+            print(line)
+        if plot is not None:
+            print(f"plot        {plot}")
+    leave(ExitCode.FAILED if report.problems() else ExitCode.OK)
+
+
+@dataclass(frozen=True)
+class _OwnMesh:
+    """The mesh of `--private`."""
+
+    separate: bool
+    slots: int
+    zygote: Zygote | None
+    small_disk: bool = False
+    allow_urls: tuple[str, ...] = ()
+
+
+async def _chaos(
+    job: str,
+    spec: JobSpec | None,
+    options: ChaosOptions,
+    reference: str | None,
+    no_reference: bool,
+    state: Path | None,
+    own: _OwnMesh | None,
+    say: Say,
+) -> Report:
+    from dmsc.process.interrupts import interrupts
+
+    with interrupts():
+        async with _opened(state, own, say) as chaos:
+            clean = None
+            if reference is not None:
+                clean = await chaos.clean_figures(reference)
+            elif spec is not None and not no_reference:
+                clean = await chaos.clean_run(spec)
+            return await chaos.disturbed_run(job if spec is None else spec, options, clean)
+
+
+@asynccontextmanager
+async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIterator[Chaos]:
+    """Chaos for the mesh of a state folder, or for one of its own."""
+    from dmsc.chaos.run import open_chaos
+    from dmsc.chaos.store_faults import small_disk
+    from dmsc.launch.mesh import running_mesh
+    from dmsc.state.state_folder import StateFolder, default_state
+
+    if own is None:
+        async with open_chaos(StateFolder(state or default_state()), say) as chaos:
+            yield chaos
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="dmsc-chaos-", ignore_cleanup_errors=True) as name,
+        small_disk(Path(name)) if own.small_disk else nullcontext(),
+    ):
+        options = _private_mesh(Path(name) / "state", own)
+        say(f"starting a mesh of clusters {', '.join(options.clusters)}")
+        async with (
+            running_mesh(options, say, zygote=own.zygote) as mesh,
+            open_chaos(mesh.folder, say) as chaos,
+        ):
+            yield chaos
+            say("stopping the mesh")
+
+
+def _private_mesh(state: Path, own: _OwnMesh) -> MeshOptions:
+    from dmsc.launch.layout import MeshOptions
+    from dmsc.process.composition import node_name
+
+    return MeshOptions(
+        state=state,
+        nats_port=0,
+        http_port=0,
+        slots=own.slots,
+        node=node_name(),
+        separate=own.separate,
+        allow_urls=own.allow_urls,
+    )
+
+
+def _write_plot(report: Report, path: Path) -> None:
+    from dmsc.chaos.plot import svg
+    from schemas.errors import BadInput
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(svg(report), encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--plot {path}: {error.strerror or error}") from error

@@ -1,0 +1,250 @@
+"""`dmsc jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`: what a gateway is asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.options import (
+    GatewayOption,
+    JsonOption,
+    StateOption,
+    TokenOption,
+    print_json,
+    print_table,
+    print_text,
+)
+from dmsc.cli.running import ask_gateway
+
+if TYPE_CHECKING:
+    from dmsc.client.async_client import AsyncClient
+    from schemas.door import MeshStatus
+    from schemas.job import JobRecord
+
+
+def jobs(
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the jobs of the mesh, oldest first.
+
+    Example: dmsc jobs --json
+    """
+    records: list[JobRecord] = ask_gateway(gateway, token, state, lambda client: client.jobs())
+    if json:
+        print_json(records)
+        return
+    now = time.time()
+    rows = [
+        (
+            record.job,
+            record.spec.name,
+            record.state.value,
+            f"{record.step}/{record.spec.training.steps}",
+            "" if record.loss_last is None else f"{record.loss_last:.4f}",
+            f"{_age(now - record.submitted_at)} ago",
+            record.reason,
+        )
+        for record in records
+    ]
+    print_table(("job", "name", "state", "step", "loss", "submitted", "reason"), rows)
+
+
+def cancel(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """End a job; its instances are stopped and cleaned up.
+
+    Example: dmsc cancel stdlib-gpt-1
+    """
+    record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.cancel(job))
+    print_json(record) if json else print_text(f"{record.job} {_ends(record)}")
+
+
+def _ends(record: JobRecord) -> str:
+    if record.ends_as is None or record.state is record.ends_as:
+        return record.state.value
+    return f"{record.state.value}; it is being cancelled"
+
+
+def park(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    reason: Annotated[str, typer.Option(help="Why; it stands beside the job until it is resumed.")] = "",
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a job wait without slots, at the end of its open step, until `dmsc resume`.
+
+    Example: dmsc park stdlib-gpt-1 --reason 'the urgent one first'
+    """
+    record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.park(job, reason=reason))
+    print_json(record) if json else print_text(f"{record.job} {record.state.value}: {_waits(record)}")
+
+
+def resume(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a parked job go on from its last checkpoint, as soon as there is room.
+
+    Example: dmsc resume stdlib-gpt-1
+    """
+    record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.resume(job))
+    print_json(record) if json else print_text(f"{record.job} {record.state.value}: {record.reason}")
+
+
+def _waits(record: JobRecord) -> str:
+    if record.state.value == "parked":
+        return record.reason
+    return f"{record.held}, as soon as the open step has ended"
+
+
+def scale(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    replicas: Annotated[
+        int, typer.Argument(min=1, metavar="REPLICAS", help="Working replicas.", show_default=False)
+    ],
+    stage: Annotated[
+        int | None, typer.Option(min=0, help="Of this stage alone; else of all.", show_default=False)
+    ] = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Give a running job more or fewer replicas; the result does not depend on it.
+
+    Example: dmsc scale stdlib-gpt-1 4 --stage 0
+    """
+    told: str = ask_gateway(gateway, token, state, lambda client: client.scale(job, replicas, stage))
+    print_json({"job": job, "note": told}) if json else print_text(told)
+
+
+def move(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    sid: Annotated[
+        str, typer.Argument(metavar="SID", help="The instance, see `dmsc routes`.", show_default=False)
+    ],
+    stage: Annotated[
+        int, typer.Argument(min=0, metavar="STAGE", help="Where it is to work.", show_default=False)
+    ],
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have an instance of a running job change its stage; the result does not depend on it.
+
+    Example: dmsc move stdlib-gpt-1 stdlib-gpt-1-s0-r2 1
+    """
+    told: str = ask_gateway(gateway, token, state, lambda client: client.move(job, sid, stage))
+    print_json({"job": job, "note": told}) if json else print_text(told)
+
+
+def status(
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the mesh at a glance: services, nodes with their slots, jobs.
+
+    Example: dmsc status
+    """
+    mesh: MeshStatus = ask_gateway(gateway, token, state, _mesh)
+    if json:
+        print_json(mesh)
+        return
+    services = sorted(mesh.services, key=lambda each: (each.kind, each.endpoint.cluster, each.sid))
+    print_table(
+        ("service", "kind", "cluster", "node", "state", "pid", "metrics"),
+        [
+            (
+                each.sid,
+                each.kind.value,
+                each.endpoint.cluster,
+                each.endpoint.node,
+                each.state.value,
+                str(each.endpoint.pid or ""),
+                each.endpoint.metrics,
+            )
+            for each in services
+        ],
+        title="services",
+    )
+    print_table(
+        ("node", "cluster", "address", "slots", "busy", "devices", "torch"),
+        [
+            (
+                node.node,
+                node.cluster,
+                node.address,
+                str(len(node.slots)),
+                str(sum(slot.busy_with is not None for slot in node.slots)),
+                ", ".join(sorted({slot.device_name or slot.device for slot in node.slots})),
+                f"{node.torch_version}{'' if node.warm else ' (warming up)'}",
+            )
+            for node in sorted(mesh.nodes, key=lambda each: (each.cluster, each.node))
+        ],
+        title="nodes",
+    )
+    print_table(
+        ("job", "name", "state", "step", "reason"),
+        [(job.job, job.name, job.state, f"{job.step}/{job.steps}", job.reason) for job in mesh.jobs],
+        title="jobs",
+    )
+    alerts = [
+        (job.job, alert.kind.value, str(alert.step), alert.text) for job in mesh.jobs for alert in job.alerts
+    ]
+    if alerts:
+        print_table(("job", "alert", "since step", "what"), alerts, title="alerts")
+    unreadable = [
+        (f"{note.bucket}.{note.key}", note.reason, note.service, f"UNREADABLE, {note.sequence}")
+        for note in mesh.unreadable
+    ]
+    if unreadable:
+        columns = ("unreadable record", "why", "found by", "bytes in stream, at")
+        print_table(columns, unreadable, title="unreadable records")
+
+
+async def _mesh(client: AsyncClient) -> MeshStatus:
+    """Where nobody can tell, what the mesh waits for."""
+    from schemas.errors import Unavailable
+
+    try:
+        status: MeshStatus = await client.mesh()
+    except Unavailable as error:
+        waiting = (await client.ready()).waiting
+        waits = "".join(f"\n  {name}: {why}" for name, why in waiting.items() if why != error.text)
+        raise Unavailable(f"{error.text}{waits}") from error
+    return status
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

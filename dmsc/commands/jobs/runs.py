@@ -1,0 +1,147 @@
+"""`dmsc runs`: recorded runs, and their files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
+from dmsc.cli.running import run_async
+
+if TYPE_CHECKING:
+    from bus.recording.run_file import RunHeader
+    from dmsc.replay.recordings import Listed
+    from dmsc.state.settings import BusAddress
+
+app = typer.Typer(help="Recorded runs: list, export to one file, import.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_(
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the runs that this mesh has on its streams, and those that were imported.
+
+    `messages` counts those of the job's own subjects; an export adds the mesh's of that time.
+
+    Example: dmsc runs list
+    """
+    from dmsc.replay.recordings import Archive
+    from dmsc.state.state_folder import default_state
+
+    archive = Archive(state or default_state())
+    found = run_async(_list(bus_or_none(bus, bus_token, state))) + archive.list()
+    if json:
+        print_json([{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found])
+        return
+    rows = [
+        (
+            one.job,
+            one.name,
+            one.state,
+            str(one.steps),
+            *_time(one),
+            str(one.messages),
+            one.where,
+        )
+        for one in found
+    ]
+    print_table(("job", "name", "state", "steps", "began", "for", "messages", "where"), rows)
+
+
+@app.command()
+def export(
+    job: Annotated[str, typer.Argument(help="As `dmsc runs list` shows it.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JOB.dmscrun, for example.", show_default=False)
+    ],
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write everything that is recorded of a run into one file.
+
+    Of a job that still runs: everything up to now.
+
+    Example: dmsc runs export j4f2a1 j4f2a1.dmscrun
+    """
+    from dmsc.state.settings import find_bus
+
+    header = run_async(_export(find_bus(bus, bus_token, state), job, file))
+    _say(header, f"{file}: {file.stat().st_size:,} bytes", json)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check a file, and keep it under its job's id beside this mesh's state, for `dmsc replay JOB`.
+
+    `dmsc replay FILE` needs no import.
+
+    Example: dmsc runs import j4f2a1.dmscrun
+    """
+    from dmsc.replay.recordings import Archive
+    from dmsc.state.state_folder import default_state
+
+    archive = Archive(state or default_state())
+    header = archive.add(file)
+    _say(header, str(archive.file(header.job)), json)
+
+
+def bus_or_none(bus: str | None, token: str | None, state: Path | None) -> BusAddress | None:
+    """The mesh's bus; None where no mesh runs and none was named."""
+    from dmsc.state.settings import find_bus
+    from schemas.errors import BusUnreachable
+
+    try:
+        return find_bus(bus, token, state)
+    except BusUnreachable:
+        return None
+
+
+async def _list(address: BusAddress | None) -> list[Listed]:
+    from dmsc.replay.recordings import connected, list_live
+
+    if address is None:
+        return []
+    async with connected(address) as bus:
+        return await list_live(bus)
+
+
+async def _export(address: BusAddress, job: str, file: Path) -> RunHeader:
+    from bus.recording.run_file import write_run
+    from dmsc.replay.recordings import connected, live
+
+    async with connected(address) as bus:
+        recording = await live(bus, job)
+        return await write_run(
+            file, recording.frames, job=job, name=recording.name, steps=recording.steps, ended=recording.ended
+        )
+
+
+def _say(header: RunHeader, what: str, json: bool) -> None:
+    if json:
+        print_json({name: getattr(header, name) for name in header.__dataclass_fields__})
+        return
+    span = header.until - header.began
+    print(
+        f"{what}: {header.job} {header.name}, {header.steps} steps, {header.count:,} messages of {span:.0f} s"
+    )
+
+
+def _time(one: Listed) -> tuple[str, str]:
+    """When it began, and for how long it ran."""
+    if not one.began:
+        return "", ""
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.began))
+    return began, f"{one.until - one.began:.0f} s"

@@ -1,0 +1,118 @@
+"""`dmsc train` and `dmsc attach`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
+from dmsc.cli.running import leave, run_async
+
+if TYPE_CHECKING:
+    from dmsc.cli.exit_codes import ExitCode
+    from dmsc.follow.follow import FollowOptions
+    from schemas.job import JobRecord, JobSpec
+
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Where curve and weights go (runs/<name>-<job>)."),
+]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")]
+
+
+def train(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.yaml", help="The job file (YAML or JSON).", show_default=False)
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key, e.g. training.steps=20; repeatable."
+        ),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Submit and leave; `dmsc attach` follows.")
+    ] = False,
+    out: OutOption = None,
+    plain: PlainOption = False,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a job and follow it to its end.
+
+    The file is checked here first; each problem is one line with its place. Ctrl-C cancels the job, a
+    second Ctrl-C leaves at once. With --json each event is one line, the job's record the last.
+
+    Example: dmsc train examples/stdlib-gpt.yaml --set training.steps=50
+    """
+    from dmsc.follow.follow import FollowOptions, OnInterrupt
+    from dmsc.follow.job_file import load_job
+
+    spec = load_job(file, set_ or ())
+    options = FollowOptions(out=out, plain=plain, json=json, on_interrupt=OnInterrupt.CANCEL)
+    record, code = run_async(_train(spec, options, detach, gateway, token, state))
+    if detach:
+        print_json(record) if json else print(
+            f"{record.job} {record.state.value}; follow: dmsc attach {record.job}"
+        )
+    leave(code)
+
+
+def attach(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    out: OutOption = None,
+    plain: PlainOption = False,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Follow a job that was submitted before, also one that has ended.
+
+    Everything is replayed from the job's stream: curve and weights are written as if one had been here
+    from the start. Ctrl-C only stops watching, the job goes on.
+
+    Example: dmsc attach stdlib-gpt-1
+    """
+    from dmsc.follow.follow import FollowOptions
+
+    leave(run_async(_attach(job, FollowOptions(out=out, plain=plain, json=json), gateway, token, state)))
+
+
+async def _train(
+    spec: JobSpec,
+    options: FollowOptions,
+    detach: bool,
+    gateway: str | None,
+    token: str | None,
+    state: Path | None,
+) -> tuple[JobRecord, ExitCode]:
+    from dmsc.cli.exit_codes import ExitCode
+    from dmsc.client.async_client import AsyncClient
+    from dmsc.follow.follow import follow
+    from dmsc.process.interrupts import interrupts
+
+    with interrupts() as signals:
+        async with AsyncClient(gateway, token=token, state=state) as client:
+            record = await client.submit(spec)
+            if detach:
+                return record, ExitCode.OK
+            return record, await follow(client, record, options, signals)
+
+
+async def _attach(
+    job: str, options: FollowOptions, gateway: str | None, token: str | None, state: Path | None
+) -> ExitCode:
+    from dmsc.client.async_client import AsyncClient
+    from dmsc.follow.follow import follow
+    from dmsc.process.interrupts import interrupts
+
+    with interrupts() as signals:
+        async with AsyncClient(gateway, token=token, state=state) as client:
+            return await follow(client, await client.job(job), options, signals)

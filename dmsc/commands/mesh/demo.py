@@ -1,0 +1,107 @@
+"""`dmsc demo`: a mesh of its own trains the example and goes away again."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.running import leave, run_async
+from dmsc.commands.jobs.train import OutOption, PlainOption
+
+if TYPE_CHECKING:
+    from dmsc.cli.exit_codes import ExitCode
+    from dmsc.follow.follow import FollowOptions
+    from dmsc.launch.layout import MeshOptions
+    from dmsc.launch.prefork_server import Zygote
+    from dmsc.launch.starting_view import StartingView
+    from schemas.job import JobSpec
+
+_root = Path(__file__).absolute().parents[3]
+
+
+def demo(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE.yaml", help="The job (examples/stdlib-gpt.yaml).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job; repeatable."),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="NAME|FILE", help="A policy to run (examples/my_policy.py)."),
+    ] = None,
+    out: OutOption = None,
+    plain: PlainOption = False,
+) -> None:
+    """Start a private mesh on free ports, train the example on two clusters, stop everything.
+
+    Ctrl-C stops it cleanly at any moment. Several demos may run at once.
+
+    Example: dmsc demo --set training.steps=30
+    """
+    from dmsc.follow.follow import FollowOptions, OnInterrupt
+    from dmsc.follow.job_file import load_job, named_urls
+    from dmsc.launch.layout import MeshOptions
+    from dmsc.launch.prefork_server import hatched
+    from dmsc.process.composition import node_name
+
+    spec = load_job(file or _example("stdlib-gpt.yaml"), set_ or ())
+    follow = FollowOptions(out=out, plain=plain, on_interrupt=OnInterrupt.CANCEL)
+    with tempfile.TemporaryDirectory(prefix="dmsc-demo-", ignore_cleanup_errors=True) as folder:
+        mesh = MeshOptions(
+            state=Path(folder) / "state",
+            nats_port=0,
+            http_port=0,
+            node=node_name(),
+            policies=(policy or str(_example("my_policy.py")),),
+            allow_urls=named_urls(spec),
+        )
+        with hatched() as zygote:
+            code = run_async(_demo(mesh, spec, follow, zygote))
+    leave(code)
+
+
+def _example(name: str) -> Path:
+    """An example of the clone that we are in, or that this package is installed from."""
+    near = Path("examples") / name
+    return near if near.exists() else _root / "examples" / name
+
+
+def _keep_logs(logs: Path, out: Path, view: StartingView) -> None:
+    """The mesh's folder goes away; what explains a failed job must not go with it."""
+    shutil.copytree(logs, out / "logs", dirs_exist_ok=True)
+    view.say(f"the processes' logs are in {out / 'logs'}")
+
+
+async def _demo(
+    options: MeshOptions, spec: JobSpec, follow_options: FollowOptions, zygote: Zygote | None
+) -> ExitCode:
+    from contextlib import closing
+
+    from dmsc.cli.exit_codes import ExitCode
+    from dmsc.client.async_client import AsyncClient
+    from dmsc.follow.follow import follow, output_folder
+    from dmsc.launch.mesh import running_mesh
+    from dmsc.launch.starting_view import StartingView
+    from dmsc.process.interrupts import interrupts
+
+    view = StartingView()
+    with interrupts() as signals, closing(view):
+        view.say(f"starting a mesh of clusters {', '.join(options.clusters)}")
+        async with running_mesh(options, view.say, view.progress, zygote) as mesh:
+            view.close()
+            took_s = (mesh.file.ready_at or 0.0) - mesh.file.started_at
+            door = next(iter(mesh.file.gateways.values()))
+            view.say(f"mesh ready in {took_s:.1f} s: bus {mesh.file.servers[0]}, door {door}")
+            async with AsyncClient(state=options.state) as client:
+                record = await client.submit(spec)
+                code = await follow(client, record, follow_options, signals)
+            if code is ExitCode.FAILED:
+                _keep_logs(mesh.folder.logs, output_folder(record, follow_options), view)
+            view.say("stopping the mesh")
+        return code

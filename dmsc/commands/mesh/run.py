@@ -1,0 +1,469 @@
+"""`dmsc run` (entities in this process) and `dmsc join` (this machine's slots)."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.options import (
+    AccessFileOption,
+    AllowUrlOption,
+    BusTokenOption,
+    CodeOption,
+    InstanceUsersOption,
+    StateOption,
+    TrustOption,
+)
+from dmsc.cli.running import run_async
+
+if TYPE_CHECKING:
+    from dmsc.metrics.listener import MetricsOptions
+    from dmsc.process.composition import Part
+    from dmsc.state.settings import BusAddress
+
+ParentOption = Annotated[int | None, typer.Option("--parent", hidden=True)]
+LevelOption = Annotated[
+    str,
+    typer.Option(
+        "--log-level", envvar="DMSC_LOG_LEVEL", help="debug, info, warning or error.", show_default=True
+    ),
+]
+MetricsPortOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT|off",
+        envvar="DMSC_METRICS_PORT",
+        help="Where this process serves /metrics for Prometheus; 0: any free port.",
+    ),
+]
+MetricsBindOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-bind",
+        metavar="ADDRESS",
+        envvar="DMSC_METRICS_BIND",
+        help="Where /metrics listens; without a token, so think twice about 0.0.0.0.",
+    ),
+]
+
+
+def run(
+    entity: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ENTITY...",
+            help="service-registry, authorizer, orchestrator, broker, gateway, router, tracer, or a policy.",
+            show_default=False,
+        ),
+    ],
+    bus: Annotated[
+        str | None,
+        typer.Option("--bus", metavar="URL", help="The bus's address, or several with commas ($DMSC_BUS)."),
+    ] = None,
+    bus_token: BusTokenOption = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cluster", metavar="NAME", envvar="DMSC_CLUSTER", help="For gateway and router; repeatable."
+        ),
+    ] = None,
+    http_port: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--http-port", metavar="PORT", envvar="DMSC_HTTP_PORT", help="A gateway's HTTP door; per cluster."
+        ),
+    ] = None,
+    bind: Annotated[
+        str, typer.Option(metavar="ADDRESS", envvar="DMSC_BIND", help="Where the HTTP doors listen.")
+    ] = "127.0.0.1",
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            metavar="FILE",
+            envvar="DMSC_TLS_CERT",
+            help="HTTPS: the certificate; see dmsc cert.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-key", metavar="FILE", envvar="DMSC_TLS_KEY", help="HTTPS: the certificate's key."
+        ),
+    ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            envvar="DMSC_PROXY",
+            help="A proxy (or network) whose X-Forwarded-For a gateway believes; repeatable.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokens", metavar="FILE", envvar="DMSC_TOKENS", help="Users and roles, for the authorizer."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="SID", help="An authorizer's or broker's; several have one each."),
+    ] = None,
+    no_researchers: Annotated[
+        bool,
+        typer.Option(
+            "--no-researchers",
+            envvar="DMSC_NO_RESEARCHERS",
+            help="The authorizer refuses researchers: nothing holds their code here.",
+        ),
+    ] = False,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            metavar="FILE",
+            envvar="DMSC_GUARD_KEYS",
+            help="With which the authorizer guards the bus (guard.json of a state folder).",
+        ),
+    ] = None,
+    access_file: AccessFileOption = None,
+    allow_url: AllowUrlOption = None,
+    user_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--user-key",
+            metavar="FILE",
+            envvar="DMSC_USER_KEY",
+            help="The key that signs users' tokens, for the authorizer; only it may read the file.",
+        ),
+    ] = None,
+    audit_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit-folder",
+            metavar="DIR",
+            envvar="DMSC_AUDIT_FOLDER",
+            help="Where the authorizer keeps the audit's records, and their signed head, off the bus.",
+        ),
+    ] = None,
+    replicas: Annotated[
+        int,
+        typer.Option(min=1, envvar="DMSC_REPLICAS", help="Copies of streams and buckets on a NATS cluster."),
+    ] = 1,
+    precedence: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME",
+            envvar="DMSC_PRECEDENCE",
+            help="For the orchestrator: which policy prevails over which, the first over all.",
+            show_default=False,
+        ),
+    ] = "",
+    metrics_port: MetricsPortOption = "0",
+    metrics_bind: MetricsBindOption = "127.0.0.1",
+    peak_tflops: Annotated[
+        float | None,
+        typer.Option(
+            "--peak-tflops",
+            min=0.001,
+            envvar="DMSC_PEAK_TFLOPS",
+            help="Peak of one device in 10¹² FLOP/s at the job's precision, for MFU.",
+        ),
+    ] = None,
+    energy_price: Annotated[
+        float | None,
+        typer.Option(
+            "--energy-price",
+            min=0,
+            envvar="DMSC_ENERGY_PRICE",
+            help="Price of a kWh, for the cost of energy.",
+        ),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
+    ] = 30.0,
+    state: StateOption = None,
+    log_level: LevelOption = "info",
+    parent: ParentOption = None,
+) -> None:
+    """Run one or several entities in this process, until SIGTERM or Ctrl-C.
+
+    Everything can be said by environment as well, for containers.
+
+    Example: DMSC_BUS=nats://nats:4222 dmsc run gateway router --cluster a --http-port 8080
+    """
+    from bus.files.artifacts import restrict
+    from dmsc.process.composition import RunOptions, check_proxies, compose
+    from dmsc.process.sandboxing import closed_files
+    from dmsc.state import identities
+    from dmsc.state.renewals import follow_renewals
+    from dmsc.state.settings import find_bus
+    from dmsc.state.state_folder import default_state
+    from schemas.urls import UrlRules
+
+    address = find_bus(bus, bus_token, state)
+    authorizer, broker = identities.called(entity, name)
+    services = identities.entities(entity, cluster or (), authorizer=authorizer, broker=broker)
+    if services:
+        address = replace(address, token=identities.own(address.token, services))
+        follow_renewals(address.token, services)
+    closed = [str(path) for path in closed_files(state or default_state())]
+    restrict(UrlRules.of(allow_url or (), os.getcwd()), closed)
+    options = RunOptions(
+        servers=address.servers,
+        token=address.token,
+        clusters=tuple(cluster or ()),
+        bind=bind,
+        http_ports=tuple(http_port or ()),
+        tls=_pair(tls_cert, tls_key),
+        proxies=check_proxies(proxy or ()),
+        tokens_file=tokens,
+        researchers=not no_researchers,
+        keys_file=keys,
+        authorizer=authorizer,
+        broker=broker,
+        access_file=access_file,
+        user_key=user_key,
+        audit_folder=audit_folder,
+        replicas=replicas,
+        precedence=tuple(name.strip() for name in precedence.split(",") if name.strip()),
+        peak_tflops=peak_tflops,
+        energy_price=energy_price,
+    )
+    run_parts(
+        compose(entity, options),
+        address,
+        parent=parent,
+        level=log_level,
+        patience_s=wait,
+        replicas=replicas,
+        metrics=metrics_options(metrics_port, metrics_bind),
+    )
+
+
+def join(
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="nats://HOST:4222", help="The bus's address ($DMSC_BUS).", show_default=False),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="The bus's token ($DMSC_BUS_TOKEN); others see it in `ps`."),
+    ] = None,
+    credential: Annotated[
+        Path | None,
+        typer.Option(
+            "--credential",
+            metavar="FILE",
+            envvar="DMSC_CREDENTIAL",
+            help="What `dmsc credential agent` wrote, instead of the token.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(metavar="NAME", envvar="DMSC_CLUSTER", help="The cluster that this node belongs to."),
+    ] = "a",
+    node: Annotated[
+        str | None, typer.Option(metavar="NAME", envvar="DMSC_NODE", help="This node's name (the host's).")
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=0, envvar="DMSC_SLOTS", help="Stage instances at a time (one per GPU, else per core)."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", envvar="DMSC_ADDRESS", help="How other nodes reach this one's tensor ports."
+        ),
+    ] = None,
+    ports: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LO-HI",
+            envvar="DMSC_PORTS",
+            help="Port range of the tensor links (any); open it for peers.",
+        ),
+    ] = None,
+    code: CodeOption = None,
+    allow_url: AllowUrlOption = None,
+    trust_researchers: TrustOption = False,
+    instance_users: InstanceUsersOption = None,
+    logs: Annotated[
+        Path | None,
+        typer.Option("--logs", metavar="DIR", envvar="DMSC_LOGS", help="The instances' log files."),
+    ] = None,
+    stores: Annotated[
+        Path | None,
+        typer.Option(
+            "--stores",
+            metavar="DIR",
+            envvar="DMSC_STORES",
+            help="The instances' local stores (`stores` beside the logs).",
+        ),
+    ] = None,
+    keep_stores: Annotated[
+        bool,
+        typer.Option("--keep-stores", envvar="DMSC_KEEP_STORES", help="Keep them when their job has ended."),
+    ] = False,
+    metrics_port: MetricsPortOption = "0",
+    metrics_bind: MetricsBindOption = "127.0.0.1",
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
+    ] = 30.0,
+    state: StateOption = None,
+    log_level: LevelOption = "info",
+    parent: ParentOption = None,
+) -> None:
+    """Add this machine's slots to a mesh, until SIGTERM or Ctrl-C.
+
+    No ranks, no master address: the bus's address and a credential are all. `dmsc doctor` says if peers can
+    reach it. A new credential that is put in place of FILE is taken up while it runs.
+
+    Example: dmsc join nats://10.0.0.5:4222 --credential b.cred --cluster b --slots 2 --ports 40000-40100
+    """
+    from dmsc.process.composition import AgentOptions, address_towards, agent_part, check_clusters, node_name
+    from dmsc.process.sandboxing import closed_files, confinement
+    from dmsc.state import identities
+    from dmsc.state.renewals import follow_renewals
+    from dmsc.state.settings import find_bus, read_token
+    from dmsc.state.state_folder import default_state
+    from schemas.urls import local_path
+
+    if credential is not None:
+        token = read_token(credential)
+    bus = find_bus(url, token, state)
+    check_clusters((cluster,))
+    node = node or node_name()
+    agent = (identities.agent(cluster, node),)
+    bus = replace(bus, token=identities.own(bus.token, agent))
+    follow_renewals(bus.token, agent, credential)
+    held = confinement(
+        trusted=trust_researchers,
+        users=instance_users,
+        closed=closed_files(state or default_state(), credential, logs, stores),
+        read=[path for url in allow_url or () if (path := local_path(url)) is not None],
+    )
+    options = AgentOptions(
+        servers=bus.servers,
+        token=bus.token,
+        cluster=cluster,
+        node=node,
+        slots=slots,
+        address=address or address_towards(bus.servers[0]),
+        ports=_range(ports),
+        code=tuple(str(path.absolute()) for path in code or [Path()]),
+        logs=(logs or (state or default_state()) / "logs").absolute(),
+        stores=None if stores is None else stores.absolute(),
+        keep_stores=keep_stores,
+        allow_urls=tuple(allow_url or ()),
+        confinement=held,
+    )
+    run_parts(
+        [agent_part(options)],
+        bus,
+        logs=options.logs if parent is None else None,  # a mesh's own are looked after by `dmsc up`
+        parent=parent,
+        level=log_level,
+        patience_s=wait,
+        metrics=metrics_options(metrics_port, metrics_bind),
+    )
+
+
+def run_parts(
+    parts: list[Part],
+    address: BusAddress,
+    *,
+    parent: int | None,
+    level: str,
+    patience_s: float,
+    replicas: int | None = None,
+    metrics: MetricsOptions | None = None,
+    logs: Path | None = None,
+) -> None:
+    """Run these services in this process until a signal; `parent`: and not longer than that process.
+
+    `logs`: a folder of log files that are kept bounded meanwhile.
+
+    `replicas`: of streams and buckets, which are then made or adjusted first. None: others do that, who
+    know how many there are to be. `metrics`: where they are told; None: not at a port of their own.
+    """
+    from bus.files.artifacts import open_only_bus
+    from bus.logs import configure_logging
+    from dmsc.launch.log_rotation import rotating
+    from dmsc.process.parent_death import end_with_parent
+    from dmsc.process.serving import serve
+    from schemas.errors import BadInput
+    from workers.sandbox.kernel import keep_private
+
+    keep_private()  # instances may run as our user
+    open_only_bus()
+    if parent is not None:
+        end_with_parent(parent)
+    if level not in ("debug", "info", "warning", "error"):
+        raise BadInput(f"--log-level {level}: debug, info, warning or error")
+    configure_logging(level=level)
+    # What thousands of instances send is made of small objects without cycles: looking for some each time
+    # that 700 more are there takes a sixth of a busy registry's time.
+    gc.set_threshold(20_000, 20, 50)
+
+    async def serve_all() -> None:
+        async with contextlib.nullcontext() if logs is None else rotating(logs):
+            await serve(
+                *(parts, address.servers, address.token),
+                patience_s=patience_s,
+                replicas=replicas,
+                metrics=metrics,
+            )
+
+    run_async(serve_all())
+
+
+def metrics_options(port: str, bind: str) -> MetricsOptions | None:
+    """What `--metrics-port` and `--metrics-bind` say; None: off."""
+    from dmsc.metrics.listener import MetricsOptions
+    from dmsc.process.composition import own_address
+
+    number = port_or_off(port, "--metrics-port")
+    return None if number is None else MetricsOptions(port=number, bind=bind, host=own_address(bind))
+
+
+def port_or_off(port: str, option: str) -> int | None:
+    """What an option says that takes a port, 0 or `off`; None: off. Raises `BadInput`."""
+    from schemas.errors import BadInput
+
+    if port == "off":
+        return None
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise BadInput(f"{option} {port}: a port, 0 for any free one, or off")
+    return int(port)
+
+
+def _pair(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    from schemas.errors import BadInput
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise BadInput("--tls-cert and --tls-key belong together: give both, or neither")
+    return certificate, key
+
+
+def _range(text: str | None) -> tuple[int, int] | None:
+    from schemas.errors import BadInput
+
+    if text is None:
+        return None
+    low, _, high = text.partition("-")
+    if not (low.isdigit() and high.isdigit() and 0 < int(low) <= int(high) < 65536):
+        raise BadInput(f"--ports {text}: write it as LO-HI, for example 40000-40100")
+    return int(low), int(high)

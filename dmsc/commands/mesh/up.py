@@ -1,0 +1,409 @@
+"""`dmsc up` and `dmsc down`: a mesh on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.exit_codes import ExitCode
+from dmsc.cli.options import (
+    AccessFileOption,
+    AllowUrlOption,
+    CodeOption,
+    InstanceUsersOption,
+    JsonOption,
+    StateOption,
+    TrustOption,
+    print_json,
+)
+from dmsc.cli.running import leave, run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from dmsc.launch.layout import MeshOptions
+    from dmsc.launch.mesh import RunningMesh, Say
+    from dmsc.launch.prefork_server import Zygote
+    from dmsc.state.state_folder import MeshFile, StateFolder
+
+    Running = Callable[[Say, Say, Zygote | None], AbstractAsyncContextManager[RunningMesh]]
+
+
+def up(
+    state: StateOption = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option("--cluster", metavar="NAME", help="A cluster to start; repeatable (a, b)."),
+    ] = None,
+    slots: Annotated[
+        int, typer.Option(min=0, help="Stage instances that each cluster may run at a time.")
+    ] = 4,
+    nats_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="The bus's port (4222, or a free one); 0: any.")
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", help="The first gateway's port, the others follow (8080, or free ones); 0: any."
+        ),
+    ] = None,
+    bind: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines join.")
+    ] = "127.0.0.1",
+    metrics_port: Annotated[
+        str,
+        typer.Option(
+            metavar="PORT|off",
+            envvar="DMSC_METRICS_PORT",
+            help="Where the first process serves /metrics for Prometheus, the others follow; 0: any.",
+        ),
+    ] = "0",
+    metrics_bind: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", envvar="DMSC_METRICS_BIND", help="Where /metrics listens; no token."),
+    ] = "127.0.0.1",
+    monitor_port: Annotated[
+        str,
+        typer.Option(
+            metavar="PORT|off",
+            help="Where NATS serves its own pages, on loopback alone; they show all connections; 0: any.",
+        ),
+    ] = "off",
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            help="A proxy (or network) whose X-Forwarded-For the gateways believe; repeatable.",
+        ),
+    ] = None,
+    servers: Annotated[
+        int, typer.Option(min=1, help="The bus's servers: 3 or 5 bear the loss of one or two.")
+    ] = 1,
+    orchestrators: Annotated[
+        int, typer.Option(min=1, help="One leads, the others take over when it dies.")
+    ] = 1,
+    registries: Annotated[int, typer.Option(min=1, help="One leads, the others take over when it dies.")] = 1,
+    separate: Annotated[bool, typer.Option("--separate", help="A process for each entity.")] = False,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", metavar="NAME|FILE", help="A functional module to run; repeatable."),
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt the bus and the gateways, by a CA in the state folder.")
+    ] = False,
+    access_file: AccessFileOption = None,
+    code: CodeOption = None,
+    allow_url: AllowUrlOption = None,
+    trust_researchers: TrustOption = False,
+    instance_users: InstanceUsersOption = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tenant",
+            metavar="NAME",
+            help="Instead: a mesh per tenant on one server, which see nothing of each other; repeatable.",
+        ),
+    ] = None,
+    quota: Annotated[
+        float | None,
+        typer.Option(
+            "--quota", metavar="GIB", help="What each tenant may keep on the bus (64, shared equally)."
+        ),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return when ready; stop with `dmsc down`.")
+    ] = False,
+    json: JsonOption = False,
+    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
+) -> None:
+    """Start a mesh on this machine: server, all entities, one node agent per cluster.
+
+    Stays in the foreground; Ctrl-C stops everything in order (exit code 0 once it was ready). State and
+    logs are in .dmsc (--state).
+
+    Example: dmsc up --cluster a --cluster b --slots 2
+    """
+    options = _options(
+        state,
+        cluster,
+        slots,
+        nats_port,
+        http_port,
+        bind,
+        metrics_port,
+        metrics_bind,
+        monitor_port,
+        proxy,
+        servers,
+        orchestrators,
+        registries,
+        separate,
+        policy,
+        tls,
+        access_file,
+        code,
+        allow_url,
+        trust_researchers,
+        instance_users,
+    )
+    running = _host(options, tenant, quota) if tenant else _mesh(options, quota)
+    if detach:
+        _detached(options, json)
+        return
+    from dmsc.launch.prefork_server import hatched
+
+    if parent is not None:
+        from dmsc.process.parent_death import end_with_parent
+
+        end_with_parent(parent)
+    with hatched() as zygote:
+        run_async(_up(running, json, zygote))
+
+
+def down(
+    state: StateOption = None,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long it may take.")] = 40.0,
+    json: JsonOption = False,
+) -> None:
+    """Stop the mesh of a state folder in order, and wait until it is gone.
+
+    Example: dmsc down --state .dmsc
+    """
+    from dmsc.launch.mesh import stop_mesh
+    from dmsc.state.state_folder import StateFolder, default_state
+    from schemas.errors import Unavailable
+
+    folder = StateFolder(state or default_state())
+    began = time.monotonic()
+    pid = run_async(stop_mesh(folder, wait))
+    if pid is None:
+        raise Unavailable(f"no mesh runs on {folder.path}")
+    if json:
+        print_json({"pid": pid, "seconds": round(time.monotonic() - began, 2)})
+    else:
+        print(f"stopped the mesh on {folder.path} (pid {pid})")
+
+
+def _options(
+    state: Path | None,
+    cluster: list[str] | None,
+    slots: int,
+    nats_port: int | None,
+    http_port: int | None,
+    bind: str,
+    metrics_port: str,
+    metrics_bind: str,
+    monitor_port: str,
+    proxy: list[str] | None,
+    servers: int,
+    orchestrators: int,
+    registries: int,
+    separate: bool,
+    policy: list[str] | None,
+    tls: bool,
+    access_file: Path | None,
+    code: list[Path] | None,
+    allow_url: list[str] | None,
+    trust_researchers: bool,
+    instance_users: str | None,
+) -> MeshOptions:
+    from dmsc.commands.mesh.run import metrics_options, port_or_off
+    from dmsc.launch.layout import MeshOptions
+    from dmsc.process.composition import check_clusters, check_proxies, node_name, own_address
+    from dmsc.state.state_folder import default_state
+    from workers.sandbox.users import parse_range
+
+    if access_file is not None:
+        from dmsc.commands.security.access import check_access_file
+
+        check_access_file(access_file)
+    metrics = metrics_options(metrics_port, metrics_bind)
+    if instance_users is not None:
+        parse_range(instance_users)
+    return MeshOptions(
+        state=(state or default_state()).absolute(),
+        clusters=check_clusters(tuple(cluster or ("a", "b"))),
+        slots=slots,
+        nats_port=nats_port,
+        http_port=http_port,
+        servers=servers,
+        orchestrators=orchestrators,
+        registries=registries,
+        separate=separate,
+        bind=bind,
+        metrics_port=None if metrics is None else metrics.port,
+        metrics_bind=metrics_bind,
+        monitor_port=port_or_off(monitor_port, "--monitor-port"),
+        proxies=check_proxies(proxy or ()),
+        address=own_address(bind),
+        node=node_name(),
+        policies=tuple(policy or ()),
+        tls=tls,
+        access_file=None if access_file is None else access_file.absolute(),
+        code=tuple(str(folder.absolute()) for folder in code or ()),
+        allow_urls=tuple(allow_url or ()),
+        trust_researchers=trust_researchers,
+        instance_users=instance_users,
+    )
+
+
+def _mesh(options: MeshOptions, quota: float | None) -> Running:
+    from dmsc.launch.mesh import running_mesh
+    from schemas.errors import BadInput
+
+    if quota is not None:
+        raise BadInput("--quota is of tenants; name them with --tenant")
+    return lambda say, progress, zygote: running_mesh(options, say, progress, zygote)
+
+
+def _host(options: MeshOptions, tenants: list[str], quota: float | None) -> Running:
+    from dmsc.launch.hosting import GIB, HostOptions, running_host
+    from schemas.errors import BadInput
+
+    if options.metrics_port:
+        raise BadInput("--metrics-port with --tenant: 0 (any) or off; one port is for one mesh")
+    if quota is not None and not 0 < quota < 1 << 20:  # NaN, too
+        raise BadInput(f"--quota {quota:g}: must be GiB above 0")
+    bytes_ = None if quota is None else int(quota * GIB)
+    host = HostOptions(tenants=tuple(tenants), mesh=options, quota_bytes=bytes_)
+    return lambda say, progress, zygote: running_host(host, say, progress, zygote)
+
+
+async def _up(running: Running, json: bool, zygote: Zygote | None) -> None:
+    import asyncio
+
+    from dmsc.launch.starting_view import StartingView
+    from dmsc.process.interrupts import interrupts
+
+    view = StartingView()
+    task = asyncio.current_task()
+    assert task is not None
+    stopping = False
+
+    def stop(count: int) -> None:
+        nonlocal stopping
+        if not stopping:
+            stopping = True
+            view.close()
+            view.say("stopping the mesh")
+            task.cancel()
+
+    ready = False
+    with interrupts(stop):
+        try:
+            async with running(view.say, view.progress, zygote) as mesh:
+                view.close()
+                _show(mesh.folder, mesh.file, json, detached=False)
+                ready = True
+                await mesh.failed()
+        except asyncio.CancelledError:
+            if not (ready and stopping):
+                raise  # stopped before it was ready: that is not success
+        finally:
+            view.close()
+
+
+def _detached(options: MeshOptions, json: bool) -> None:
+    """Start the same command in a session of its own; wait until it is ready or has failed."""
+    from bus.files.plain_files import plain
+    from dmsc.state.state_folder import StateFolder
+
+    folder = StateFolder(options.state)
+    if folder.owner() is not None:
+        raise folder.in_use()
+    folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.logs.mkdir(exist_ok=True)
+    log = folder.logs / "up.log"
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("-d", "--detach")]
+    environment = {**os.environ, "DMSC_STATE": str(folder.path)}
+    log.unlink(missing_ok=True)
+    with open(log, "ab", opener=plain) as out:  # to be cut where it ends: `log_rotation`
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dmsc", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env=environment,
+        )
+    while True:
+        code = process.poll()
+        if code is not None:
+            for line in log.read_text(errors="replace").splitlines():
+                print(line, file=sys.stderr)
+            leave(ExitCode(code) if code in set(ExitCode) and code else ExitCode.FAILED)
+        mesh = folder.mesh()
+        if mesh is not None and mesh.pid == process.pid and mesh.ready_at is not None:
+            break
+        time.sleep(0.05)
+    _show(folder, mesh, json, detached=True)
+
+
+def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) -> None:
+    """What runs, where, and how to go on."""
+    if json:
+        from dataclasses import asdict
+
+        print_json({**asdict(mesh), "state": str(folder.path)})
+        sys.stdout.flush()
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from dmsc.state.cleartext_notice import in_the_clear
+    from schemas.plain_text import plain
+
+    took_s = (mesh.ready_at or mesh.started_at) - mesh.started_at
+    console = Console(soft_wrap=True)
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # a path is whole, however narrow the terminal
+
+    def row(*cells: str) -> None:
+        table.add_row(*(Text(plain(cell)) for cell in cells))  # a folder may be called [red]
+
+    row("bus", ", ".join(mesh.servers))
+    for name, place in mesh.tenants.items():
+        row(f"tenant {name}", f"--state '{place}'")
+    for name, url in mesh.gateways.items():
+        row(f"cluster {name}", f"{url}  {mesh.clusters.get(name, 0)} slots")
+    row("state", str(folder.path))
+    if mesh.sandbox:
+        row("sandbox", mesh.sandbox)
+    what = "tenants" if mesh.tenants else "mesh"
+    console.print(f"{what} ready in {took_s:.1f} s (pid {mesh.pid})", style="bold", highlight=False)
+    console.print(table)
+    if clear := in_the_clear([*mesh.servers, *mesh.gateways.values()]):
+        console.print(f"In the clear: {clear}.", highlight=False, markup=False)
+    if mesh.tenants:
+        console.print("each    dmsc status, train, tap, user, down … with its --state", highlight=False)
+        stop = f"dmsc down --state '{folder.path}'" if detached else "Ctrl-C"
+        console.print(f"stop    {stop}", highlight=False, markup=False)
+        return
+    here = "" if folder.path == Path(".dmsc").absolute() else f" --state '{folder.path}'"
+    console.print(f"train   dmsc train FILE.yaml{here}", highlight=False, markup=False)
+    for url in list(mesh.gateways.values())[:1]:
+        console.print(
+            f"look    {url}/dashboard/   with your token: dmsc dashboard{here}", highlight=False, markup=False
+        )
+    console.print(f"watch   dmsc status{here}   dmsc tap 'signal.>'{here}", highlight=False, markup=False)
+    console.print(
+        f"join    dmsc join {','.join(mesh.servers)} --credential FILE; FILE by: dmsc credential agent{here}"
+        " --cluster NAME -o FILE",
+        highlight=False,
+        markup=False,
+    )
+    if mesh.servers[0].startswith("tls://"):
+        ca = f"DMSC_CA_FILE=ca.pem, a copy of '{folder.path}/tls/ca.pem', elsewhere"
+        console.print(f"trust   {ca}", highlight=False, markup=False)
+    console.print(f"stop    {f'dmsc down{here}' if detached else 'Ctrl-C'}", highlight=False, markup=False)

@@ -1,0 +1,91 @@
+"""`dmsc faults`: the fault queue: what failed, why, what was done about it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.options import (
+    GatewayOption,
+    JsonOption,
+    StateOption,
+    TokenOption,
+    print_json,
+    print_table,
+    print_text,
+)
+from dmsc.cli.running import ask_gateway
+
+if TYPE_CHECKING:
+    from dmsc.client.async_client import AsyncClient
+    from schemas.fault import FaultRecord, FaultTask
+
+
+def faults(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Only this job's faults.", show_default=False)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Every record as it comes, until Ctrl-C.")
+    ] = False,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List faults, oldest first: task, kind, verdict, what was done. --json has their logs, too.
+
+    Example: dmsc faults j1a2b3c --follow
+    """
+    if follow:
+        ask_gateway(gateway, token, state, lambda client: _follow(client, job, json))
+        return
+    records: list[FaultRecord] = ask_gateway(gateway, token, state, lambda client: client.faults(job))
+    if json:
+        print_json(records)
+        return
+    print_table(
+        ("fault", "opened", "state", "kind", "task", "verdict", "tries", "done about it", "evidence"),
+        [
+            (
+                record.id,
+                time.strftime("%H:%M:%S", time.localtime(record.opened_at)),
+                record.state.value,
+                record.kind,
+                task_text(record.task),
+                record.verdict or "",
+                f"{record.attempts} of {record.limit + 1}",
+                record.action,
+                record.log[0] if record.log else "",
+            )
+            for record in records
+        ],
+    )
+
+
+async def _follow(client: AsyncClient, job: str | None, json: bool) -> None:
+    async for record in client.follow_faults(job):
+        print_text(record.model_dump_json() if json else line_of(record))
+
+
+def line_of(record: FaultRecord) -> str:
+    """One record as a line of `--follow`."""
+    clock = time.strftime("%H:%M:%S", time.localtime(record.changed_at))
+    verdict = f" {record.verdict}" if record.verdict else ""
+    said = record.action or (record.log[0] if record.log else "")
+    what = f"{record.kind} {task_text(record.task)}:{verdict}"
+    tries = f"[{record.attempts} of {record.limit + 1}]"
+    return f"{clock} {record.id} {record.state.value:<8} {what} {tries} {said}"
+
+
+def task_text(task: FaultTask) -> str:
+    """A fault's task in a few words: what, then where."""
+    what = [
+        f"{name} {value}"
+        for name, value in (("step", task.step), ("microbatch", task.microbatch), ("stage", task.stage))
+        if value is not None
+    ]
+    where = task.sid or task.job or ""
+    return " ".join(part for part in (where, task.device or "", ", ".join(what)) if part)

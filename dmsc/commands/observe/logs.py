@@ -1,0 +1,154 @@
+"""`dmsc logs`: the services' structured log lines, from the bus."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmsc.cli.durations import parse_duration
+from dmsc.cli.options import BusOption, BusTokenOption, JsonOption, StateOption
+from dmsc.cli.running import run_async
+from schemas.plain_text import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bus.messaging.streams import Recorded
+    from dmsc.state.settings import BusAddress
+    from schemas.telemetry import LogLine
+
+_quiet = ("component", "pid", "service")
+
+
+def logs(
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="JOB", help="Only lines about this job.")
+    ] = None,
+    sid: Annotated[
+        str | None, typer.Option("--sid", metavar="SID", help="Only lines of this service.")
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
+    ] = None,
+    correlation: Annotated[
+        str | None,
+        typer.Option("--correlation", metavar="ID", help="Only lines of what one request began, see `tap`."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="WHEN", help="From then on: 30s, 5m, 2h, 1d ago, or an ISO time."),
+    ] = None,
+    level: Annotated[
+        str, typer.Option("--level", metavar="LEVEL", help="At least: info, warning, error or critical.")
+    ] = "info",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")
+    ] = False,
+    last: Annotated[
+        int, typer.Option("--last", "-n", metavar="N", min=1, help="At most so many past lines.")
+    ] = 200,
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what the services logged (info and above), oldest first.
+
+    Example: dmsc logs --job stdlib-gpt-1 --grep 'fault|recover' --since 10m --follow
+    """
+    from bus.logs import LEVELS
+    from dmsc.state.settings import find_bus
+    from schemas.errors import BadInput
+
+    try:
+        pattern = re.compile(grep or "")
+    except re.error as error:
+        raise BadInput(f"--grep {grep}: {error}") from error
+    if level not in LEVELS:
+        raise BadInput(f"--level {level}: use one of {', '.join(LEVELS)}")
+    after = None if since is None else parse_since(since, time.time())
+    address = find_bus(bus, bus_token, state)
+
+    def wanted(line: LogLine) -> bool:
+        loud = line.level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
+        about = (job is None or line.job == job) and correlation in (None, line.correlation)
+        return loud and about and bool(pattern.search(text_of(line)))
+
+    run_async(_logs(address, sid, wanted, after, follow, last, json))
+
+
+def parse_since(text: str, now: float) -> float:
+    """`30s`, `5m`, `2h`, `1d` ago, or an ISO 8601 time (local, unless it says otherwise), as seconds since
+    the epoch. Raises `BadInput`."""
+    from datetime import datetime
+
+    from schemas.errors import BadInput
+
+    try:
+        return max(0.0, now - parse_duration(text, "--since"))
+    except BadInput:
+        pass
+    try:
+        return max(0.0, datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise BadInput(f"--since {text}: write 30s, 5m, 2h, 1d, or a time as 2026-01-31T12:00") from None
+
+
+async def _logs(
+    address: BusAddress,
+    sid: str | None,
+    wanted: Callable[[LogLine], bool],
+    after: float | None,
+    follow: bool,
+    last: int,
+    json: bool,
+) -> None:
+    from collections import deque
+
+    from bus import subjects
+    from bus.connection import Bus
+    from schemas.envelope import EntityKind
+    from schemas.telemetry import LogLine
+
+    tokens: dict[str, Any] = {} if sid is None else {"sid": sid}
+    async with Bus.connect(address.servers, name="logs", kind=EntityKind.CLIENT, token=address.token) as bus:
+        past: deque[Recorded] = deque(maxlen=last)
+        end = 0
+        async for recorded in bus.history(subjects.LOG, since=after, **tokens):
+            end = recorded.sequence
+            if isinstance(recorded.message, LogLine) and wanted(recorded.message):
+                past.append(recorded)
+        for recorded in past:
+            _show(recorded, json)
+        if not follow:
+            return
+        coming = bus.history(subjects.LOG, start=end + 1, follow=True, **tokens)
+        if not end and after is not None:  # nothing since then: all that comes is
+            coming = bus.history(subjects.LOG, since=after, follow=True, **tokens)
+        async for recorded in coming:
+            if isinstance(recorded.message, LogLine) and wanted(recorded.message):
+                _show(recorded, json)
+
+
+def text_of(line: LogLine) -> str:
+    """The line as `--grep` sees it: event, then `key=value` fields."""
+    words = [line.event, *(f"{key}={value}" for key, value in line.fields.items() if key not in _quiet)]
+    return plain(" ".join(words))
+
+
+def _show(recorded: Recorded, json: bool) -> None:
+    import json as encoder
+
+    envelope, line = recorded.envelope, recorded.message
+    if json:
+        body = {"at": envelope.sent_at, "sid": envelope.sender.name, **line.model_dump(mode="json")}
+        print(encoder.dumps(body), flush=True)
+        return
+    from schemas.telemetry import LogLine
+
+    assert isinstance(line, LogLine)
+    clock = time.strftime("%H:%M:%S", time.localtime(envelope.sent_at))
+    print(f"{clock} {line.level:<7} {envelope.sender.name}: {text_of(line)}", flush=True)

@@ -1,0 +1,127 @@
+"""`dmsc store`: what an instance keeps in its local store."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dmsc.cli.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
+from dmsc.cli.running import run_async
+
+if TYPE_CHECKING:
+    from dmsc.state.settings import BusAddress
+    from schemas.store import Scalar, StoreQuery, StoreRows
+
+
+def store(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+    ],
+    sid: Annotated[
+        str,
+        typer.Argument(
+            metavar="SID", help="The instance, see `dmsc status`; s0-r0 will do.", show_default=False
+        ),
+    ],
+    table: Annotated[
+        str,
+        typer.Option("--table", "-t", help="configuration, metrics, events, versions, snapshots or audit."),
+    ] = "events",
+    column: Annotated[
+        list[str] | None, typer.Option("--column", "-c", metavar="NAME", help="Only these; repeatable.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", "-w", metavar="COLUMN=VALUE", help="Only rows with this; repeatable."),
+    ] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(
+            "--after",
+            metavar="ID",
+            min=0,
+            max=(1 << 63) - 1,
+            help="The first rows after this one, not the last ones.",
+        ),
+    ] = None,
+    last: Annotated[
+        int, typer.Option("--last", "-n", metavar="N", min=1, max=1000, help="At most so many rows.")
+    ] = 50,
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what an instance recorded, oldest first: its own account, over all its incarnations on its node.
+
+    Example: dmsc store stdlib-gpt-1 s0-r0 --table audit --where outcome=refused
+    """
+    from dmsc.state.settings import find_bus
+
+    query = _query(job, table, column or [], where or [], after, last)
+    name = sid if sid.startswith(f"{job}-") else f"{job}-{sid}"
+    answer: StoreRows = run_async(_ask(find_bus(bus, bus_token, state), name, query))
+    if json:
+        print_json(answer.records())
+    else:
+        rows = [tuple(_text(key, value) for key, value in row.items()) for row in answer.records()]
+        print_table(answer.columns, rows)
+    if answer.truncated:
+        more = (
+            f"newer: --after {answer.last_id}"
+            if after is not None
+            else "older: --last up to 1000, or --after 0"
+        )
+        print(f"dmsc: there are more rows ({more})", file=sys.stderr)
+
+
+def _query(
+    job: str, table: str, columns: list[str], where: list[str], after: int | None, last: int
+) -> StoreQuery:
+    from typing import get_args
+
+    from schemas.base import is_token
+    from schemas.errors import BadInput
+    from schemas.store import StoreQuery, StoreTable
+
+    if not is_token(job):
+        raise BadInput(f"JOB {job!r}: use letters, digits, - and _ only; `dmsc jobs` lists them")
+    if table not in get_args(StoreTable):
+        raise BadInput(f"--table {table}: {', '.join(get_args(StoreTable))}")
+    equal: dict[str, Scalar] = {}
+    for each in where:
+        name, sign, value = each.partition("=")
+        if not sign:
+            raise BadInput(f"--where {each}: write it as COLUMN=VALUE, for example outcome=refused")
+        equal[name] = value
+    return StoreQuery.model_validate(
+        {
+            "job": job,
+            "table": table,
+            "columns": tuple(columns),
+            "where": equal,
+            "after_id": after or 0,
+            "limit": last,
+            "newest": after is None,
+        }
+    )
+
+
+async def _ask(address: BusAddress, sid: str, query: StoreQuery) -> StoreRows:
+    from bus.connection import Bus
+    from policies.kit.instance_store import InstanceStore
+    from schemas.envelope import EntityKind
+
+    async with Bus.connect(address.servers, name="store", kind=EntityKind.CLIENT, token=address.token) as bus:
+        return await InstanceStore(bus, job=query.job, sid=sid).ask(query)
+
+
+def _text(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if column == "at":
+        return time.strftime("%H:%M:%S", time.localtime(value)) + f".{int(value % 1 * 1000):03d}"
+    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())

@@ -1,0 +1,225 @@
+"""`dmsc policy score`, `promote`, `rollback`, `plot`: a module's versions beside each other; pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.options import (
+    BusOption,
+    BusTokenOption,
+    GatewayOption,
+    JsonOption,
+    ModuleArgument,
+    StateOption,
+    TokenOption,
+    print_json,
+    print_table,
+    print_text,
+)
+from dmsc.cli.running import ask_gateway, run_async
+from dmsc.commands.jobs.runs import bus_or_none
+
+if TYPE_CHECKING:
+    from dmsc.replay.scores import Scores
+    from schemas.policy import PolicySwitch
+
+plot = typer.Typer(help="Draw pictures as PNG.", no_args_is_help=True)
+
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN", help="Of a recorded run: an exported file, or a job's id."),
+]
+JobOption = Annotated[
+    list[str] | None, typer.Option("--job", metavar="JOB", help="Only of this job; repeatable.")
+]
+ReasonOption = Annotated[str, typer.Option(help="Is told with it.", show_default=False)]
+
+
+def score(
+    module: Annotated[
+        str | None, typer.Argument(metavar="[MODULE]", help="Default: all.", show_default=False)
+    ] = None,
+    run: RunOption = None,
+    job: JobOption = None,
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """What modules' suggestions were worth, by what then happened: all versions side by side.
+
+    1: hindsight would have said the same; 0.5: as good as doing nothing. Of a running mesh: what modules have
+    scored themselves; with --run: all suggestions in that record, scored anew.
+
+    Example: dmsc policy score service-time-weights
+    """
+    from dmsc.replay.present import SCORE_COLUMNS, score_rows, summary_json
+
+    found = _scores(run, module, job, bus, bus_token, state)
+    if json:
+        print_json(
+            [
+                {"module": key[0], "version": key[1], **summary_json(scores)}
+                for key, scores in sorted(found.by_version.items())
+            ]
+        )
+    else:
+        print_table(SCORE_COLUMNS, score_rows(found.by_version))
+
+
+def promote(
+    module: ModuleArgument,
+    version: Annotated[str, typer.Argument(help="A version that runs.", show_default=False)],
+    reason: ReasonOption = "",
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a running version of a module the active one. The one that was goes on in shadow.
+
+    Both are scored on the same traffic from here on; should the new one be worse, the orchestrator goes back.
+
+    Example: dmsc policy promote service-time-weights 2
+    """
+    switch = ask_gateway(
+        gateway, token, state, lambda client: client.promote_policy(module, version, reason=reason)
+    )
+    _show(switch, json)
+
+
+def rollback(
+    module: ModuleArgument,
+    reason: ReasonOption = "",
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make the version active again that was before the last promotion.
+
+    Example: dmsc policy rollback service-time-weights
+    """
+    switch = ask_gateway(gateway, token, state, lambda client: client.roll_back_policy(module, reason=reason))
+    _show(switch, json)
+
+
+@plot.command("score")
+def plot_score(
+    module: ModuleArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to.", show_default=False)],
+    run: RunOption = None,
+    job: JobOption = None,
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+) -> None:
+    """Draw the scores of a module's versions over time, with promotions.
+
+    Example: dmsc policy plot score service-time-weights --out score.png
+    """
+    from dmsc.plots import save
+    from dmsc.plots.score import draw_scores
+
+    found = _scores(run, module, job, bus, bus_token, state)
+    switches = [
+        (at, f"{switch.version} {'again' if switch.rollback else 'promoted'}")
+        for at, switch in found.switches
+    ]
+    scores = {version: scores for (_, version), scores in found.by_version.items()}
+    save(draw_scores(module, scores, switches), out)
+    print(f"{out}: {', '.join(f'version {version}' for version in sorted(scores))}")
+
+
+@plot.command("routes")
+def plot_routes(
+    file: Annotated[Path, typer.Argument(metavar="FILE.graphml", help="As the Topology Zoo has them.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to.", show_default=False)],
+    seed: Annotated[int, typer.Option("--seed", help="Of the drawn traffic.")] = 0,
+) -> None:
+    """Draw how full the links of a network are by ECMP and by topology-scoring.
+
+    Example: dmsc policy plot routes Geant2012.graphml --out routes.png
+    """
+    from xml.etree import ElementTree
+
+    import numpy as np
+
+    from dmsc.plots import save
+    from dmsc.plots.routes import draw_routes
+    from policies.contrib.topology_file import gravity, read_topology
+    from policies.numerics.path_scoring import trained
+    from schemas.errors import BadInput
+
+    try:
+        topology = read_topology(file.stem, file.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror or error}") from error
+    except (ElementTree.ParseError, ValueError) as error:
+        raise BadInput(f"{file}: not a topology in GraphML: {error}") from error
+    if topology is None:
+        raise BadInput(f"{file}: it has no link")
+    paths, demand = topology.paths(), gravity(np.random.default_rng(seed), topology.nodes)
+    splits = {"ECMP": paths.equal_cost(), "topology-scoring": trained().split(paths, demand)}
+    used = {name: paths.utilisation(demand, split) for name, split in splits.items()}
+    save(draw_routes(topology, used), out)
+    figures = ", ".join(f"{name} {values.max() / used['ECMP'].max():.2f}" for name, values in used.items())
+    print(f"{out}: the fullest link beside ECMP's: {figures}")
+
+
+@plot.command("forecast")
+def plot_forecast(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="An exported file, or a job's id.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to.", show_default=False)],
+    bus: BusOption = None,
+    bus_token: BusTokenOption = None,
+    state: StateOption = None,
+) -> None:
+    """Draw what link-trend forecasts of a recorded run's links, beside what was then measured.
+
+    Example: dmsc policy plot forecast night.dmscrun --out forecast.png
+    """
+    from dmsc.plots import save
+    from dmsc.plots.forecast import draw_forecasts, link_courses
+    from dmsc.replay.recordings import Archive
+    from dmsc.replay.samples import recorded_samples
+    from dmsc.state.state_folder import default_state
+    from policies.built_in.link_trend import COVERAGE
+    from schemas.errors import BadInput
+
+    address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
+    job, samples = run_async(recorded_samples(run, address, archive))
+    found = link_courses(job, samples)
+    courses = {f"{sender} → {receiver}": course for (sender, receiver), course in found.items()}
+    if not courses:
+        raise BadInput(f"{run}: no link to forecast; it takes some six minutes of measured links")
+    save(draw_forecasts(job, courses, unit="ms", coverage=f"{COVERAGE:.0%}"), out)
+    print(f"{out}: {len(courses)} links")
+
+
+def _scores(
+    run: str | None,
+    module: str | None,
+    jobs: list[str] | None,
+    bus: str | None,
+    bus_token: str | None,
+    state: Path | None,
+) -> Scores:
+    from dmsc.replay.recordings import Archive
+    from dmsc.replay.scores import find_scores
+    from dmsc.state.state_folder import default_state
+
+    address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
+    found = run_async(find_scores(run, address, archive, jobs or ()))
+    return found if module is None else found.of(module)
+
+
+def _show(switch: PolicySwitch, json: bool) -> None:
+    if json:
+        print_json(switch)
+        return
+    rest = f"; {switch.previous} goes on in shadow" if switch.previous else ""
+    print_text(f"{switch.module} {switch.version} is active{rest}: {switch.reason}")

@@ -1,0 +1,110 @@
+"""`dmsc access …`: the rules of who may do what, and which of them decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_text
+from dmsc.cli.running import ask_gateway
+
+if TYPE_CHECKING:
+    from entities.authorizer.access.access_policy import AccessPolicy
+    from schemas.access import AccessExplanation
+
+app = typer.Typer(
+    help="Who may do what: print the rules, check them, ask which one decides.", no_args_is_help=True
+)
+
+
+@app.command()
+def explain(
+    user: Annotated[
+        str, typer.Argument(metavar="USER", help="A user's name, or a role.", show_default=False)
+    ],
+    action: Annotated[
+        str, typer.Argument(metavar="ACTION", help="For example job.cancel.", show_default=False)
+    ],
+    resource: Annotated[
+        str, typer.Argument(metavar="[RESOURCE]", help="A job, node, module, …", show_default=False)
+    ] = "",
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--access-file", metavar="FILE", help="Ask this file instead of the mesh; USER is a role then."
+        ),
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="NAME", help="With --access-file: whose RESOURCE is.")
+    ] = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Tell which rule lets a user do something, or why none does.
+
+    Example: dmsc access explain ruth job.cancel job-7
+    """
+    if file is not None:
+        found = _by_file(file, user, action, resource, owner)
+    else:
+        found = ask_gateway(
+            gateway, token, state, lambda client: client.explain_access(user, action, resource)
+        )
+    if json:
+        print_json(found)
+        return
+    print_text(f"{'yes' if found.allow else 'no'}: {found.reason}")
+    if found.owner is not None:
+        print_text(f"{found.resource} is {found.owner}'s")
+    print_text(f"by {found.source}:")
+    for rule in found.rules:
+        print_text(f"  {'→' if rule.decides else ' '} line {rule.line:<4} {rule.name}: {rule.why}")
+    if not found.rule:
+        print("  → no rule fits, so the answer is no")
+    if found.audited:
+        print("it is recorded on the audit stream")
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The rules.", show_default=False)],
+) -> None:
+    """Check an access file before it is used; one line where something is wrong.
+
+    Example: dmsc access check access.yaml
+    """
+    policy = check_access_file(file)
+    print_text(f"{file}: {len(policy.rules)} rules")
+
+
+@app.command()
+def default() -> None:
+    """Print the rules that ship with DMSC, with comments, to change into your own.
+
+    Example: dmsc access default > access.yaml
+    """
+    from entities.authorizer.access.access_policy import default_text
+
+    print(default_text(), end="")
+
+
+def check_access_file(file: Path) -> AccessPolicy:
+    """The rules of a file. Raises `BadInput` with one line."""
+    from entities.authorizer.access.access_files import RulesFile
+
+    return RulesFile(file).policy
+
+
+def _by_file(file: Path, user: str, action: str, resource: str, owner: str | None) -> AccessExplanation:
+    from entities.authorizer.access.access_policy import explain
+    from entities.authorizer.access.authentication import User
+    from schemas.errors import BadInput
+    from schemas.signals import Role
+
+    if user not in {role.value for role in Role}:
+        raise BadInput(f"{user}: with --access-file, a role: {', '.join(role.value for role in Role)}")
+    return explain(check_access_file(file), User(name=user, role=Role(user)), action, resource, owner)

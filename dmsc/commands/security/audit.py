@@ -1,0 +1,196 @@
+"""`dmsc audit …`: what was refused, who did what only few may do, and whether the chain of records holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmsc.cli.exit_codes import ExitCode
+from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.cli.running import ask_gateway, leave
+
+if TYPE_CHECKING:
+    from dmsc.client.async_client import AsyncClient
+    from schemas.audit import AuditEntry, AuditHead
+
+NOT_COMPARED = "compared with no head kept off the bus (the authorizer keeps them; --archive, --head)"
+
+app = typer.Typer(
+    help="Refusals and privileged acts: list them, verify the chain, export it.", no_args_is_help=True
+)
+
+
+@app.command("list")
+def list_(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="The latest so many.")] = 50,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the latest records.
+
+    Example: dmsc audit list -n 20
+    """
+    from dmsc.commands.security.user import when
+
+    entries = ask_gateway(gateway, token, state, lambda client: client.latest_audit(limit))
+    if json:
+        print_json({"entries": entries})
+        return
+    rows = []
+    for entry in entries:
+        record = entry.record
+        times = f" ×{record.count}" if record.count > 1 else ""
+        rows.append(
+            (
+                str(record.number),
+                when(record.at),
+                record.kind + times,
+                record.user or "?",
+                record.action,
+                record.resource,
+                record.reason,
+            )
+        )
+    print_table(("no", "time", "kind", "user", "action", "resource", "why"), rows)
+
+
+@app.command()
+def verify(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="An export; default: the mesh.", show_default=False),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option("--head", metavar="HASH", help="A hash noted earlier: it must still be in the chain."),
+    ] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            "--archive",
+            metavar="DIR",
+            help="The authorizer's own records, to compare the chain with (the state folder's).",
+        ),
+    ] = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check that no record was changed, removed or put in; exit code 1 where the chain breaks.
+
+    The chain is compared with the head that the authorizer keeps off the bus: one that was cut off, rolled
+    back or written anew does not have it. Elsewhere, use --head with a hash that this printed earlier.
+
+    Example: dmsc audit verify audit.ndjson
+    """
+    from dataclasses import asdict
+
+    from schemas.audit import verify
+
+    folder = archive or (None if file is not None else _own_archive(state))
+    heads, older = _kept(folder, state)  # before the stream is read, which may go on meanwhile
+    entries = ask_gateway(gateway, token, state, _all) if file is None else list(_read(file))
+    begins = entries[0].record.number if entries else 0
+    entries = [entry for entry in older if entry.record.number < begins] + entries
+    found = verify(entries, head=head, heads=heads)
+    if json:
+        print_json(asdict(found))
+    elif found.broken is None:
+        from_where = "" if found.first <= 1 else f" (the {found.first - 1} before are not there any more)"
+        kept = sum(entry.record.number < begins for entry in older)
+        files = f", {kept} of them in {folder} alone" if kept else ""
+        if heads:
+            checked = f"; as {heads[-1].authorizer} kept it up to {heads[-1].number}"
+        else:
+            checked = "" if head else f"; {NOT_COMPARED}"
+        if found.records:
+            records = f"{found.records} records, {found.first} to {found.last}, hold{from_where}{files}"
+            print(f"{records}{checked}; head {found.head}")
+        else:
+            print(f"there are no records{checked}")
+    else:
+        place = f"at sequence {found.broken}: " if found.broken else ""
+        print(f"the chain breaks {place}{found.why}; {found.records} records before hold", file=sys.stderr)
+    if found.broken is not None:
+        leave(ExitCode.FAILED)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - for standard output.")],
+    start: Annotated[int, typer.Option("--start", min=1, help="The first sequence.")] = 1,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+) -> None:
+    """Write all records as lines of JSON, as `dmsc audit verify FILE` reads them.
+
+    Example: dmsc audit export audit.ndjson
+    """
+    entries = ask_gateway(gateway, token, state, lambda client: _all(client, start))
+    text = "".join(entry.model_dump_json() + "\n" for entry in entries)
+    if str(file) == "-":
+        print(text, end="")
+        return
+    file.write_text(text, encoding="utf-8")
+    print(f"{len(entries)} records in {file}")
+
+
+def _own_archive(state: Path | None) -> Path | None:
+    """Of the mesh on this machine, if its authorizer has one."""
+    from dmsc.launch import layout
+    from dmsc.state.state_folder import StateFolder, default_state
+
+    folder = StateFolder(state or default_state()).path / layout.AUDIT
+    found = sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+    return found[0] if found else None
+
+
+def _kept(folder: Path | None, state: Path | None) -> tuple[list[AuditHead], list[AuditEntry]]:
+    """The heads in an archive, and the records of its last chain. Signatures are checked where the key is at
+    hand."""
+    if folder is None:
+        return [], []
+    from dmsc.launch import layout
+    from dmsc.state.state_folder import StateFolder, default_state
+    from entities.authorizer.access.user_tokens import load_key
+    from entities.authorizer.audit.audit_archive import entries_of, heads_of, segments_of
+    from schemas.errors import BadInput
+
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: there is no such folder")
+    key = StateFolder(state or default_state()).path / layout.USER_KEY
+    heads = heads_of(folder, load_key(key).verify_key if key.exists() else None)
+    segments = segments_of(folder)
+    latest = [one for one in segments if one.chain == segments[-1].chain]
+    return heads, list(entries_of(latest))
+
+
+def _read(file: Path) -> Iterator[AuditEntry]:
+    from pydantic import ValidationError
+
+    from schemas.audit import AuditEntry
+    from schemas.errors import BadInput
+
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield AuditEntry.model_validate_json(line)
+        except ValidationError:
+            raise BadInput(
+                f"{file} line {number}: is no audit record; `dmsc audit export` writes them"
+            ) from None
+
+
+async def _all(client: AsyncClient, start: int = 1) -> list[AuditEntry]:
+    return [entry async for entry in client.audit(start=start)]

@@ -1,0 +1,90 @@
+"""`dmsc secret …`: URLs with credentials, tokens, keys, kept sealed under a name that jobs use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.cli.running import ask_gateway
+
+app = typer.Typer(
+    help="URLs with credentials, tokens, keys, kept sealed: a job names them secret://NAME.",
+    no_args_is_help=True,
+)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, - and _.")]
+
+
+@app.command("set")
+def set_(
+    name: NameArgument,
+    from_env: Annotated[
+        str | None,
+        typer.Option("--from-env", metavar="VARIABLE", help="Take it from there; else from standard input."),
+    ] = None,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+) -> None:
+    """Store a whole URL with its credentials, or a text for the model's arguments.
+
+    It is never an argument of this command, which other users of the machine would see.
+
+    Example: echo 's3://bucket/runs#key=AKIA…&secret=…' | dmsc secret set runs
+    """
+    value = _value(name, from_env)
+    print(ask_gateway(gateway, token, state, lambda client: client.set_secret(name, value)).note)
+
+
+@app.command("list")
+def list_(
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List your secrets: names and when each was stored, no values.
+
+    Example: dmsc secret list
+    """
+    from dmsc.commands.security.user import when
+
+    found = ask_gateway(gateway, token, state, lambda client: client.secrets())
+    if json:
+        print_json({"secrets": found})
+        return
+    print_table(("secret", "stored"), [(one.name, when(one.stored_at)) for one in found])
+
+
+@app.command()
+def remove(
+    name: NameArgument,
+    gateway: GatewayOption = None,
+    token: TokenOption = None,
+    state: StateOption = None,
+) -> None:
+    """Remove a secret. Jobs that run go on; those that start anew fail.
+
+    Example: dmsc secret remove runs
+    """
+    print(ask_gateway(gateway, token, state, lambda client: client.remove_secret(name)).note)
+
+
+def _value(name: str, variable: str | None) -> str:
+    from schemas.errors import BadInput
+
+    if variable is not None:
+        value = os.environ.get(variable, "").strip()
+        if not value:
+            raise BadInput(f"--from-env {variable}: the variable is not set, or empty")
+        return value
+    if sys.stdin.isatty():
+        return str(typer.prompt(f"the URL of {name}", hide_input=True)).strip()
+    value = sys.stdin.readline().strip()
+    if not value:
+        raise BadInput(f"secret {name}: give its URL on standard input, or name a variable with --from-env")
+    return value

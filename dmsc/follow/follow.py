@@ -1,0 +1,241 @@
+"""Follow a job to its end: events to the view and the curve, then the weights to disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+
+from dmsc.cli.exit_codes import ExitCode
+from dmsc.follow.curve import WRITER, Curve
+from dmsc.follow.live_view import LiveView, PlainView, View
+from dmsc.follow.run_state import RunState, duration, quantity
+from dmsc.process.interrupts import Interrupts
+from schemas.errors import DmscError, NotFound
+from schemas.job import JobEvent, JobRecord, JobState
+
+if TYPE_CHECKING:
+    from dmsc.client.async_client import AsyncClient
+
+_redraw_s = 0.5
+_load_s = 1.0
+"""How often a view that shows them asks for instances' service times; routers tell them on change."""
+
+
+class OnInterrupt(Enum):
+    """What the first Ctrl-C does to the job. The second always leaves at once."""
+
+    CANCEL = "cancel"  # `train`, `demo`: the job is ours
+    DETACH = "detach"  # `attach`: it is somebody's; only the watching ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowOptions:
+    """How to follow. `out` None: default `runs/<name>-<job>`."""
+
+    out: Path | None = None
+    plain: bool = False
+    json: bool = False
+    on_interrupt: OnInterrupt = OnInterrupt.DETACH
+
+
+def output_folder(record: JobRecord, options: FollowOptions) -> Path:
+    """Where a job's curve and weights go."""
+    return options.out or Path("runs") / f"{record.spec.name}-{record.job}"
+
+
+async def follow(
+    client: AsyncClient, record: JobRecord, options: FollowOptions, interrupts: Interrupts
+) -> ExitCode:
+    """Show a job until it has ended; returns what the command should exit with.
+
+    Writes `curve.jsonl`, `validation.jsonl`, `tensorboard/`, `record.json` and, of a finished job,
+    `weights/` below the output folder. Everything is replayed from the job's stream, so following
+    again later gives the same files.
+    """
+    out = output_folder(record, options)
+    run = RunState.of(record)
+    with ExitStack() as stack:
+        curve = stack.enter_context(Curve(out))
+        view = stack.enter_context(_view(options))
+        watching = asyncio.create_task(_watch(client, run, view, curve))
+        leaving = asyncio.Event()
+        cancelling: list[asyncio.Task[None]] = []
+
+        def interrupted(count: int) -> None:
+            if count > 1 or run.ended or options.on_interrupt is OnInterrupt.DETACH:
+                leaving.set()
+            else:
+                view.say("cancelling the job; Ctrl-C again leaves at once")
+                cancelling.append(asyncio.create_task(_cancel(client, record.job, view, leaving.set)))
+
+        with interrupts.handled_by(interrupted):
+            leave = asyncio.create_task(leaving.wait())
+            try:
+                await asyncio.wait({watching, leave}, return_when=asyncio.FIRST_COMPLETED)
+                if not watching.done():
+                    goes_on = f"{record.job} goes on; watch it again with: dmsc attach {record.job}"
+                    view.say(f"leaving; {record.job} is being cancelled" if cancelling else goes_on)
+                    return ExitCode.INTERRUPTED
+                watching.result()
+            finally:
+                for task in (watching, leave, *cancelling):
+                    task.cancel()
+                await asyncio.gather(watching, leave, *cancelling, return_exceptions=True)
+            view.show(run, None)
+            final = await client.job(record.job)
+            (out / "record.json").write_text(final.model_dump_json(indent=2) + "\n")
+            if final.state is JobState.DONE and final.weights is not None:
+                await _fetch_weights(client, final, out, view)
+    if options.json:
+        print(final.model_dump_json())
+    else:
+        for line in summary(final, run, out):
+            print(line)
+    if cancelling:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK if final.state is JobState.DONE else ExitCode.FAILED
+
+
+def summary(record: JobRecord, run: RunState, out: Path) -> list[str]:
+    """The last lines that a person sees of a run."""
+    if record.state is not JobState.DONE:
+        return [
+            f"{record.job} {record.state.value}: {record.reason or 'no reason given'}",
+            f"curve       {out}/curve.jsonl",
+        ]
+    lines = []
+    first = (
+        record.loss_first if record.loss_first is not None else (run.results[0].loss if run.results else None)
+    )
+    last = (
+        record.loss_last if record.loss_last is not None else (run.results[-1].loss if run.results else None)
+    )
+    if first is not None and last is not None:
+        lines.append(f"loss        {first:.4f} → {last:.4f} in {record.step or run.done} steps")
+    if record.validation_loss is not None:
+        lines.append(f"validation  {record.validation_loss:.4f}")
+    seconds = sum(result.step_s for result in run.results)
+    rate = sum(result.tokens for result in run.results) / seconds if seconds else record.tokens_per_s
+    lines.append(f"speed       {quantity(rate)} tokens/s, {duration(seconds)} of steps")
+    if record.recoveries:
+        lines.append(f"recoveries  {record.recoveries}")
+    text = record.sample or run.sample
+    if text:
+        lines += ["sample", *(f"  │ {line}" for line in printable(text).splitlines())]
+    if record.weights is not None:
+        lines.append(f"sha256      {record.weights.sha256}")
+        if not record.exact:
+            lines.append(f"not exact   another run may give other bits: {record.inexact_because}")
+        lines.append(f"weights     {out}/weights ({quantity(record.weights.bytes)}B, safetensors)")
+    lines.append(f"curve       {out}/curve.jsonl, {out}/tensorboard")
+    return lines
+
+
+def printable(text: str) -> str:
+    """A model's bytes without what would steer a terminal; lines and tabs stay."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "·" for char in text.expandtabs(4))
+
+
+async def _watch(client: AsyncClient, run: RunState, view: View, curve: Curve) -> None:
+    events: asyncio.Queue[JobEvent] = asyncio.Queue(maxsize=1024)
+
+    async def read() -> None:
+        async for event in client.events(run.job):
+            await events.put(event)
+
+    async def load_board() -> None:
+        await asyncio.to_thread(import_module, WRITER)
+        curve.open_board()
+
+    async def measure() -> None:
+        while view.shows_load:
+            try:
+                run.measured(await client.load(run.job))
+            except NotFound:
+                return  # a gateway of before: the view does without
+            except DmscError:
+                pass  # away or too busy: the events say so where it matters
+            await asyncio.sleep(_load_s)
+
+    reading = asyncio.create_task(read())
+    loading = asyncio.create_task(load_board())
+    measuring = asyncio.create_task(measure())
+    try:
+        while not (reading.done() and events.empty()):
+            view.show(run, None)
+            taking = asyncio.create_task(events.get())
+            done, _ = await asyncio.wait(
+                {taking, reading}, timeout=_redraw_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if taking not in done:
+                taking.cancel()
+                await asyncio.gather(taking, return_exceptions=True)
+                continue
+            event = taking.result()
+            run.apply(event)
+            curve.add(event)
+            view.show(run, event)
+        await reading
+    finally:
+        tasks = (reading, loading, measuring)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _cancel(client: AsyncClient, job: str, view: View, leave: Callable[[], None]) -> None:
+    try:
+        await client.cancel(job)
+    except DmscError as error:
+        view.say(f"could not cancel: {error.text}")
+        leave()
+
+
+async def _fetch_weights(client: AsyncClient, record: JobRecord, out: Path, view: View) -> None:
+    try:
+        await client.download_weights(record.job, out / "weights")
+    except (DmscError, OSError) as error:
+        hint = "" if isinstance(error, NotFound) else f"; try again with: dmsc attach {record.job}"
+        view.say(f"the weights could not be fetched: {error}{hint}")
+        if isinstance(error, OSError):
+            raise DmscError(f"can't write {out / 'weights'}: {error.strerror or error}") from error
+        raise
+
+
+def _view(options: FollowOptions) -> View:
+    if options.json:
+        return _JsonView()
+    console = Console()
+    return PlainView() if options.plain or not console.is_terminal else LiveView(console)
+
+
+class _JsonView:
+    """Events as JSON lines for programs; words go to stderr."""
+
+    shows_load = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def show(self, run: RunState, event: JobEvent | None) -> None:
+        if event is not None:
+            print(json.dumps(event.model_dump(mode="json", exclude_none=True)), flush=True)
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)

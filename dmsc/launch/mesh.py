@@ -1,0 +1,432 @@
+"""A mesh on this machine: server, tokens, processes, readiness, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bus.files.plain_files import APPEND, plain
+from bus.security import renewal
+from bus.server.embedded import LOOPBACK
+from bus.server.embedded_cluster import EmbeddedCluster, copies
+from dmsc.client.async_client import AsyncClient
+from dmsc.launch import layout, ports
+from dmsc.launch.incubation import incubating
+from dmsc.launch.layout import ChildSpec, MeshOptions
+from dmsc.launch.log_rotation import rotating
+from dmsc.launch.prefork_server import Zygote, reap_orphan
+from dmsc.launch.supervisor import Supervisor
+from dmsc.launch.tenancy import HostsBus, hosts_bus, not_one_mesh
+from dmsc.process.composition import own_address
+from dmsc.process.sandboxing import sentence, way_here
+from dmsc.state.rotation import HandingOver
+from dmsc.state.state_folder import MeshFile, StateFolder
+from schemas.door import MeshStatus
+from schemas.errors import BadInput, DmscError, Unavailable
+from schemas.registry import InstanceState
+from workers.sandbox.confinement import Way
+
+NATS_PORT, HTTP_PORT = 4222, 8080
+
+_ready_limit_s = 60.0
+_look_every_s = 0.1
+_bury_every_s = 1.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningMesh:
+    """A mesh that is ready, or a host whose tenants are."""
+
+    folder: StateFolder
+    file: MeshFile
+    supervisor: Supervisor
+
+    async def failed(self) -> None:
+        """Until a part can't be kept alive; raises its error."""
+        await asyncio.shield(self.supervisor.failed)
+
+
+@asynccontextmanager
+async def running_mesh(
+    options: MeshOptions, say: Say, progress: Say | None = None, zygote: Zygote | None = None
+) -> AsyncIterator[RunningMesh]:
+    """Start a mesh, wait until it is ready, stop it when the block ends.
+
+    Args:
+        options: what to start.
+        say: gets lines that a person should keep: ports that were taken, children that died.
+        progress: gets what the mesh still waits for, each time that it changes.
+        zygote: forks the children, and ends with the mesh; without one they are started afresh.
+
+    Raises:
+        BadInput: the state folder is in use, a port that was asked for is taken, a setting can't be.
+        Unavailable: it did not become ready; the text says what is missing.
+    """
+    way = way_here(trusted=options.trust_researchers)
+    options = replace(options, researchers=options.trust_researchers or way is not Way.NONE)
+    folder = StateFolder(options.state)
+    if folder.tenants():
+        raise not_one_mesh(folder)
+    with folder.hold():
+        folder.write_tokens()
+        renewal.follow(folder.bus_token(), folder.path / "bus_token")  # of connections of this process
+        folder.logs.mkdir(exist_ok=True)
+        if any(url.startswith("tls://") for url in folder.host_servers()):
+            options = replace(options, tls=True)
+        if options.tls:
+            certify(options, folder)
+        started_at = time.time()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(rotating(folder.logs))
+            bus = await stack.enter_async_context(_bus(options, folder, say))
+            inner = [local(url) for url in bus.urls]
+            await stack.enter_async_context(_brokered(folder, inner))
+            handing = HandingOver(folder)
+            incubator = stack.enter_context(incubating(folder.logs / "incubator.log"))
+            supervisor, gateways, metrics = await stack.enter_async_context(
+                _started(options, folder, inner, incubator, handing, say, progress, started_at, zygote)
+            )
+            file = MeshFile(
+                servers=tuple(outer(url, options) for url in inner),
+                gateways=gateways,
+                pid=os.getpid(),
+                started_at=started_at,
+                ready_at=time.time(),
+                clusters=dict.fromkeys(options.clusters, options.slots),
+                sandbox=sentence(way, trusted=options.trust_researchers, code=options.code),
+                metrics=metrics,
+            )
+            running = await stack.enter_async_context(tended(folder, file, bus, supervisor, zygote))
+            await stack.enter_async_context(handing.followed(supervisor, say))
+            yield running
+
+
+@asynccontextmanager
+async def tended(
+    folder: StateFolder,
+    file: MeshFile,
+    bus: EmbeddedCluster | HostsBus,
+    supervisor: Supervisor,
+    zygote: Zygote | None,
+) -> AsyncIterator[RunningMesh]:
+    """What is ready, for the block: its file says which processes run, also once some were started again."""
+    file = replace(file, children=_pids(bus, supervisor), commands=supervisor.commands)
+    folder.write_mesh(file)
+    supervisor.ready = True
+    bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
+        replace(file, children=_pids(bus, supervisor))
+    )
+    async with _buried(zygote, lambda: _pids(bus, supervisor)):
+        yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
+
+
+@asynccontextmanager
+async def _buried(zygote: Zygote | None, known: Callable[[], dict[str, int]]) -> AsyncIterator[None]:
+    """With a zygote, whoever a child leaves behind becomes ours: it is waited for when it ends."""
+    if zygote is None:
+        yield
+        return
+
+    async def bury() -> None:
+        seen: int | None = None
+        while True:
+            seen = reap_orphan({zygote.pid, *known().values()}, seen)
+            await asyncio.sleep(_bury_every_s)
+
+    burying = asyncio.create_task(bury())
+    try:
+        yield
+    finally:
+        burying.cancel()
+        await asyncio.gather(burying, return_exceptions=True)
+
+
+def certify(options: MeshOptions, folder: StateFolder, by: StateFolder | None = None) -> None:
+    """A certificate for this machine's names, and a CA if there is none; believed from here on.
+
+    `by`: signed by that folder's CA instead.
+    """
+    from bus.nats import tls_trust as trust
+    from dmsc.state.certificates import CertificateFiles, make_certificates, still_good
+
+    hosts = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+    if options.bind not in ("0.0.0.0", "::", *hosts):
+        hosts.append(options.bind)
+    if options.bind in ("0.0.0.0", "::"):
+        hosts.append(own_address(options.bind))
+    hosts = list(dict.fromkeys(hosts))
+    files = CertificateFiles(folder.tls.ca.parent)
+    if not still_good(files, hosts):
+        authority = None if by is None else CertificateFiles(by.tls.ca.parent)
+        make_certificates(files.folder, hosts, by=authority)
+    trust.believe(files.ca)
+
+
+def _pids(bus: EmbeddedCluster | HostsBus, supervisor: Supervisor) -> dict[str, int]:
+    """Process ids by name, of those that live."""
+    servers = {
+        "bus" if len(bus.servers) == 1 else f"bus-{number}": server.pid
+        for number, server in enumerate(bus.servers, start=1)
+        if server.running
+    }
+    return {**servers, **supervisor.pids}
+
+
+@asynccontextmanager
+async def _bus(
+    options: MeshOptions, folder: StateFolder, say: Say
+) -> AsyncIterator[EmbeddedCluster | HostsBus]:
+    """The bus of this mesh: its own servers, with a guard in this process, or its host's."""
+    if folder.host_servers():
+        yield await hosts_bus(folder)
+        return
+    server = own_servers(options, folder, say, token=folder.bus_token(), guard=folder.guard_keys())
+    async with server as bus, _guarded(folder, [local(url) for url in bus.urls]):
+        yield bus
+
+
+@asynccontextmanager
+async def own_servers(
+    options: MeshOptions, folder: StateFolder, say: Say, **how: Any
+) -> AsyncIterator[EmbeddedCluster]:
+    """Servers of our own, started again on the same port and store if they should die.
+
+    `how`: as for `EmbeddedServer`.
+    """
+    port = options.nats_port
+    if port is None and not ports.is_free(options.bind, NATS_PORT):
+        say(f"port {NATS_PORT} is taken, using a free one for the bus")
+        port = 0
+    elif port:
+        ports.choose(options.bind, port, NATS_PORT, 1, "--nats-port")  # one clear line if it is taken
+    if options.monitor_port:
+        ports.choose(LOOPBACK, options.monitor_port, 0, 1, "--monitor-port")
+    port = NATS_PORT if port is None else port or -1  # -1: the server takes a free one itself
+    bus = EmbeddedCluster(
+        folder.store,
+        size=options.servers,
+        port=port,
+        host=options.bind,
+        tls=folder.tls if options.tls else None,
+        monitor=options.monitor_port,
+        **how,
+    )
+    async with bus:
+        if url := bus.servers[0].monitor_url:
+            say(f"NATS's monitoring pages, for whoever is on this machine: {url}")
+        keeper = asyncio.create_task(bus.keep(say))
+        try:
+            yield bus
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
+    """The second authorizer at the server's door, in this process, since it is there anyway: the control
+    plane's alone could not come back, since nobody gets in without one."""
+    if folder.guard_keys() is None:
+        yield
+        return
+    from entities.authorizer import AuthorizerConfig, guarding
+
+    config = AuthorizerConfig(
+        tokens_file=folder.tokens_file,
+        user_key=folder.path / layout.USER_KEY,
+        keys_file=folder.guard_file,
+        servers=tuple(urls),
+        bus_token=folder.bus_token(),
+        ends_old_roots=True,
+        sid="supervisor",
+    )
+    with os.fdopen(plain(folder.logs / "guard.log", APPEND), "a", encoding="utf-8") as record:
+
+        def tell(event: str, **fields: str) -> None:
+            with contextlib.suppress(OSError):  # a full disk must keep nobody out
+                record.write(json.dumps({"timestamp": time.time(), "event": event, **fields}) + "\n")
+                record.flush()
+
+        async with guarding(config, tell):
+            yield
+
+
+@asynccontextmanager
+async def _brokered(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
+    """The second broker, in this process, since it is there anyway: readers read on while the control plane,
+    with its own, is away."""
+    if folder.guard_keys() is None and not folder.host_servers():
+        yield
+        return
+    from entities.broker import brokering
+
+    async with brokering(urls, folder.bus_token(), "broker-supervisor"):
+        yield
+
+
+@asynccontextmanager
+async def _started(
+    options: MeshOptions,
+    folder: StateFolder,
+    bus_urls: list[str],
+    incubator: dict[str, str],
+    handing: HandingOver,
+    say: Say,
+    progress: Say | None,
+    started_at: float,
+    zygote: Zygote | None,
+) -> AsyncIterator[tuple[Supervisor, dict[str, str], dict[str, str]]]:
+    """The children, up and ready; URLs of gateways by cluster, of metrics by process.
+
+    A port of our own choice that someone took meanwhile is replaced.
+    """
+    # a port that was found free may be taken by the time a gateway listens: then any other will do, too
+    others = [] if options.http_port else [replace(options, http_port=0) for _ in range(2)]
+    attempts = [options, *others]
+    for attempt in attempts:
+        http_ports, remark = ports.choose(
+            options.bind, attempt.http_port, HTTP_PORT, len(options.clusters), "--http-port"
+        )
+        say_if(say, remark)
+        host = own_address(options.bind) if options.bind in ("0.0.0.0", "::") else options.bind
+        protocol = "https" if options.tls else "http"
+        gateways = {
+            c: f"{protocol}://{host}:{port}" for c, port in zip(options.clusters, http_ports, strict=True)
+        }
+        folder.write_mesh(
+            MeshFile(
+                servers=tuple(outer(url, options) for url in bus_urls),
+                gateways=gateways,
+                pid=os.getpid(),
+                started_at=started_at,
+            )
+        )
+        together = ",".join(bus_urls)
+        keys = None if folder.guard_keys() is None else folder.guard_file
+        children = layout.lay_out(options, together, http_ports, folder.tokens_file, folder.logs, keys)
+        children, metrics = _metered(options, children)
+        environment = {
+            "DMSC_BUS": together,
+            "DMSC_STATE": str(folder.path),
+            "DMSC_REPLICAS": str(copies(len(bus_urls))),
+            **incubator,
+        }
+        if options.tls:
+            tls = folder.tls
+            environment |= {"DMSC_TLS_CERT": str(tls.certificate), "DMSC_TLS_KEY": str(tls.key)}
+
+        async with Supervisor(
+            children,
+            logs=folder.logs,
+            environment=environment,
+            secrets=handing.secrets_of,
+            say=say,
+            zygote=zygote,
+        ) as supervisor:
+            try:
+                await _until_ready(options, supervisor, list(gateways.values()), folder.token(), progress)
+            except BadInput as error:
+                if attempt is attempts[-1] or all(ports.is_free(options.bind, port) for port in http_ports):
+                    raise
+                say(f"{error.text}; trying other ports")
+                continue
+            yield supervisor, gateways, metrics
+            return
+
+
+def _metered(options: MeshOptions, children: list[ChildSpec]) -> tuple[list[ChildSpec], dict[str, str]]:
+    """The children with ports for their metrics, and the URLs by process.
+
+    The ports stay the same over restarts. One that somebody takes meanwhile costs no process: it tells its
+    metrics at another one then, which `dmsc status` shows.
+    """
+    if options.metrics_port is None:
+        return layout.with_metrics(children, (), options.metrics_bind), {}
+    telling = [child.name for child in children if child.arguments[0] in ("run", "join")]
+    found, _ = ports.choose(options.metrics_bind, options.metrics_port, 0, len(telling), "--metrics-port")
+    host = own_address(options.metrics_bind)
+    urls = {name: f"http://{host}:{port}/metrics" for name, port in zip(telling, found, strict=True)}
+    return layout.with_metrics(children, found, options.metrics_bind), urls
+
+
+async def _until_ready(
+    options: MeshOptions, supervisor: Supervisor, urls: list[str], token: str | None, progress: Say | None
+) -> None:
+    """Ask the gateways until every service is active and every cluster offers a node."""
+    expected = layout.expected_services(options)
+    missing, told = "", ""
+    async with AsyncClient(urls, token=token, timeout_s=2.0) as client:
+        try:
+            async with asyncio.timeout(_ready_limit_s):
+                while True:
+                    if supervisor.failed.done():
+                        supervisor.failed.result()
+                    try:
+                        missing = lacking(await client.mesh(), expected, options.clusters)
+                    except DmscError as error:
+                        missing = error.text
+                    if not missing:
+                        return
+                    if progress is not None and missing != told:
+                        told = missing
+                        progress("waiting for the gateways" if told.startswith("no gateway") else told)
+                    await asyncio.wait({supervisor.failed}, timeout=_look_every_s)
+        except TimeoutError:
+            raise Unavailable(f"the mesh is not ready after {_ready_limit_s:.0f} s: {missing}") from None
+
+
+def lacking(status: MeshStatus, expected: frozenset[str], clusters: tuple[str, ...]) -> str:
+    """What a mesh still lacks, in words; empty when it is ready."""
+    active = {service.sid for service in status.services if service.state is InstanceState.ACTIVE}
+    absent = sorted(expected - active)
+    if absent:
+        return f"not registered: {', '.join(absent)}"
+    empty = sorted(set(clusters) - {node.cluster for node in status.nodes})
+    return f"no node in cluster {', '.join(empty)}" if empty else ""
+
+
+def say_if(say: Say, text: str) -> None:
+    if text:
+        say(text)
+
+
+def local(url: str) -> str:
+    """The server's address for processes of this machine."""
+    return url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+
+
+def outer(url: str, options: MeshOptions) -> str:
+    """The server's address for other machines, where it listens for them."""
+    if options.bind not in ("0.0.0.0", "::"):
+        return url
+    return url.replace("127.0.0.1", own_address(options.bind))
+
+
+async def stop_mesh(folder: StateFolder, limit_s: float) -> int | None:
+    """Stop the mesh that runs on this folder; returns its process id, None if there was none.
+
+    Raises `DmscError` if it is still there after `limit_s`.
+    """
+    pid = folder.owner()
+    if pid is None:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + limit_s
+    while folder.owner() == pid:
+        if time.monotonic() > deadline:
+            raise DmscError(
+                f"pid {pid} has not stopped within {limit_s:.0f} s; see {folder.logs}, or kill -9 {pid}"
+            )
+        await asyncio.sleep(_look_every_s)
+    return pid

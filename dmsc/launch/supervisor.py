@@ -1,0 +1,215 @@
+"""Child processes of a mesh: started, restarted with backoff, stopped in order, never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bus.files.plain_files import APPEND, plain
+from dmsc.cli.exit_codes import ExitCode
+from dmsc.launch.layout import ChildSpec, child_arguments, command
+from dmsc.launch.prefork_server import ForkedProcess, Order, Zygote
+from schemas.errors import BadInput, DmscError
+
+STOP_GRACE_S = 15.0
+"""From SIGTERM to SIGKILL; longer than `serving.STOP_LIMIT_S`, after which a child leaves by itself."""
+
+_first_pause_s, _longest_pause_s = 0.2, 5.0
+_healthy_s = 10.0
+"""A child that lived this long starts again with the first pause."""
+_hopeless_starts = 5
+"""Deaths in a row before the mesh was ever ready: then `up` gives up with the child's last line."""
+
+
+Child = asyncio.subprocess.Process | ForkedProcess
+
+
+def pause_before_restart(deaths: int) -> float:
+    """Seconds to wait before a start after so many deaths in a row: doubling, bounded."""
+    return float(min(_first_pause_s * 2 ** max(deaths - 1, 0), _longest_pause_s))
+
+
+class Supervisor:
+    """Keeps the children of one mesh. `async with`: starts them; on exit stops them in order.
+
+    `failed` completes with the error if a child can't be kept alive; `restarted` is called when one that died
+    runs again.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[ChildSpec],
+        *,
+        logs: Path,
+        environment: Mapping[str, str],
+        secrets: Callable[[ChildSpec], Mapping[str, str]] = lambda child: {},
+        say: Callable[[str], None],
+        zygote: Zygote | None = None,
+        grace_s: float = STOP_GRACE_S,
+    ) -> None:
+        self._grace_s = grace_s
+        self._children = children
+        self._logs = logs
+        self._environment = {**os.environ, **environment}
+        self._secrets = secrets  # what one child alone is to know
+        self._say = say
+        self._zygote = zygote
+        self._processes: dict[str, Child] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+        self._replaced: set[str] = set()
+        self.restarted: Callable[[], None] = lambda: None
+        self.ready = False
+        self.restarts = 0
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that live."""
+        return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
+
+    @property
+    def children(self) -> tuple[ChildSpec, ...]:
+        return tuple(self._children)
+
+    async def replace(self, child: ChildSpec) -> None:
+        """Ends a child in order and starts it again at once, with its present secrets."""
+        process = self._processes[child.name]
+        self._replaced.add(child.name)
+        _signal(process, signal.SIGTERM)
+        await self._reap(process)
+
+    @property
+    def commands(self) -> dict[str, tuple[str, ...]]:
+        """What each child was started with."""
+        return {child.name: child.arguments for child in self._children}
+
+    async def __aenter__(self) -> Self:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        try:
+            for child in self._children:
+                await self._start(child)
+                self._keepers[child.name] = asyncio.create_task(self._keep(child), name=child.name)
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def last_words(self, name: str) -> str:
+        """The last line that a child said on its way out, without `dmsc: `."""
+        try:
+            with (self._logs / f"{name}.log").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        said = [line.removeprefix("dmsc: ") for line in lines if line.startswith("dmsc: ")]
+        return (said or [line for line in lines if line.strip()] or [""])[-1]
+
+    async def stop(self) -> None:
+        """SIGTERM by `stop_order`, each group waited for; SIGKILL for whoever stays. Twice is fine."""
+        self._stopping = True
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+        for order in sorted({child.stop_order for child in self._children}):
+            group = [
+                self._processes[child.name]
+                for child in self._children
+                if child.stop_order == order and child.name in self._processes
+            ]
+            for process in group:
+                _signal(process, signal.SIGTERM)
+            await asyncio.gather(*(self._reap(process) for process in group))
+
+    async def _reap(self, process: Child) -> None:
+        try:
+            await asyncio.wait_for(asyncio.shield(process.wait()), self._grace_s)
+        except TimeoutError:
+            _signal(process, signal.SIGKILL)
+            await process.wait()
+
+    async def _start(self, child: ChildSpec) -> None:
+        environment = {**self._environment, **self._secrets(child)}
+        with os.fdopen(plain(self._logs / f"{child.name}.log", APPEND), "ab") as log:
+            process: Child | None = None
+            if self._zygote is not None and not child.users_code:  # whose memory knows of all children
+                order = Order(child_arguments(child, os.getpid()), environment)
+                process = await self._zygote.fork(order, log.fileno())
+            if process is None:
+                process = await asyncio.create_subprocess_exec(
+                    *command(child, os.getpid()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    process_group=0,  # the terminal's Ctrl-C is for the supervisor, which stops them in order
+                )
+            self._processes[child.name] = process
+
+    async def _start_at_last(self, child: ChildSpec) -> None:
+        while True:
+            try:
+                return await self._start(child)
+            except (OSError, BadInput) as error:  # no room for its log, or no file there; no more processes
+                self._say(f"{child.name} can't be started: {error}; trying again")
+                await asyncio.sleep(pause_before_restart(_hopeless_starts))
+
+    async def _keep(self, child: ChildSpec) -> None:
+        deaths = 0
+        while True:
+            began = time.monotonic()
+            code = await self._processes[child.name].wait()
+            if self._stopping:
+                return
+            if child.name in self._replaced:
+                self._replaced.discard(child.name)
+                self._say(f"{child.name} is started again, with a new credential")
+                await self._start_at_last(child)
+                continue
+            if code == 0 and child.may_leave:
+                self._say(f"{child.name} has left, as it was told to")
+                return
+            deaths = 1 if time.monotonic() - began > _healthy_s else deaths + 1
+            words = self.last_words(child.name)
+            if not self.ready and (code == ExitCode.BAD_INPUT or deaths >= _hopeless_starts):
+                wrong = BadInput if code == ExitCode.BAD_INPUT else DmscError
+                if not self.failed.done():
+                    self.failed.set_exception(
+                        wrong(f"{child.name}: {words} (log: {self._logs / child.name}.log)")
+                    )
+                return
+            pause_s = pause_before_restart(deaths)
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            why = how if code == -signal.SIGKILL else f"{how}: {words}"  # nobody has last words at a SIGKILL
+            self._say(f"{child.name} died ({why}); starting it again in {pause_s:.1f} s")
+            await asyncio.sleep(pause_s)
+            self.restarts += 1
+            await self._start_at_last(child)
+            try:
+                self.restarted()
+            except OSError as error:
+                self._say(f"who runs is not written down: {error}")
+
+
+def _signal(process: Child, number: signal.Signals) -> None:
+    if process.returncode is not None:
+        return
+    try:
+        if number is signal.SIGKILL:
+            os.killpg(process.pid, number)  # with whatever it started
+        else:
+            process.send_signal(number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,333 @@
+"""Names of entities to running services: the one place that knows every constructor."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from schemas import names
+from schemas.base import is_token
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+    from entities.cluster.fork_server_client import Confinement
+
+
+class Entity(Protocol):
+    """A service: it runs until it is cancelled, then drains and deregisters."""
+
+    async def run(self, ready: asyncio.Event | None = None) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One service to run: its identity on the bus and how to make it. Lower `stop_order` stops first."""
+
+    sid: str
+    kind: EntityKind
+    make: Callable[[Bus], Entity]
+    stop_order: int
+    first: Callable[[], AbstractAsyncContextManager[object]] | None = None
+    """What has to run before anybody of this process can connect, and as long: the guard of the bus."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What the entities of one process need to know."""
+
+    servers: tuple[str, ...]
+    token: str | None = None
+    clusters: tuple[str, ...] = ()
+    bind: str = "127.0.0.1"  # where the gateways' HTTP doors listen
+    tls: tuple[Path, Path] | None = None  # certificate and key of the HTTP doors; None: plain HTTP
+    proxies: tuple[str, ...] = ()  # whose word on a client's address the HTTP doors believe
+    http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
+    tokens_file: Path | None = None
+    authorizer: str = "authorizer"  # the authorizer's SID; several have one each
+    broker: str = "broker"  # likewise
+    keys_file: Path | None = None  # with which the authorizer guards the bus; None: it does not
+    access_file: Path | None = None  # the rules; None: the default ones
+    audit_folder: Path | None = None  # of the audit's records; None: the stream alone has them
+    researchers: bool = True  # whether there are any
+    user_key: Path | None = None  # signs users' tokens; None: those of the file are all there is
+    replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
+    precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
+    peak_tflops: float | None = None  # of one device, for MFU; None: not told
+    energy_price: float | None = None  # of a kWh, for the cost of energy; None: not told
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """What a node agent needs to know."""
+
+    servers: tuple[str, ...]
+    token: str | None
+    cluster: str
+    node: str
+    slots: int | None = None  # None: one per device
+    address: str = "127.0.0.1"  # where this node's tensor links listen, as others reach it
+    ports: tuple[int, int] | None = None  # their range; None: any
+    code: tuple[str, ...] = ()  # folders with users' modules
+    logs: Path = Path(".dmsc/logs")
+    stores: Path | None = None  # the instances' local stores; None: beside the logs
+    keep_stores: bool = False  # whether they outlive their job
+    allow_urls: tuple[str, ...] | None = None  # what jobs may name besides the working directory; None: all
+    confinement: Confinement | None = None  # of users' code; None: it does what this process's user may
+
+
+ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "gateway", "router")
+"""What `dmsc run` knows besides policies and the `tracer`. Gateway and router are one per cluster."""
+
+
+def compose(names: Sequence[str], options: RunOptions) -> list[Part]:
+    """The services for these names. Raises `BadInput` for a name or a setting that can't be."""
+    parts: list[Part] = []
+    for name in dict.fromkeys(names):
+        if name == "service-registry":
+            parts.append(_service_registry(options))
+        elif name == "authorizer":
+            parts.append(_authorizer(options))
+        elif name == "orchestrator":
+            parts.append(_orchestrator(options))
+        elif name == "broker":
+            parts.append(_broker(options))
+        elif name == "gateway":
+            ports = (*options.http_ports, *(None for _ in options.clusters))
+            pairs = zip(_clusters(name, options), ports, strict=False)
+            parts.extend(_gateway(cluster, port, options) for cluster, port in pairs)
+        elif name == "router":
+            parts.extend(_router(cluster, options) for cluster in _clusters(name, options))
+        elif name == "tracer":
+            parts.append(_tracer())
+        else:
+            parts.append(policy_part(name))
+    return parts
+
+
+def _clusters(name: str, options: RunOptions) -> tuple[str, ...]:
+    if not options.clusters:
+        raise BadInput(f"{name} serves a cluster: say which with --cluster NAME (or DMSC_CLUSTER)")
+    return check_clusters(options.clusters)
+
+
+def check_proxies(proxies: Sequence[str]) -> tuple[str, ...]:
+    """Proxies as given. Raises `BadInput` for what is neither an address nor a network."""
+    for proxy in proxies:
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError:
+            raise BadInput(
+                f"--proxy {proxy!r}: an address or a network, as 10.0.0.7 or 10.0.0.0/24"
+            ) from None
+    return tuple(proxies)
+
+
+def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
+    """Cluster names as given. Raises `BadInput` for doubles and for what can't be part of a subject."""
+    for cluster in clusters:
+        if not is_token(cluster):
+            raise BadInput(f"--cluster {cluster!r}: use letters, digits, - and _ only")
+        if (why := names.misplaced(cluster)) is not None:
+            raise BadInput(f"--cluster: {why}")
+    if len(set(clusters)) != len(clusters):
+        raise BadInput("--cluster: the same name twice")
+    return tuple(clusters)
+
+
+def _tracer() -> Part:
+    from dmsc.tracing.tracer import Exported, TracerService
+
+    export = Exported()  # here, so that what is missing is said before anything is dialled
+    return Part(
+        sid="tracer",
+        kind=EntityKind.FUNCTIONAL_MODULE,
+        make=lambda bus: TracerService(bus, export),
+        stop_order=0,
+    )
+
+
+def _service_registry(options: RunOptions) -> Part:
+    from entities.election.lease import LeaseConfig
+    from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
+
+    lead = LeaseConfig(lease_s=lease_s(options.replicas))
+    config = ServiceRegistryConfig(node=node_name(), replicas=options.replicas, lead=lead)
+    return Part(
+        sid="service-registry",
+        kind=EntityKind.SERVICE_REGISTRY,
+        make=lambda bus: ServiceRegistry(bus, config),
+        stop_order=3,
+    )
+
+
+def _authorizer(options: RunOptions) -> Part:
+    from entities.authorizer import Authorizer, AuthorizerConfig, guarding
+
+    if options.tokens_file is None:
+        raise BadInput("authorizer needs the users' file: --tokens FILE (or DMSC_TOKENS)")
+    config = AuthorizerConfig(
+        sid=options.authorizer,
+        tokens_file=options.tokens_file,
+        access_file=options.access_file,
+        user_key=options.user_key,
+        audit_folder=None if options.audit_folder is None else options.audit_folder / options.authorizer,
+        keys_file=options.keys_file,
+        researchers=options.researchers,
+        servers=options.servers,
+        bus_token=options.token,
+    )
+    return Part(
+        sid=config.sid,
+        kind=EntityKind.AUTHORIZER,
+        make=lambda bus: Authorizer(bus, config),
+        stop_order=2,
+        first=None if options.keys_file is None else lambda: guarding(config),
+    )
+
+
+def _orchestrator(options: RunOptions) -> Part:
+    from entities.election.lease import LeaseConfig
+    from entities.orchestrator import Orchestrator, OrchestratorConfig
+    from entities.orchestrator.policy.arbitration import ArbitrationConfig
+
+    ranks = {module: rank for rank, module in enumerate(reversed(options.precedence), start=1)}
+    config = OrchestratorConfig(
+        node=node_name(),
+        lease=LeaseConfig(lease_s=lease_s(options.replicas)),
+        arbitration=ArbitrationConfig(precedence=ranks),
+        peak_tflops=options.peak_tflops,
+    )
+    return Part(
+        sid="orchestrator",
+        kind=EntityKind.ORCHESTRATOR,
+        make=lambda bus: Orchestrator(bus, config),
+        stop_order=0,
+    )
+
+
+def _broker(options: RunOptions) -> Part:
+    from entities.broker import Broker
+
+    return Part(sid=options.broker, kind=EntityKind.BROKER, make=Broker, stop_order=4)
+
+
+def lease_s(replicas: int) -> float:
+    """A leader's lease in seconds: on a cluster long enough to reach another server in good time."""
+    return 1.0 if replicas == 1 else 3.0
+
+
+def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
+    from entities.gateway import Gateway, GatewayConfig
+
+    advertised = "" if port is None else own_address(options.bind)
+    config = GatewayConfig(
+        cluster=cluster,
+        http_host=options.bind,
+        http_port=port,
+        advertised_host=advertised,
+        tls=options.tls,
+        proxies=options.proxies,
+    )
+    return Part(
+        sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1
+    )
+
+
+def _router(cluster: str, options: RunOptions) -> Part:
+    from entities.router.service import Router, RouterConfig
+
+    config = RouterConfig(cluster=cluster, energy_price=options.energy_price)
+    return Part(sid=config.sid, kind=EntityKind.ROUTER, make=lambda bus: Router(bus, config), stop_order=1)
+
+
+def policy_part(
+    source: str,
+    *,
+    shadow: bool = False,
+    jobs: Sequence[str] = (),
+    owner: str = "",
+    own_jobs: bool = False,
+) -> Part:
+    """A functional module from a built-in policy's name or a user's file (`path.py` or `path.py:Class`).
+
+    `owner`: the user who runs it; empty: the mesh itself. `own_jobs`: it reads stores of their jobs alone.
+    """
+    from dmsc.process.policy_loading import load_policy
+    from policies.module.engine import EngineConfig
+    from policies.module.service import FunctionalModule, ModuleConfig, module_sid
+
+    policy = load_policy(source)
+    config = ModuleConfig(
+        shadow=shadow, owner=owner, own_jobs=own_jobs, engine=EngineConfig(jobs=tuple(jobs))
+    )
+    return Part(
+        sid=module_sid(policy, shadow=shadow),
+        kind=EntityKind.FUNCTIONAL_MODULE,
+        make=lambda bus: FunctionalModule(bus, policy, config),
+        stop_order=0,
+    )
+
+
+def agent_part(options: AgentOptions) -> Part:
+    """A node agent of a cluster."""
+    from entities.cluster.agent import ClusterAgent, ClusterConfig
+
+    config = ClusterConfig(
+        cluster=options.cluster,
+        node=options.node,
+        servers=options.servers,
+        token=options.token,
+        slots=options.slots,
+        address=options.address,
+        ports=options.ports,
+        code_path=options.code,
+        logs=options.logs,
+        stores=options.stores,
+        keep_stores=options.keep_stores,
+        allow_urls=options.allow_urls,
+        confinement=options.confinement,
+    )
+    return Part(
+        sid=names.agent_name(options.cluster, options.node),
+        kind=EntityKind.CLUSTER,
+        make=lambda bus: ClusterAgent(bus, config),
+        stop_order=0,
+    )
+
+
+def node_name() -> str:
+    """This machine's name as one subject token."""
+    kept = "".join(char if is_token(char) else "-" for char in socket.gethostname().split(".")[0])
+    return re.sub("--+", "-", kept.strip("-")) or "node"
+
+
+def own_address(bind: str) -> str:
+    """The address at which others reach what listens on `bind`: itself, or this host's outward one."""
+    if bind not in ("0.0.0.0", "::", ""):
+        return bind
+    return _source_address("192.0.2.1")
+
+
+def address_towards(url: str) -> str:
+    """This machine's address on the way to a server: what peers there most likely reach it by."""
+    return _source_address(urlsplit(url if "//" in url else f"nats://{url}").hostname or "127.0.0.1")
+
+
+def _source_address(host: str) -> str:
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing; asks the routing table
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

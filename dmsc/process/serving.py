@@ -1,0 +1,162 @@
+"""Several services in one process: each its own connection and identity, one TaskGroup, an ordered stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from bus.connection import Bus
+from bus.logs import bind, get_logger, ship_logs
+from dmsc.metrics.exposition import Exposition
+from dmsc.metrics.listener import MetricsOptions, listening
+from dmsc.process.composition import Part
+from dmsc.process.interrupts import interrupts
+from dmsc.process.parent_death import end_at_the_latest
+from entities.metrics import Scraped
+from schemas.envelope import EntityKind
+from schemas.errors import BusUnreachable, DmscError
+
+STOP_LIMIT_S = 12.0
+"""From the signal to the last resort. Longer than all drains, shorter than a container's patience."""
+
+_stage_limit_s = 4.0
+_dial_s = 5.0
+log = get_logger("run")
+
+
+async def serve(
+    parts: Sequence[Part],
+    servers: Sequence[str],
+    token: str | None,
+    *,
+    patience_s: float = 30.0,
+    replicas: int | None = None,
+    metrics: MetricsOptions | None = None,
+) -> None:
+    """Run these services until SIGTERM or SIGINT; then stop them in order of `stop_order`.
+
+    Args:
+        parts: what to run.
+        servers: the bus.
+        token: the bus's token.
+        patience_s: how long to wait for a bus that is not there yet.
+        replicas: of streams and buckets, which are made or adjusted first (idempotent); None: by others.
+        metrics: where this process tells its metrics; None: nowhere but at its gateways' HTTP doors.
+    """
+    stopping = asyncio.Event()
+
+    def stop(count: int) -> None:
+        if count == 1:
+            end_at_the_latest(STOP_LIMIT_S)
+        stopping.set()
+
+    with interrupts(stop):
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            opening = group.create_task(_open(stack, servers, token, parts, patience_s, replicas))
+            stopped = group.create_task(stopping.wait())
+            await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done() or opening.exception():
+                opening.cancel()
+                stopped.cancel()
+                return
+            last = max(parts, key=lambda part: part.stop_order)
+            async with _telling(metrics) as told:
+                tasks = {
+                    part.sid: group.create_task(_run(part, servers, token, told, part is last), name=part.sid)
+                    for part in parts
+                }
+                await _until_over(stopped, list(tasks.values()))
+                stopped.cancel()
+                for order in sorted({part.stop_order for part in parts}):
+                    stage = [tasks[part.sid] for part in parts if part.stop_order == order]
+                    for task in stage:
+                        task.cancel()
+                    _, late = await asyncio.wait(stage, timeout=_stage_limit_s)
+                    for task in late:
+                        log.warning("slow to stop", service=task.get_name())
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """This process's metrics: what makes them, and where they are to be had."""
+
+    exposition: Exposition
+    url: str = ""
+
+
+@asynccontextmanager
+async def _telling(options: MetricsOptions | None) -> AsyncIterator[_Told]:
+    exposition = Exposition()
+    if options is None:
+        yield _Told(exposition)
+        return
+    async with listening(options, exposition.render) as url:
+        log.info("metrics", url=url)
+        yield _Told(exposition, url)
+
+
+async def _open(
+    stack: AsyncExitStack,
+    servers: Sequence[str],
+    token: str | None,
+    parts: Sequence[Part],
+    patience_s: float,
+    replicas: int | None,
+) -> None:
+    """Wait for the bus, and make what all services stand on. What goes first is on the stack then."""
+    for part in parts:
+        if part.first is not None:
+            await stack.enter_async_context(part.first())
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    others = (EntityKind.FUNCTIONAL_MODULE, EntityKind.BROKER)  # they may make no streams, and find them
+    entities = [part for part in parts if part.kind not in others]
+    first = (entities or parts)[0]
+    while True:
+        try:
+            async with Bus.connect(
+                servers,
+                name=first.sid,
+                kind=first.kind,
+                token=token,
+                connect_timeout_s=min(_dial_s, patience_s),
+            ) as bus:
+                if replicas is not None and entities:
+                    await bus.provision(replicas=replicas)
+                return
+        except BusUnreachable as error:
+            if loop.time() >= deadline:
+                raise
+            log.info("waiting for the bus", reason=error.text)
+            await asyncio.sleep(0.5)
+
+
+async def _run(part: Part, servers: Sequence[str], token: str | None, told: _Told, last: bool) -> None:
+    """One service until it is cancelled. Lines of nobody in particular travel with the `last` one's."""
+    bind(service=part.sid)
+    async with Bus.connect(servers, name=part.sid, kind=part.kind, token=token) as bus:
+        bus.metrics_url = told.url
+        entity = part.make(bus)
+        if isinstance(entity, Scraped):
+            entity.exposition = told.exposition.render
+        told.exposition.add(bus, entity)
+        logs = asyncio.create_task(ship_logs(bus, unowned=last))
+        try:
+            await entity.run()
+        finally:
+            told.exposition.remove(entity)
+            logs.cancel()
+            await asyncio.gather(logs, return_exceptions=True)
+        if part.kind is not EntityKind.FUNCTIONAL_MODULE:  # which may be told to leave
+            raise DmscError(f"{part.sid} ended by itself; see its log")
+
+
+async def _until_over(stopped: asyncio.Task[bool], services: list[asyncio.Task[None]]) -> None:
+    """Until the signal, or until all services have left in order."""
+    left = asyncio.create_task(asyncio.wait(services))
+    events: set[asyncio.Task[Any]] = {stopped, left}
+    await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+    left.cancel()

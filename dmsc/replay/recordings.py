@@ -1,0 +1,204 @@
+"""Where a run's record is: an exported file, the archive beside a mesh's state, or a mesh that runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bus import subjects
+from bus.connection import Bus
+from bus.recording import run_file, run_record
+from bus.recording.run_file import SUFFIX, RunFile, RunHeader
+from bus.recording.run_record import Frame
+from dmsc.state.settings import BusAddress
+from schemas.base import is_token
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, DmscError, NotFound, Unavailable
+from schemas.job import JobRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A run that can be read once. `where` says for people from where."""
+
+    job: str
+    name: str
+    where: str
+    ended: bool
+    steps: int
+    frames: AsyncIterator[Frame]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One line of `dmsc runs list`. Times are seconds since the epoch; `messages` of the job's own rows."""
+
+    job: str
+    name: str
+    state: str
+    steps: int
+    began: float
+    until: float
+    messages: int
+    where: str
+
+
+class Archive:
+    """Imported runs, one file per job, in the folder `runs` of a state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self.path = state / "runs"
+
+    def __contains__(self, job: str) -> bool:
+        return self.file(job).is_file()
+
+    def file(self, job: str) -> Path:
+        return self.path / f"{job}{SUFFIX}"
+
+    def add(self, source: Path) -> RunHeader:
+        """Check a file and keep a copy of it, instead of an older one. Raises `BadInput`, `DamagedRun`."""
+        header = run_file.check_run(source)
+        if not is_token(header.job):
+            raise BadInput(f"{source}: its job is called {header.job!r}, which can't be")
+        self.path.mkdir(parents=True, exist_ok=True)
+        part = self.path / f".{header.job}.part"
+        try:
+            shutil.copyfile(source, part)
+            part.replace(self.file(header.job))
+        finally:
+            part.unlink(missing_ok=True)
+        return header
+
+    def list(self) -> list[Listed]:
+        """What is there; a damaged file is listed as such."""
+        found = []
+        for path in sorted(self.path.glob(f"*{SUFFIX}")):
+            try:
+                with RunFile.open(path) as run:
+                    header = run.header
+            except DmscError as error:
+                found.append(
+                    Listed(
+                        job=path.name.removesuffix(SUFFIX),
+                        name="",
+                        state=error.text,
+                        steps=0,
+                        began=0.0,
+                        until=0.0,
+                        messages=0,
+                        where="archive",
+                    )
+                )
+                continue
+            state = "ended" if header.ended else "cut off while it ran"
+            found.append(
+                Listed(
+                    job=header.job,
+                    name=header.name,
+                    state=state,
+                    steps=header.steps,
+                    began=header.began,
+                    until=header.until,
+                    messages=header.count,
+                    where="archive",
+                )
+            )
+        return found
+
+
+@asynccontextmanager
+async def open_recording(
+    source: str, address: BusAddress | None, archive: Archive
+) -> AsyncIterator[Recording]:
+    """A file by its path; else a job of the mesh at `address`, or of the archive if the mesh has it not.
+
+    Raises:
+        NotFound: nobody has it.
+        BadInput, DamagedRun: the file is not one, or not whole.
+        Unavailable: it is nowhere else, and the mesh does not answer.
+    """
+    file = _named(source)
+    if file is not None:
+        with RunFile.open(file) as run:
+            yield _of_file(run, source)
+        return
+    if not is_token(source):
+        raise BadInput(f"{source}: neither a file nor a job's id")
+    trouble: DmscError | None = None
+    if address is not None:
+        try:
+            async with connected(address) as bus:
+                recording = await live(bus, source)
+                yield recording
+                return
+        except (NotFound, Unavailable) as error:
+            trouble = error
+    if source not in archive:
+        raise trouble or NotFound(
+            f"{source}: no such file, no mesh runs here, and {archive.path} has no run of that name"
+        )
+    with RunFile.open(archive.file(source)) as run:
+        yield _of_file(run, f"{archive.file(source)}")
+
+
+async def live(bus: Bus, job: str) -> Recording:
+    """A job that this mesh has records of. Raises `NotFound`."""
+    span = await run_record.span_of(bus, job)
+    record = await bus.bucket(subjects.JOB_RECORD).get(job=job)
+    name, steps = "", 0
+    if record is not None and isinstance(record.message, JobRecord):
+        name, steps = record.message.spec.name, record.message.step
+    frames = run_record.read_run(bus, job, span)
+    return Recording(job=job, name=name, where="this mesh", ended=span.ended, steps=steps, frames=frames)
+
+
+async def list_live(bus: Bus) -> list[Listed]:
+    """Jobs with something on the streams, oldest first."""
+    found = []
+    for job, rows in (await run_record.counts(bus)).items():
+        try:
+            span = await run_record.span_of(bus, job)
+        except NotFound:
+            continue  # its events are gone, what is left can't be placed in time
+        record = await bus.bucket(subjects.JOB_RECORD).get(job=job)
+        known = record.message if record is not None else None
+        found.append(
+            Listed(
+                job=job,
+                name=known.spec.name if isinstance(known, JobRecord) else "",
+                state=known.state.value if isinstance(known, JobRecord) else "",
+                steps=known.step if isinstance(known, JobRecord) else 0,
+                began=span.began,
+                until=span.last,
+                messages=sum(rows.values()),
+                where="this mesh",
+            )
+        )
+    return sorted(found, key=lambda one: one.began)
+
+
+@asynccontextmanager
+async def connected(address: BusAddress) -> AsyncIterator[Bus]:
+    """A client's connection."""
+    async with Bus.connect(address.servers, name="runs", kind=EntityKind.CLIENT, token=address.token) as bus:
+        yield bus
+
+
+def _named(source: str) -> Path | None:
+    """The file, if that is what `source` names."""
+    path = Path(source)
+    return path if source.endswith(SUFFIX) or path.is_file() else None
+
+
+def _of_file(run: RunFile, where: str) -> Recording:
+    async def frames() -> AsyncIterator[Frame]:
+        for frame in run.frames():
+            yield frame
+
+    header = run.header
+    return Recording(
+        job=header.job, name=header.name, where=where, ended=header.ended, steps=header.steps, frames=frames()
+    )

@@ -1,0 +1,160 @@
+"""One pass over a record: what the policy suggests, what was suggested and decided then, all of it scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bus.recording.run_record import Frame
+from bus.subjects import POLICY_DECISION, SUGGESTION
+from dmsc.replay.rules import Rules
+from policies.kit.policy import Policy, Suggestions
+from policies.kit.view import JobView
+from policies.module.engine import Engine, EngineConfig, Event, Problem
+from policies.scoring.replay import Replay, Replayed
+from policies.scoring.scoreboard import NEEDS, Scoreboard
+from policies.scoring.scores import Judged
+from schemas.errors import BadMessage
+from schemas.policy import PolicyDecision, PolicyScore, PolicySuggestion
+
+SETTLE_EVERY_S = 1.0
+"""Of the record's time: how often it is looked whether a suggestion's worth has become known."""
+
+Key = tuple[str, str]
+"""(module, version)."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A suggestion that was made in the recorded run, and what was decided of it."""
+
+    at: float
+    id: str
+    suggestion: PolicySuggestion
+    decision: PolicyDecision | None = None
+
+
+@dataclass(slots=True)
+class Story:
+    """What a pass gave. Times are seconds since the epoch; `unreadable` counts messages of other versions."""
+
+    began: float = math.nan
+    until: float = math.nan
+    messages: int = 0
+    unreadable: int = 0
+    unanswered_reads: int = 0
+    replayed: list[Replayed] = field(default_factory=list)
+    recorded: list[Recorded] = field(default_factory=list)
+    scores: dict[Key, list[PolicyScore]] = field(default_factory=dict)
+    replayed_scores: list[PolicyScore] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+class Session:
+    """Feed it all frames in order, then `finish`.
+
+    Args:
+        policy: the one to try; None only scores what was suggested then.
+        jobs: of a record with several jobs only these; empty: all.
+    """
+
+    def __init__(self, policy: Policy | None, jobs: Iterable[str] = ()) -> None:
+        config = EngineConfig(jobs=tuple(jobs))
+        rules = None if policy is None else Rules(policy)
+        self.story = Story()
+        self._replay = Replay(policy or _Watcher(), config, **({} if rules is None else {"answer": rules}))
+        self._mine: Scoreboard | None = None
+        if policy is not None:
+            self._mine = Scoreboard(policy.name, policy.version, self._engine.observations)
+        self._boards: dict[Key, Scoreboard] = {}
+        self._by_id: dict[str, Recorded] = {}
+        self._rows = self._replay.rows | {SUGGESTION, POLICY_DECISION, *NEEDS}
+        self._settled_at = -math.inf
+
+    @property
+    def _engine(self) -> Engine:
+        return self._replay.engine
+
+    def feed(self, frame: Frame) -> None:
+        story = self.story
+        story.messages += 1
+        story.began = frame.at if math.isnan(story.began) else story.began
+        story.until = frame.at
+        if frame.row not in self._rows:
+            return
+        try:
+            message, envelope = frame.open()
+        except BadMessage:
+            story.unreadable += 1
+            return
+        event = Event(row=frame.row, message=message, id=envelope.id, at=frame.at)
+        for board in self._all_boards():
+            board.take((event,))
+        for said in self._replay.feed(event):
+            if self._mine is not None:
+                self._mine.said(said.suggestion, said.id, said.at)
+                if said.decision is not None:
+                    self._mine.take((self._decided(said.decision, said.at),))
+        if isinstance(message, PolicySuggestion):
+            self._recorded(message, envelope.id, frame.at)
+        elif isinstance(message, PolicyDecision) and message.suggestion in self._by_id:
+            self._by_id[message.suggestion].decision = message
+        if frame.at - self._settled_at >= SETTLE_EVERY_S or frame.row.name == "job event":
+            self._settle(frame.at)
+
+    def finish(self) -> Story:
+        """What it all came to. Suggestions whose time was not over yet remain without a score."""
+        story = self.story
+        self._settle(story.until)
+        story.replayed = self._replay.suggestions
+        story.problems = self._replay.problems
+        story.unanswered_reads = self._replay.unanswered_reads
+        return story
+
+    def _recorded(self, message: PolicySuggestion, id: str, at: float) -> None:
+        key = (message.module, message.version)
+        board = self._boards.get(key)
+        if board is None:
+            board = self._boards[key] = Scoreboard(*key, self._engine.observations)
+        self._by_id[id] = Recorded(at=at, id=id, suggestion=message)
+        self.story.recorded.append(self._by_id[id])
+        board.said(message, id, at)
+
+    def _settle(self, now: float) -> None:
+        self._settled_at = now
+        for key, board in self._boards.items():
+            self.story.scores.setdefault(key, []).extend(board.settle(now))
+        if self._mine is not None:
+            self.story.replayed_scores += self._mine.settle(now)
+
+    def _all_boards(self) -> list[Scoreboard]:
+        return [*self._boards.values(), *(() if self._mine is None else (self._mine,))]
+
+    @staticmethod
+    def _decided(decision: PolicyDecision, at: float) -> Event:
+        return Event(row=POLICY_DECISION, message=decision, id="", at=at)
+
+
+class _Watcher(Policy):
+    """Has no opinion; only the observations are wanted."""
+
+    name = "watcher"
+    every_s = 3600.0
+
+    def decide(self, view: JobView, now: float) -> Suggestions:
+        return None
+
+
+def judged(scores: Iterable[PolicyScore]) -> list[Judged]:
+    """As `policies.scoring.scores.summarise` takes them."""
+    return [
+        Judged(
+            score=one.score,
+            right=one.right,
+            confidence=one.confidence,
+            adopted=one.adopted,
+            missed=one.action == "missed",
+        )
+        for one in scores
+    ]

@@ -1,0 +1,60 @@
+"""Throughput over virtual time as an SVG: a curve per job, marks for the scenario's events."""
+
+from __future__ import annotations
+
+from dmsc.plots.svg_chart import Chart, nice
+from dmsc.simulation.results.report import JobReport, Report
+
+_colours = ("#222", "#1f77b4", "#ff7f0e", "#9467bd", "#17a2b8", "#7a8b00", "#c2529b", "#8c564b")
+_marks = {"slow": "#ff7f0e", "kill": "#d62728", "join": "#2ca02c", "link": "#1f77b4"}
+MOST_CURVES = len(_colours)
+"""More jobs than this are drawn as one curve: their sum."""
+
+
+def svg(report: Report) -> str:
+    """Microbatches/s over seconds."""
+    curves = {job.job: _points(job) for job in report.jobs if job.curve}
+    if len(curves) > MOST_CURVES:
+        curves = {f"{len(curves)} jobs together": _together(list(curves.values()))}
+    values = [value for points in curves.values() for _, value in points]
+    span_s = max(report.simulated_s, 1e-9)
+    chart = Chart(0.0, span_s, nice(max(values, default=0.0)), "microbatches/s")
+    names = [(name, colour) for name, colour in zip(curves, _colours, strict=False)]
+    kinds = dict.fromkeys(event.kind for event in report.happened)
+    return chart.draw(
+        f"{report.name}, seed {report.seed}: {report.instances} instances, {report.algorithm}",
+        [
+            *(chart.mark(event.at_s, _marks[event.kind], event.text) for event in report.happened),
+            *(
+                chart.curve(points, colour)
+                for points, (_, colour) in zip(curves.values(), names, strict=True)
+            ),
+            *chart.legend([*names, *((kind, _marks[kind]) for kind in kinds)]),
+        ],
+    )
+
+
+def _points(job: JobReport) -> list[tuple[float, float]]:
+    """Each step as a level: its microbatches over the time that it took."""
+    points = []
+    for ended_s, took_s in job.curve:
+        rate = job.microbatches / took_s if took_s > 0 else 0.0
+        points += [(ended_s - took_s, rate), (ended_s, rate)]
+    return points
+
+
+def _together(curves: list[list[tuple[float, float]]], columns: int = 200) -> list[tuple[float, float]]:
+    """The sum of several curves of levels, looked at in equal distances."""
+    end = max(points[-1][0] for points in curves)
+    found = []
+    places = [0] * len(curves)
+    for column in range(columns + 1):
+        at = end * column / columns
+        total = 0.0
+        for index, points in enumerate(curves):
+            while places[index] < len(points) and points[places[index]][0] < at:
+                places[index] += 1
+            if places[index] < len(points) and points[0][0] <= at:
+                total += points[places[index]][1]
+        found.append((at, total))
+    return found

@@ -1,0 +1,419 @@
+"""The state folder of a mesh on this machine: who runs it, where it listens, its tokens.
+
+lock         held (flock) by the supervisor; contains its process id
+version      the format of this folder; one without it is of before there were versions (ADR-0041)
+mesh.json    bus servers, gateway URLs, process id, times; present while the mesh runs
+token        the administrator's token for the gateways (mode 0600)
+bus_token    the root of the bus's credentials (mode 0600): who has it may be anybody there. An older folder's
+             plain token stays one: such a mesh knows no identities
+bus_token_before  the roots that `dmsc credential rotate` has replaced, the last first (mode 0600)
+guard.json   the authorizer's keys, with which it guards the bus, and which roots count (mode 0600)
+roots.json   of a tenant: which roots count
+renewals/    new credentials for the mesh's own processes, while they run (mode 0600)
+tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
+user_key     signs the tokens of `dmsc user` (mode 0600); the authorizer's alone
+audit/       the audit's records off the bus, and their signed head: a folder for each authorizer
+tls/         the CA and certificates of `dmsc up --tls` (keys: mode 0600)
+bus          of a tenant (ADR-0028): its host's servers, one a line. Such a mesh starts none, and guards none
+tenants/     of a host: the state folder of each tenant's mesh
+nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bus.guard.guard_keys import GuardKeys
+    from bus.security.trust_roots import Roots
+    from bus.server.embedded import Tls
+    from schemas.errors import BadInput
+
+_OTHERS = ("jetstream", "stores", "tenants")
+"""Folders of others in it: the server's, instances' and tenants', who look themselves."""
+DEFAULT_STATE = ".dmsc"
+FORMAT = 1
+"""Of a state folder. What is written changes so that older software would spoil it: one more (ADR-0041)."""
+_LOCK_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Of a link or a pipe that somebody has put there: an error, at once."""
+
+
+def default_state() -> Path:
+    """`$DMSC_STATE`, or `.dmsc` in the working directory."""
+    return Path(os.environ.get("DMSC_STATE") or DEFAULT_STATE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshFile:
+    """What `mesh.json` says about a running mesh. Times are seconds since the epoch."""
+
+    servers: tuple[str, ...]
+    gateways: dict[str, str] = field(default_factory=dict)
+    pid: int
+    started_at: float
+    ready_at: float | None = None
+    clusters: dict[str, int] = field(default_factory=dict)  # cluster → slots
+    children: dict[str, int] = field(default_factory=dict)  # process name → pid
+    commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # process name → arguments of `dmsc`
+    metrics: dict[str, str] = field(default_factory=dict)  # process name → URL for Prometheus
+    sandbox: str = ""  # what holds users' code, in one line
+    tenants: dict[str, str] = field(default_factory=dict)  # of a host: tenant → its state folder
+
+
+class StateFolder:
+    """Reads and writes one state folder. Creates it only when something is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def mesh_file(self) -> Path:
+        return self.path / "mesh.json"
+
+    @property
+    def tokens_file(self) -> Path:
+        return self.path / "tokens.yaml"
+
+    @property
+    def guard_file(self) -> Path:
+        return self.path / "guard.json"
+
+    def guard_keys(self) -> GuardKeys | None:
+        """The authorizer's keys; None where the bus has a plain token instead, or is a host's."""
+        from bus.guard.guard_keys import GuardKeys
+        from bus.security.identity import is_root
+
+        if self.host_servers() or not is_root(self.bus_token()):
+            return None
+        return GuardKeys.read(self.guard_file)
+
+    @property
+    def tls(self) -> Tls:
+        """The files of `dmsc up --tls`; made by `dmsc.state.certificates`."""
+        from bus.server.embedded import Tls
+
+        folder = self.path / "tls"
+        return Tls(certificate=folder / "server.pem", key=folder / "server-key.pem", ca=folder / "ca.pem")
+
+    @property
+    def store(self) -> Path:
+        return self.path / "nats"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    # --- tenants -------------------------------------------------------------------------------------
+    def tenant(self, name: str) -> StateFolder:
+        """Of a host: the state folder of a tenant."""
+        return StateFolder(self.path / "tenants" / name)
+
+    def tenants(self) -> tuple[str, ...]:
+        """Of a host: the tenants that it has had."""
+        folder = self.path / "tenants"
+        return tuple(sorted(each.name for each in folder.iterdir())) if folder.is_dir() else ()
+
+    def host_servers(self) -> tuple[str, ...]:
+        """Of a tenant: the servers of its host; empty for a mesh that has its own."""
+        try:
+            return tuple((self.path / "bus").read_text(encoding="utf-8").split())
+        except OSError:
+            return ()
+
+    def write_host_servers(self, urls: Sequence[str]) -> None:
+        write_private(self.path / "bus", "\n".join(urls) + "\n", mode=0o644)
+
+    # --- who runs it ---------------------------------------------------------------------------------
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Own the folder until the block ends. Raises `BadInput` naming the owner if someone else does."""
+        from schemas.errors import BadInput
+
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.stat().st_uid == os.geteuid():
+                self.path.chmod(0o700)  # nobody else puts a link where we open a lock
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise BadInput(
+                f"can't use {self.path} as a state folder: {reason}; choose --state DIR"
+            ) from error
+        self._refuse_pipes()
+        try:
+            descriptor = self._lock()
+        except OSError as error:
+            what = error.strerror or str(error)
+            raise BadInput(
+                f"can't lock {self.lock_file}: {what}; remove it if it is no plain file"
+            ) from error
+        if descriptor is None:
+            raise self.in_use()
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            self.check_format()
+            yield
+        finally:
+            if self._is_lock(descriptor):  # else the folder was removed, and is someone else's by now
+                self.mesh_file.unlink(missing_ok=True)
+                self.lock_file.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    def _refuse_pipes(self) -> None:
+        """Whoever opened one, of a mesh's own files, would wait for whoever has put it there."""
+        from bus.files.plain_files import no_plain_file
+
+        for folder, below, files in os.walk(self.path):
+            below[:] = [name for name in below if name not in _OTHERS]
+            for name in files:
+                path = Path(folder, name)
+                with suppress(FileNotFoundError):
+                    mode = path.lstat().st_mode
+                    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                        raise no_plain_file(path)
+
+    def check_format(self) -> None:
+        """Raises `BadInput` where newer software has written this folder, or its stamp says no format."""
+        from schemas.errors import BadInput
+
+        stamp = self.path / "version"
+        text = _read_secret(stamp)
+        if text is None:
+            return
+        if not (text.isascii() and text.isdigit()):
+            raise BadInput(
+                f"{stamp} says {text[:20]!r}, which is no format of a state folder;"
+                f" write {FORMAT} there if this version of dmsc has used it, or choose another --state DIR"
+            )
+        if int(text[:9]) > FORMAT:
+            raise BadInput(
+                f"{self.path} is of a newer dmsc: its format is {text[:9]}, this one reads up to {FORMAT};"
+                " use the newer dmsc, or choose another --state DIR"
+            )
+
+    def _stamp(self) -> None:
+        """Before anything else is written, so that nothing is there without its format.
+
+        Raises:
+            BadInput: see `check_format`.
+        """
+        self.check_format()
+        if _read_secret(self.path / "version") is None:
+            write_private(self.path / "version", f"{FORMAT}\n", mode=0o644)
+
+    def _is_lock(self, descriptor: int) -> bool:
+        """Whether the lock's name still stands for the file that this descriptor has open."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.lstat(self.lock_file))
+        except FileNotFoundError:
+            return False
+
+    def _lock(self) -> int | None:
+        """A descriptor that holds the lock, or None if another process does.
+
+        The file is removed by its last owner, so what we locked may no longer be what the name says.
+        """
+        while True:
+            descriptor = os.open(self.lock_file, _LOCK_FLAGS | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    return None
+                raise
+            if self._is_lock(descriptor):
+                return descriptor
+            os.close(descriptor)
+
+    def in_use(self) -> BadInput:
+        """The error for a second mesh on this folder."""
+        from schemas.errors import BadInput
+
+        pid = self.owner() or "unknown"
+        return BadInput(
+            f"a mesh already runs on {self.path} (pid {pid}); stop it with: dmsc down --state '{self.path}'"
+        )
+
+    def owner(self) -> int | None:
+        """The process id of the supervisor that holds this folder now; None if nobody does."""
+        try:
+            descriptor = os.open(self.lock_file, _LOCK_FLAGS)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            text = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            return int(text) if text.isdigit() else None
+        finally:
+            os.close(descriptor)
+        return None
+
+    # --- what it says -------------------------------------------------------------------------------
+    def mesh(self) -> MeshFile | None:
+        """The running mesh's own account; None if there is none, or a dead one left it behind."""
+        from bus.files.plain_files import text_of
+
+        try:
+            body: dict[str, Any] = json.loads(text_of(self.mesh_file))
+            mesh = MeshFile(**{**body, "servers": tuple(body["servers"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return mesh if self.owner() is not None else None
+
+    def write_mesh(self, mesh: MeshFile) -> None:
+        write_private(self.mesh_file, json.dumps(asdict(mesh), indent=2) + "\n", mode=0o644)
+
+    def token(self) -> str | None:
+        return _read_secret(self.path / "token")
+
+    def bus_token(self) -> str | None:
+        return _read_secret(self.path / "bus_token")
+
+    def roots_before(self) -> tuple[str, ...]:
+        """The roots that `rotate` has replaced: what was sealed under them is opened, and sealed anew."""
+        return tuple((_read_secret(self.path / "bus_token_before") or "").split())
+
+    @property
+    def roots_file(self) -> Path:
+        """Says which roots count; the guard looks there."""
+        return self.path / "roots.json" if self.host_servers() else self.guard_file
+
+    def roots(self) -> Roots:
+        """Raises `BadInput` where the file is missing or damaged."""
+        from bus.guard.guard_keys import GuardKeys
+        from bus.security.trust_roots import Roots
+
+        if self.host_servers():
+            return Roots.read(self.roots_file)
+        return GuardKeys.read(self.guard_file).roots
+
+    def write_roots(self, roots: Roots, *, fresh_keys: bool = False) -> None:
+        """`fresh_keys`: the guard gets new keys, too, which the server knows after a restart."""
+        from bus.guard.guard_keys import GuardKeys
+
+        if self.host_servers():
+            write_private(self.roots_file, roots.text())
+            return
+        keys = GuardKeys.read(self.guard_file).with_roots(roots, fresh=fresh_keys)
+        write_private(self.guard_file, keys.text())
+
+    def write_root(self, root: str, before: Sequence[str], roots: Roots, *, fresh_keys: bool = False) -> None:
+        """A new root in place of the one that is there.
+
+        Killed between two of the writes it leaves a folder that opens, with the old root or the new one:
+        `write_tokens` and who follows the rotation make the rest agree with `bus_token`.
+        """
+        write_private(self.path / "bus_token_before", "\n".join(before) + "\n")
+        self.write_roots(roots, fresh_keys=fresh_keys)
+        write_private(self.path / "bus_token", root + "\n")  # from here on it is the new one
+
+    def write_tokens(self) -> None:
+        """Make the tokens, the users' file and the keys if they are missing; what is there stays."""
+        from bus.guard.guard_keys import GuardKeys
+        from bus.security.credentials import new_root
+        from bus.security.identity import is_root
+
+        self._stamp()
+        _write_new_key(self.path / "user_key")
+        for name, text in (("token", secrets.token_urlsafe(24)), ("bus_token", new_root())):
+            if _read_secret(self.path / name) is None:
+                write_private(self.path / name, f"{text}\n")
+        root = self.bus_token() or ""
+        own = is_root(root) and not self.host_servers()
+        if own and not self.guard_file.exists():
+            write_private(self.guard_file, GuardKeys.generate(root).text())
+        if is_root(root):
+            self.mend_roots(root, fresh_keys=True)
+        token = self.token() or ""
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        known = self.tokens_file.read_text() if self.tokens_file.exists() else ""
+        if digest in known:
+            return
+        entry = f"  - {{name: admin, role: admin, token_sha256: {digest}}}\n"
+        if known.strip() and known.rstrip().splitlines()[0].startswith("users:"):
+            kept = "".join(line for line in known.splitlines(keepends=True) if "{name: admin," not in line)
+            write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
+        else:
+            write_private(self.tokens_file, "users:\n" + entry)
+
+    def mend_roots(self, root: str, *, fresh_keys: bool = False) -> None:
+        """The file of roots agrees with `bus_token` again: somebody has removed that, or a rotation was cut
+        short between the two."""
+        from bus.security.credentials import root_public
+        from bus.security.trust_roots import Roots
+
+        if not self.roots_file.exists():
+            self.write_roots(Roots(root=root_public(root)))
+            return
+        known = self.roots()
+        mended = known.of(root, self.roots_before(), time.time())
+        if mended != known:
+            self.write_roots(mended, fresh_keys=fresh_keys)
+
+    def write_host_keys(self) -> GuardKeys:
+        """Of a host: the guard's keys, made if they are missing. A host has no root of its own."""
+        from bus.guard.guard_keys import GuardKeys
+
+        self._stamp()
+        if not self.guard_file.exists():
+            write_private(self.guard_file, GuardKeys.generate(None).text())
+        return GuardKeys.read(self.guard_file)
+
+
+def _write_new_key(path: Path) -> None:
+    """The seed of an Ed25519 key (`entities.authorizer.access.user_tokens`), unless there is one."""
+    if _read_secret(path) is None:
+        write_private(path, secrets.token_hex(32) + "\n")
+
+
+def _read_secret(path: Path) -> str | None:
+    from bus.files.plain_files import text_of
+
+    try:
+        return text_of(path).strip() or None
+    except OSError:
+        return None
+
+
+def write_private(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace `path` in one go; nobody ever sees half of it, nor a secret with wider permissions."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)  # a process of this number before us has left it, or somebody has put it
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    partial.replace(path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Whether this process has the lock for the length of the block; `BadInput` at a link or a pipe."""
+    from bus.files.plain_files import plain
+
+    descriptor = plain(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,41 @@
+"""The users' file and the rules' file, each read again when it changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from entities.authorizer.access.access_policy import AccessPolicy, default_policy, parse_policy
+from entities.authorizer.access.authentication import User, parse_users
+from entities.authorizer.access.reloaded_file import ReloadedFile
+
+
+class UserFile(ReloadedFile[tuple[User, ...]]):
+    """The users, read again when the file changed. A broken edit keeps the users from before."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, parse_users, "tokens file", "write a users list there")
+
+    @property
+    def users(self) -> tuple[User, ...]:
+        return self.value
+
+
+class RulesFile:
+    """The rules: those of a file, or the default ones."""
+
+    def __init__(self, path: Path | None) -> None:
+        remedy = "`dmsc access default` prints one to begin with"
+        self._file = None if path is None else ReloadedFile(path, parse_policy, "access file", remedy)
+
+    @property
+    def policy(self) -> AccessPolicy:
+        return default_policy() if self._file is None else self._file.value
+
+    @property
+    def problem(self) -> str:
+        """Why the file as it is now is not in use; empty where it is."""
+        return "" if self._file is None else self._file.problem
+
+    def refresh(self) -> bool:
+        """Look at the file; True where the rules are new. Never raises."""
+        return self._file is not None and self._file.refresh()

@@ -1,0 +1,310 @@
+"""The rules of Type 3 (draft §4.3): a small file with comments, and a pure decision.
+
+The first rule that matches decides. `access.yaml` beside this module is the default, and explains the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import yaml
+
+from entities.authorizer.access.authentication import User
+from schemas.access import AccessExplanation, RuleView
+from schemas.errors import BadInput
+from schemas.quota import GIB, MOST, Quota
+from schemas.signals import AccessDecision, Role
+
+MOST_BYTES = 1 << 20
+_QUOTA_KEYS = ("name", "roles", "users", "jobs", "slots", "stored_gib", "datasets")
+_KEYS = ("name", "roles", "users", "actions", "resources", "own", "effect", "audit")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """One entry of the file. Empty `roles`, `users`, `resources`: any."""
+
+    name: str
+    line: int
+    roles: frozenset[Role] = frozenset()
+    users: frozenset[str] = frozenset()
+    actions: tuple[str, ...]
+    resources: tuple[str, ...] = ()
+    own: bool = False
+    effect: Literal["allow", "deny"] = "allow"
+    audit: bool = False
+
+    def misfit(self, user: User, action: str, resource: str) -> str:
+        """Why it does not concern this, leaving aside whose the resource is; empty where it does."""
+        if self.roles and user.role not in self.roles:
+            return f"for {', '.join(sorted(self.roles))}, not for a {user.role}"
+        if self.users and user.name not in self.users:
+            return f"for {', '.join(sorted(self.users))}"
+        if not any(fnmatchcase(action, pattern) for pattern in self.actions):
+            return f"{action} is none of its actions"
+        if self.resources and not any(fnmatchcase(resource, pattern) for pattern in self.resources):
+            return f"{resource or 'nothing'} is none of its resources"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuotaRule:
+    """One entry under `quotas`. Empty `roles`, `users`: any."""
+
+    roles: frozenset[Role] = frozenset()
+    users: frozenset[str] = frozenset()
+    quota: Quota
+
+    def fits(self, user: User) -> bool:
+        return (not self.roles or user.role in self.roles) and (not self.users or user.name in self.users)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccessPolicy:
+    """A file's rules and quotas, in their order."""
+
+    source: str
+    rules: tuple[Rule, ...]
+    quotas: tuple[QuotaRule, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ruling:
+    """The answer, and the rule that gave it; None where no rule did."""
+
+    decision: AccessDecision
+    rule: Rule | None = None
+
+    @property
+    def audited(self) -> bool:
+        return not self.decision.allow or (self.rule is not None and self.rule.audit)
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+@cache
+def default_text() -> str:
+    """The file that ships with DMSC."""
+    return files("entities.authorizer.access").joinpath("access.yaml").read_text(encoding="utf-8")
+
+
+@cache
+def default_policy() -> AccessPolicy:
+    return parse_policy(default_text(), "the default rules (`dmsc access default`)")
+
+
+def parse_policy(text: str, where: str) -> AccessPolicy:
+    """Read the file's text. Raises `BadInput` with one line: file, place, what to write instead."""
+    if len(text) > MOST_BYTES:
+        raise BadInput(f"{where}: larger than {MOST_BYTES:,} characters; rules take patterns")
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark else ""
+        problem = str(getattr(error, "problem", None) or "unreadable").split("\n")[0]
+        raise BadInput(f"{where}:{line} is not YAML ({problem})") from None
+    if (
+        not isinstance(document, dict)
+        or not {"rules"} <= set(document) <= {"rules", "quotas"}
+        or not isinstance(document["rules"], list)
+        or not isinstance(document.get("quotas", []), list)
+    ):
+        raise BadInput(
+            f"{where}: must have a key rules with a list, and may have quotas with another; "
+            "`dmsc access default` prints them"
+        )
+    lines = [node.start_mark.line + 1 for node in _entries(root)]
+    rules: list[Rule] = []
+    for entry, line in zip(document["rules"], lines, strict=True):
+        rule = _parse_rule(entry, line, f"{where} line {line}")
+        if any(rule.name == other.name for other in rules):
+            raise BadInput(f"{where} line {line}: there is a rule {rule.name!r} above already")
+        rules.append(rule)
+    quotas = tuple(
+        _parse_quota(entry, f"{where}: quotas[{index}]")
+        for index, entry in enumerate(document.get("quotas", []))
+    )
+    return AccessPolicy(source=where, rules=tuple(rules), quotas=quotas)
+
+
+def _entries(root: Any) -> list[Any]:
+    """The nodes of the list under `rules`, for their places in the file."""
+    return next(list(value.value) for key, value in root.value if key.value == "rules")
+
+
+def _parse_rule(entry: Any, line: int, place: str) -> Rule:
+    if not isinstance(entry, dict):
+        raise BadInput(f"{place}: a rule has a name and actions, at least")
+    unknown = [key for key in entry if key not in _KEYS]
+    if unknown:
+        raise BadInput(f"{place}: unknown key {str(unknown[0])!r}; a rule has {', '.join(_KEYS)}")
+    name = entry.get("name")
+    if not isinstance(name, str) or not name:
+        raise BadInput(f"{place}: name: must be a text; it stands in reasons and in the audit")
+    place = f"{place}: {name}"
+    actions = _texts(entry, "actions", place)
+    if not actions:
+        raise BadInput(f"{place}: actions: must be a list of actions or patterns (* is all)")
+    roles = _texts(entry, "roles", place)
+    wrong = [role for role in roles if role not in {known.value for known in Role}]
+    if wrong:
+        known = ", ".join(role.value for role in Role)
+        raise BadInput(f"{place}: roles: {wrong[0]!r} is not one of {known}")
+    effect = entry.get("effect", "allow")
+    if effect not in ("allow", "deny"):
+        raise BadInput(f"{place}: effect: must be allow or deny")
+    for key in ("own", "audit"):
+        if not isinstance(entry.get(key, False), bool):
+            raise BadInput(f"{place}: {key}: must be true or false")
+    for key in ("roles", "users", "resources"):
+        if key in entry and not entry[key]:
+            raise BadInput(f"{place}: {key}: is empty, so nobody fits; leave the key out for any")
+    return Rule(
+        name=name,
+        line=line,
+        roles=frozenset(Role(role) for role in roles),
+        users=frozenset(_texts(entry, "users", place)),
+        actions=actions,
+        resources=_texts(entry, "resources", place),
+        own=entry.get("own", False),
+        effect=effect,
+        audit=entry.get("audit", False),
+    )
+
+
+def _parse_quota(entry: Any, place: str) -> QuotaRule:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
+        raise BadInput(f"{place}: a quota has a name, and limits: {', '.join(_QUOTA_KEYS[3:])}")
+    place = f"{place}: {entry['name']}"
+    unknown = [key for key in entry if key not in _QUOTA_KEYS]
+    if unknown:
+        raise BadInput(f"{place}: unknown key {str(unknown[0])!r}; a quota has {', '.join(_QUOTA_KEYS)}")
+    roles = _texts(entry, "roles", place)
+    wrong = [role for role in roles if role not in {known.value for known in Role}]
+    if wrong:
+        raise BadInput(f"{place}: roles: {wrong[0]!r} is not one of {', '.join(role.value for role in Role)}")
+    for key in _QUOTA_KEYS[3:]:
+        limit = entry.get(key)
+        if limit is not None and (
+            not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit <= MOST
+        ):
+            raise BadInput(
+                f"{place}: {key}: must be a whole number from 0 to {MOST}; leave it out for no limit"
+            )
+    stored_gib = entry.get("stored_gib")
+    quota = Quota(
+        rule=entry["name"],
+        jobs=entry.get("jobs"),
+        slots=entry.get("slots"),
+        stored_bytes=None if stored_gib is None else stored_gib * GIB,
+        datasets=entry.get("datasets"),
+    )
+    users = frozenset(_texts(entry, "users", place))
+    return QuotaRule(roles=frozenset(Role(role) for role in roles), users=users, quota=quota)
+
+
+def _texts(entry: dict[str, Any], key: str, place: str) -> tuple[str, ...]:
+    found = entry.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
+        raise BadInput(f"{place}: {key}: must be a list of texts")
+    return tuple(found)
+
+
+# --- deciding --------------------------------------------------------------------------------------------
+def needs_owner(policy: AccessPolicy, user: User, action: str, resource: str) -> bool:
+    """Whether the answer depends on whose the resource is."""
+    first = next((rule for rule in policy.rules if not rule.misfit(user, action, resource)), None)
+    return first is not None and first.own
+
+
+def quota_of(policy: AccessPolicy, user: User) -> Quota | None:
+    """The first entry that fits; None: no limit."""
+    return next((entry.quota for entry in policy.quotas if entry.fits(user)), None)
+
+
+def decide(
+    policy: AccessPolicy, user: User, action: str, resource: str, owner: str | None, valid_s: float
+) -> Ruling:
+    """Type 3's answer. `owner` is whose `resource` is, where `needs_owner` asked for it.
+
+    Denials have `valid_s` 0, so that a new right takes effect at once; what is audited has, too, so that each
+    use is asked for.
+    """
+    about: dict[str, Any] = {"user": user.name, "role": user.role}
+    fitting = [rule for rule in policy.rules if not rule.misfit(user, action, resource)]
+    for rule in fitting:
+        if rule.own and owner != user.name:
+            continue
+        if rule.effect == "deny":
+            reason = f"rule {rule.name} denies {user.role} {user.name} {action}"
+            return Ruling(
+                decision=AccessDecision(allow=False, reason=reason, rule=rule.name, **about), rule=rule
+            )
+        whose = " what is theirs" if rule.own else ""
+        decision = AccessDecision(
+            allow=True,
+            reason=f"{user.role} may {action}{whose} (rule {rule.name})",
+            valid_s=0.0 if rule.audit else valid_s,
+            rule=rule.name,
+            **about,
+        )
+        return Ruling(decision=decision, rule=rule)
+    if any(rule.own and rule.effect == "allow" for rule in fitting):
+        whose = f"it is {owner}'s" if owner else f"no such {action.partition('.')[0]}, or nobody's"
+        reason = f"{user.role} {user.name} may {action} only what is theirs; {resource}: {whose}"
+    else:
+        reason = f"{user.role} {user.name} may not {action}"
+    return Ruling(decision=AccessDecision(allow=False, reason=reason, **about))
+
+
+def nobody(reason: str) -> Ruling:
+    """The answer to a token that is nobody's (any more)."""
+    return Ruling(decision=AccessDecision(allow=False, reason=reason))
+
+
+def explain(
+    policy: AccessPolicy, user: User, action: str, resource: str, owner: str | None
+) -> AccessExplanation:
+    """The decision, and of each rule up to the one that decides, why it did not."""
+    ruling = decide(policy, user, action, resource, owner, 0.0)
+    return AccessExplanation(
+        user=user.name,
+        role=user.role,
+        action=action,
+        resource=resource,
+        allow=ruling.decision.allow,
+        reason=ruling.decision.reason,
+        rule=ruling.decision.rule,
+        owner=owner,
+        audited=ruling.audited,
+        rules=tuple(_views(policy.rules, ruling.rule, user, action, resource, owner)),
+        source=policy.source,
+    )
+
+
+def _views(
+    rules: Sequence[Rule], deciding: Rule | None, user: User, action: str, resource: str, owner: str | None
+) -> list[RuleView]:
+    views = []
+    for rule in rules:
+        why = rule.misfit(user, action, resource)
+        if rule is deciding:
+            views.append(
+                RuleView(
+                    name=rule.name,
+                    line=rule.line,
+                    decides=True,
+                    why="allows it" if rule.effect == "allow" else "denies it",
+                )
+            )
+            break
+        if not why:
+            why = f"only for what is their own; this is {owner}'s" if owner else "only for what is their own"
+        views.append(RuleView(name=rule.name, line=rule.line, decides=False, why=why))
+    return views

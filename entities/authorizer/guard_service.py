@@ -1,0 +1,111 @@
+"""The AAM's answers to the bus's servers, for as long as they are asked: the door, and who the users are.
+
+Nobody gets in before somebody answers here, so it begins without a connection to the mesh: with the users of
+the file, then those that the buckets tell of, revocations too. Who was not let in is written to the audit
+stream as soon as there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bus.connection import Bus
+from bus.guard.guard_keys import GuardKeys
+from bus.logs import get_logger
+from entities.authorizer.audit.audit_trail import AuditTrail
+from entities.authorizer.audit.refusals import Refusals
+from entities.authorizer.connections.connection_authorizer import Doorkeeper, Tell
+from entities.authorizer.connections.expulsions import Expulsions
+from entities.authorizer.connections.job_states import JobStates
+from entities.authorizer.connections.roots_file import RootsFile
+from entities.authorizer.disconnection import Evictions
+from entities.authorizer.service import AuthorizerConfig
+from entities.authorizer.users.directory import UserDirectory
+from schemas.envelope import EntityKind
+from schemas.errors import DmscError
+
+log = get_logger("authorizer")
+
+
+@asynccontextmanager
+async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncIterator[Doorkeeper]:
+    """Answers the servers about connections, before and while the authorizer has one itself.
+
+    `tell`: where lines about who was let in go, if not to the log.
+
+    Raises:
+        BadInput: the users' file or that of the keys is missing or wrong.
+        BusUnreachable, Refused: the servers are away, or have other keys.
+    """
+    assert config.keys_file is not None
+    directory = UserDirectory(config.tokens_file, config.user_key)
+    refusals = Refusals(config.sid, config.door_folding)
+    keys = GuardKeys.read(config.keys_file)
+    jobs = JobStates()
+    evictions = Evictions(config.servers, keys, name=config.sid)
+    roots = RootsFile(config.keys_file, evictions if config.ends_old_roots else None)
+    doorkeeper = Doorkeeper(
+        keys,
+        lambda: directory.users,
+        tell,
+        roots=roots.present,
+        refusals=refusals,
+        jobs=jobs,
+        revocations_read=directory.read,
+    )
+    expulsions = Expulsions(evictions, jobs)
+    directory.revoked = expulsions.revoked
+    async with (
+        doorkeeper.at_door(config.servers, config.sid),
+        roots.followed(config.check_s),
+        expulsions.carried_out(),
+        following(directory, jobs, config, refusals),
+    ):
+        yield doorkeeper
+
+
+@asynccontextmanager
+async def following(
+    directory: UserDirectory, jobs: JobStates, config: AuthorizerConfig, refusals: Refusals
+) -> AsyncIterator[None]:
+    """Until the end of the block: keeps `directory` up with file and bus, `jobs` with the bus, and puts
+    `refusals` on its audit stream."""
+    tasks = (
+        asyncio.create_task(_refreshing(directory, config.check_s)),
+        asyncio.create_task(_following(directory, jobs, config, refusals)),
+    )
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _refreshing(directory: UserDirectory, every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        directory.refresh()
+
+
+async def _following(
+    directory: UserDirectory, jobs: JobStates, config: AuthorizerConfig, refusals: Refusals
+) -> None:
+    """Reads users and revocations from the buckets; a new mesh has these only a moment later."""
+    while True:
+        try:
+            async with Bus.connect(
+                config.servers, name=config.sid, kind=EntityKind.AUTHORIZER, token=config.bus_token
+            ) as bus:
+                await directory.start(bus)
+                try:
+                    await jobs.start(bus)
+                    await AuditTrail(bus, config.sid, refusals).run()
+                finally:
+                    await directory.stop()
+                    await jobs.stop()
+        except DmscError as error:
+            log.debug("users on the bus not followed yet", reason=error.text)
+            await asyncio.sleep(config.check_s)

@@ -1,0 +1,307 @@
+"""Users and their tokens, changed for whoever may. Only the AAM writes the buckets; each change is audited.
+
+A revocation is written before anything else is done, so that whatever fails behind it leaves a token that
+opens nothing, never one that nobody remembers.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.mesh.discovery import resolve
+from entities.authorizer.access.authentication import User
+from entities.authorizer.access.user_tokens import Claims, issue
+from entities.authorizer.audit.audit_trail import AuditTrail
+from entities.authorizer.users.directory import UserDirectory
+from entities.authorizer.users.records import KnownUser, UserRecords
+from schemas import names
+from schemas.access import IssuedToken, Revocation, UserAnswer, UserCommand, UserInfo, UserRecord
+from schemas.base import is_token
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, Conflict, DmscError, NotFound
+from schemas.registry import Resolve, owner_of
+from schemas.signals import Role
+
+log = get_logger("authorizer")
+
+ThrowOut = Callable[[str], Awaitable[int | None]]
+"""Ends the bus connections of a user; how many there were."""
+
+ATTEMPTS = 5
+REMEMBERED_TOKENS = 32
+"""Tokens listed per user; older ones stay valid until they expire, and go with a revocation of the user."""
+
+
+async def nobody_to_throw_out(name: str) -> int | None:
+    """Where users have no connections to the bus of their own."""
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenConfig:
+    """How long tokens last."""
+
+    default_s: float = 8 * 3600.0
+    most_s: float = 90 * 86_400.0  # also how long the revocation of a whole user is kept
+
+
+CLUSTERS_S = 2.0
+"""How long the registry is asked for the clusters' names."""
+
+
+class UserDesk:
+    """Carries out what the rules have already allowed."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        directory: UserDirectory,
+        audit: AuditTrail,
+        throw_out: ThrowOut = nobody_to_throw_out,
+        config: TokenConfig | None = None,
+    ) -> None:
+        self._bus = bus
+        self._records = UserRecords(bus)
+        self._revocations = bus.bucket(subjects.REVOCATION)
+        self._directory = directory
+        self._audit = audit
+        self._throw_out = throw_out
+        self._config = config or TokenConfig()
+
+    async def carry_out(self, command: UserCommand, actor: User) -> UserAnswer:
+        """
+        Raises:
+            BadInput, NotFound, Conflict: in one line.
+            Unavailable: it can't be recorded on the audit stream; nothing was done.
+        """
+        if command.op == "list":
+            return UserAnswer(users=await self._list())
+        if command.op == "add":
+            return await self._add(command, actor)
+        if command.op == "token":
+            return await self._token(command, actor)
+        if command.op == "revoke":
+            return await self._revoke(command, actor)
+        return await self._remove(command, actor)
+
+    async def _list(self) -> tuple[UserInfo, ...]:
+        users = self._directory.users
+        found = [
+            UserInfo(
+                name=user.name, role=user.role, source="file", revoked=user.token_id in users.revoked_tokens
+            )
+            for user in users.listed
+        ]
+        found += [self._info(record) for record in await self._records.all()]
+        return tuple(sorted(found, key=lambda user: user.name))
+
+    def _info(self, record: UserRecord) -> UserInfo:
+        """With the tokens that still open something."""
+        users, now = self._directory.users, time.time()
+        of_user = users.revoked_users.get(record.name)
+        since = of_user.at if of_user is not None else 0.0
+        good = tuple(
+            token
+            for token in record.tokens
+            if token.expires_at > now and token.issued_at > since and token.id not in users.revoked_tokens
+        )
+        return UserInfo(
+            name=record.name,
+            role=record.role,
+            source="mesh",
+            created_at=record.created_at,
+            created_by=record.created_by,
+            tokens=good,
+        )
+
+    async def _add(self, command: UserCommand, actor: User) -> UserAnswer:
+        if not is_token(command.name):
+            raise BadInput(f"user {command.name!r}: use letters, digits, - and _ only")
+        names.refuse_taken("user", command.name)
+        if command.name in await self._clusters():
+            raise Conflict(f"there is a cluster {command.name}: choose another name")
+        if module := await self._module_called(command.name):
+            raise Conflict(f"there is a module {module} of the mesh's own: choose another name")
+        if command.role is None:
+            raise BadInput(f"user {command.name}: which role? {', '.join(role.value for role in Role)}")
+        if any(user.name == command.name for user in self._directory.users.listed):
+            raise Conflict(
+                f"user {command.name} is in the users' file; choose another name, or take it out there"
+            )
+        claims = self._claims(command, actor)
+        await self._note(actor, command, role=command.role)
+        record = UserRecord(
+            name=command.name,
+            role=command.role,
+            created_at=claims.issued_at,
+            created_by=actor.name,
+            tokens=(_issued(claims, actor),),
+        )
+        try:
+            await self._records.create(record)
+        except Conflict:
+            raise Conflict(
+                f"there is a user {command.name} already; for another token: dmsc user token {command.name}"
+            ) from None
+        return self._answer(record, claims, actor)
+
+    async def _clusters(self) -> set[str]:
+        """Their agents are called `<cluster>-…`, as a user's modules are called `<user>-…`."""
+        try:
+            found = await resolve(self._bus, Resolve(kind=EntityKind.CLUSTER), timeout_s=CLUSTERS_S)
+        except DmscError as error:  # a mesh that is just starting; the next who looks is a person
+            log.warning("clusters not known", reason=error.text)
+            return set()
+        return {record.endpoint.cluster for record in found.records}
+
+    async def _module_called(self, name: str) -> str:
+        """A module that is no user's, and would bear the name of this one; empty if there is none."""
+        try:
+            found = await resolve(self._bus, Resolve(kind=EntityKind.FUNCTIONAL_MODULE), timeout_s=CLUSTERS_S)
+        except DmscError as error:
+            log.warning("modules not known", reason=error.text)
+            return ""
+        theirs = (record.sid for record in found.records if owner_of(record) is None)
+        return next((sid for sid in theirs if names.is_users(sid, name)), "")
+
+    async def _token(self, command: UserCommand, actor: User) -> UserAnswer:
+        self._refuse_listed(command.name)
+        await self._record(command.name)  # before it is audited: one line where there is no such user
+        claims = self._claims(command, actor)
+        await self._note(actor, command)
+        for _ in range(ATTEMPTS):
+            known = await self._record(command.name)
+            present = tuple(token for token in known.record.tokens if token.expires_at > time.time())
+            tokens = (*present, _issued(claims, actor))[-REMEMBERED_TOKENS:]
+            record = known.record.model_copy(update={"tokens": tokens})
+            try:
+                await self._records.update(record, known.revision)
+            except Conflict:
+                continue
+            return self._answer(record, claims, actor)
+        raise Conflict(f"user {command.name} is being changed by others; try again")
+
+    async def _revoke(self, command: UserCommand, actor: User) -> UserAnswer:
+        listed = next((user for user in self._directory.users.listed if user.name == command.name), None)
+        if listed is not None:
+            await self._note(actor, command)
+            await self._write(self._revocation("token", listed.token_id, command, actor), None)
+            note = f"the token of {command.name} in the users' file opens nothing any more"
+        elif command.token_id is not None:
+            await self._record(command.name)
+            await self._note(actor, command)
+            await self._write(
+                self._revocation("token", command.token_id, command, actor), self._config.most_s
+            )
+            note = f"token {command.token_id} of {command.name} opens nothing any more"
+        else:
+            await self._record(command.name)
+            await self._note(actor, command)
+            await self._write(self._revocation("user", command.name, command, actor), self._config.most_s)
+            note = f"all tokens that {command.name} had open nothing any more"
+        await self._evict(command, actor)
+        return UserAnswer(
+            users=tuple(user for user in await self._list() if user.name == command.name), note=note
+        )
+
+    async def _remove(self, command: UserCommand, actor: User) -> UserAnswer:
+        self._refuse_listed(command.name)
+        await self._record(command.name)
+        await self._note(actor, command)
+        # their tokens stay revoked, also should there be a user of this name again
+        await self._write(self._revocation("user", command.name, command, actor), self._config.most_s)
+        await self._records.delete(command.name)
+        self._directory.forget(command.name)
+        await self._evict(command, actor)
+        return UserAnswer(note=f"{command.name} is no user any more")
+
+    async def _evict(self, command: UserCommand, actor: User) -> None:
+        """What the tokens opened before is closed, too. Revoked they are, whether this works or not."""
+        ended = await self._throw_out(command.name)
+        if ended:
+            await self._audit.act(
+                "eviction",
+                user=actor.name,
+                role=actor.role,
+                action=f"user.{command.op}",
+                resource=command.name,
+                reason=f"{ended} connections to the bus ended",
+                gateway=command.gateway,
+            )
+
+    # --- parts ---------------------------------------------------------------------------------------------
+    def _claims(self, command: UserCommand, actor: User) -> Claims:
+        if self._directory.key is None:
+            raise BadInput(
+                "this mesh's authorizer has no key to sign tokens with: start it with --user-key FILE"
+            )
+        lasts_s = command.expires_s or self._config.default_s
+        if lasts_s > self._config.most_s:
+            raise BadInput(f"--expires: at most {self._config.most_s / 86_400:g} days")
+        now = time.time()
+        of_user = self._directory.users.revoked_users.get(command.name)
+        if of_user is not None:  # written by an authorizer whose clock is ahead of ours
+            now = max(now, of_user.at + 1e-3)
+        return Claims(subject=command.name, id=secrets.token_hex(8), issued_at=now, expires_at=now + lasts_s)
+
+    def _answer(self, record: UserRecord, claims: Claims, actor: User) -> UserAnswer:
+        self._directory.learn(record)
+        assert self._directory.key is not None
+        token = issue(self._directory.key, claims)
+        return UserAnswer(users=(self._info(record),), token=token, issued=_issued(claims, actor))
+
+    async def _record(self, name: str) -> KnownUser:
+        known = await self._records.get(name) if is_token(name) else None
+        if known is None:
+            raise NotFound(f"there is no user {name!r}; `dmsc user list` shows who is")
+        return known
+
+    def _refuse_listed(self, name: str) -> None:
+        if any(user.name == name for user in self._directory.users.listed):
+            raise BadInput(
+                f"user {name} is in the users' file: change it there ({self._directory.file.path})"
+            )
+
+    @staticmethod
+    def _revocation(kind: Any, id: str, command: UserCommand, actor: User) -> Revocation:
+        return Revocation(
+            kind=kind, id=id, user=command.name, at=time.time(), by=actor.name, reason=command.reason
+        )
+
+    async def _write(self, revocation: Revocation, ttl_s: float | None) -> None:
+        tokens = {"kind": revocation.kind, "id": revocation.id}
+        try:
+            await self._revocations.put(revocation, ttl_s=ttl_s, **tokens)
+        except DmscError:
+            # unknown whether it was written; to write it again is the same
+            await self._revocations.put(revocation, ttl_s=ttl_s, **tokens)
+        self._directory.learn_revocation(revocation)
+
+    async def _note(self, actor: User, command: UserCommand, role: Role | None = None) -> None:
+        what = {
+            "add": f"added as {role}" if role else "added",
+            "token": "a token issued",
+            "revoke": f"token {command.token_id} revoked" if command.token_id else "all tokens revoked",
+            "remove": "removed",
+        }[command.op]
+        reason = f"{what}: {command.reason}" if command.reason else what
+        await self._audit.act(
+            "users",
+            user=actor.name,
+            role=actor.role,
+            action=f"user.{command.op}",
+            resource=command.name,
+            reason=reason,
+            gateway=command.gateway,
+        )
+
+
+def _issued(claims: Claims, actor: User) -> IssuedToken:
+    return IssuedToken(id=claims.id, issued_at=claims.issued_at, expires_at=claims.expires_at, by=actor.name)

@@ -1,0 +1,512 @@
+"""Microservice instance cluster (MIC), one node's agent (draft §3, §4.5, §5.3, §5.5).
+
+A cluster is a named set of such agents. Each offers slots, starts and stops microservice instances through
+its fork server, watches them, analyses models in short-lived workers, keeps the topology of the jobs that
+it analysed, and judges how far a fault reaches. It never restarts an instance: the orchestrator decides that.
+It never imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.mesh.registration import Presence
+from bus.security import renewal
+from bus.security.identity import Identity, is_credential, is_root
+from bus.subject import Subject
+from entities import metrics
+from entities.cluster.core import judge, offer_slots
+from entities.cluster.file_requests import NodeFileReader
+from entities.cluster.fork_server_client import Confinement, ForkServerClient, last_lines, look
+from entities.cluster.instances import Instances
+from entities.cluster.model_tasks import ShortLivedWorkers
+from entities.cluster.store_folders import Stores
+from schemas.base import Message, is_token
+from schemas.cluster import (
+    Analyse,
+    ForgetTopology,
+    InstanceStart,
+    InstanceStarted,
+    InstanceStop,
+    Judge,
+    Judgement,
+    NodeStatus,
+    Strike,
+    Struck,
+    WriteSample,
+)
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, BadInput, DmscError, NotFound, Unavailable
+from schemas.leadership import Leadership
+from schemas.names import agent_name, misplaced
+from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
+from schemas.task_graph import TopologyReleased
+from schemas.telemetry import NodeSample
+from schemas.urls import UrlRules
+
+log = get_logger("cluster")
+
+_LOG_LINES = 12  # of an instance that is judged
+_FAREWELL_S = 2.0  # at the end, for telling the registry which instances went with the node
+_STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "resume": signal.SIGCONT}
+RENEWAL_S = 0.25
+"""How often an agent looks whether it has another credential."""
+_TELL_ATTEMPTS, _TELL_DEADLINE_S = 120, 30.0
+"""An hour in heard time: whoever leads answers nobody while the bus takes no writes."""
+
+
+def default_node() -> str:
+    """This machine's host name as one subject token."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname()).strip("-")[:60] or "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """One node agent's settings."""
+
+    cluster: str
+    node: str = field(default_factory=default_node)
+    slots: int | None = None
+    """Stage instances at a time; None: one per CUDA device, else one per CPU core."""
+    device: Literal["auto", "cpu"] = "auto"
+    """`cpu` leaves GPUs alone."""
+    address: str = "127.0.0.1"
+    """What other nodes' instances connect to; must be reachable from all of them."""
+    ports: tuple[int, int] | None = None
+    """First and last TCP port of the tensor links; None: whatever the system gives."""
+    servers: tuple[str, ...] = ()
+    """Bus addresses for the instances."""
+    token: str | None = field(default=None, repr=False)
+    """Our own credential, from which those of the instances follow; or a plain token, for them too."""
+    code_path: tuple[str, ...] = ()
+    """Folders with users' modules, behind everything else on the instances' `sys.path`."""
+    logs: Path = Path(".dmsc/logs")
+    stores: Path | None = None
+    """The instances' local stores; None: a folder `stores` beside the logs."""
+    keep_stores: bool = False
+    """Whether they stay when their job has been cleaned up."""
+    stop_grace_s: float = 3.0
+    """From SIGTERM to SIGKILL when an instance is stopped: time to drain against time to wait."""
+    analysis_timeout_s: float = 120.0
+    """So long the worker of an analysis or a sample may do nothing, neither compute nor read nor write."""
+    analysis_alone_s: float = 600.0
+    """After this a worker no longer has the node to itself: shorter lets others' jobs begin sooner beside one
+    whose model computes for ever, longer spoils fewer measurements of very large models."""
+    status_every_s: float = 5.0
+    """How often the orchestrator hears of this node if nothing changes."""
+    sample_every_s: float = 2.0
+    """Period of the node's telemetry."""
+    worker_package: str = "workers"
+    """Where `instance`, `analysis`, `sample` and `files` are found by the fork server."""
+    start_method: Literal["auto", "fork", "spawn"] = "auto"
+    """How instances come to be; `auto` forks where that is safe."""
+    allow_urls: tuple[str, ...] | None = None
+    """Folders and URLs that jobs may name besides the working directory and the bus; None: all."""
+    confinement: Confinement | None = None
+    """What keeps users' code from the rest of this machine; None: nothing."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("cluster", self.cluster), ("node", self.node)):
+            if not is_token(value):
+                raise BadInput(f"{name} {value!r}: use only letters, digits, _ and -, at most 120")
+        if (why := misplaced(self.cluster, self.node)) is not None:
+            raise BadInput(why)
+        if not is_token(self.sid):
+            raise BadInput(f"cluster and node together exceed 119 characters: {self.sid}")
+        if self.slots is not None and self.slots < 0:
+            raise BadInput(f"slots {self.slots}: must be 0 or more")
+        if self.ports is not None and not 0 < self.ports[0] <= self.ports[1] < 65536:
+            raise BadInput(f"ports {self.ports[0]}-{self.ports[1]}: must be first-last within 1-65535")
+
+    @property
+    def sid(self) -> str:
+        """The agent's SID."""
+        return agent_name(self.cluster, self.node)
+
+    @property
+    def store_root(self) -> Path:
+        """This agent's own part of the stores: several agents of a machine may share the folder."""
+        return (self.stores or self.logs.absolute().parent / "stores") / self.sid
+
+
+class ClusterAgent:
+    """The node agent as a service on the bus. `run()` until cancelled; nothing is left afterwards."""
+
+    def __init__(self, bus: Bus, config: ClusterConfig) -> None:
+        self._bus = bus
+        self._config = config
+        self._changed = asyncio.Event()
+        self._cpu: float | None = None  # busy part of all cores, once measured
+        self._tasks: asyncio.TaskGroup | None = None
+        self._stores = Stores(config.store_root, keep=config.keep_stores)
+        self._processes = ForkServerClient(
+            name=config.sid,
+            logs=config.logs,
+            code_path=config.code_path,
+            method=config.start_method,
+            on_change=self._fork_server_changed,
+            at_once=False,
+            confinement=config.confinement,
+        )
+        closed = config.confinement.closed if config.confinement is not None else ()
+        place = {
+            "cluster": config.cluster,
+            "node": config.node,
+            "servers": list(config.servers),
+            "urls": None if config.allow_urls is None else list(config.allow_urls),
+        }
+        rules = None if config.allow_urls is None else UrlRules.of(config.allow_urls, os.getcwd())
+        self._instances = Instances(
+            self._processes,
+            agent=config.sid,
+            module=f"{config.worker_package}.instance",
+            place={
+                **place,
+                "agent": config.sid,
+                "address": config.address,
+                "ports": list(config.ports) if config.ports else None,
+            },
+            logs=config.logs,
+            stores=self._stores,
+            credential=self._credential,
+            start=self._task,
+            tell=self._tell,
+            on_change=self._changed.set,
+            closed=closed,
+            rules=rules,
+        )
+        self._workers = ShortLivedWorkers(
+            self._processes,
+            agent=config.sid,
+            package=config.worker_package,
+            place=place,
+            logs=config.logs,
+            credential=self._credential,
+            start=self._task,
+            tell=self._tell,
+            timeout_s=config.analysis_timeout_s,
+            alone_s=config.analysis_alone_s,
+            closed=closed,
+            rules=rules,
+        )
+
+        self._files = NodeFileReader(
+            self._processes,
+            package=config.worker_package,
+            node=config.sid,
+            logs=config.logs,
+            urls=config.allow_urls,
+            closed=closed,
+            rules=rules,
+        )
+
+    def _credential(self, sid: str, job: str) -> str | None:
+        """What an instance shows to the bus: ours, narrowed to its SID and job; a plain token as it is."""
+        token = self._config.token
+        if token is None or not (is_credential(token) or is_root(token)):
+            return token
+        from bus.security.credentials import delegate  # cryptography: our own connection has imported it
+
+        cluster, node = self._config.cluster, self._config.node
+        instance = Identity(name=sid, kind=EntityKind.INSTANCE, cluster=cluster, node=node, job=job)
+        return delegate(token, instance)
+
+    @property
+    def fork_server_pid(self) -> int | None:
+        """Process id of the fork server, while there is one."""
+        return self._processes.pid
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Offer this node to the mesh until cancelled.
+
+        `ready` is set once the node is registered; its slots follow when the fork server is warm (torch
+        takes a second or two to load), and are told as a change of status.
+
+        Raises:
+            Unavailable: the fork server can't be started (torch missing, for instance).
+        """
+        async with self._processes, self._ending_instances():
+            try:
+                await self._offer(ready)
+            except BaseExceptionGroup as group:
+                ended = group.subgroup(Unavailable)
+                if ended is None:
+                    raise
+                raise _first(ended) from None
+
+    async def _offer(self, ready: asyncio.Event | None) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._processes.failed())
+            tasks.create_task(asyncio.to_thread(self._stores.drop_left_behind))
+            async with Presence(self._bus, self._record()) as presence, self._serving():
+                self._bus.on_reconnect(self._report_again)
+                await self._bus.subscribe(subjects.LEADER, self._new_leader)
+                tasks.create_task(self._report_status())
+                tasks.create_task(self._report_samples())
+                tasks.create_task(self._instances.look_for_stopped())
+                tasks.create_task(self._follow_renewals())
+                if ready is not None:
+                    ready.set()
+                self._processes.begin()  # not before: on few cores torch's import holds up who is to answer
+                await self._processes.wait_ready()
+                await presence.update(capability=self._record().capability)
+                way = self._processes.ready.way if self._processes.ready is not None else ""
+                slots = len(self._instances.ledger.slots)
+                log.info("node offers slots", node=self._config.sid, slots=slots, sandbox=way)
+                await asyncio.Event().wait()
+
+    async def _follow_renewals(self) -> None:
+        """Once we have another credential, so have our instances, before their connections are ended."""
+        token = self._config.token
+        known = token
+        while token is not None:
+            await asyncio.sleep(RENEWAL_S)
+            present = renewal.look(token)
+            if present != known:
+                count = await asyncio.to_thread(self._instances.renew_credentials)
+                renewal.taken(token)
+                known = present
+                log.info("new credentials", node=self._config.sid, instances=count)
+
+    # --- orders ---------------------------------------------------------------------------------------------
+    async def _start(self, order: InstanceStart, envelope: Envelope) -> InstanceStarted:
+        return await self._instances.start(order)
+
+    async def _stop(self, order: InstanceStop, envelope: Envelope) -> Ack:
+        held = self._instances.ledger.find(order.sid, order.incarnation)
+        if held is None:
+            return Ack(note=f"{order.sid} {order.incarnation} is not on {self._config.sid}")
+        await self._instances.end(held, 0.0 if order.now else self._config.stop_grace_s)
+        return Ack()
+
+    async def _judge(self, question: Judge, envelope: Envelope) -> Judgement:
+        held = self._instances.ledger.find(question.sid, question.incarnation)
+        judgement = judge(
+            question.sid,
+            question.incarnation,
+            ledger=self._instances.ledger,
+            sight=look(held.pid) if held is not None and held.pid is not None else None,
+            warm=self._processes.ready is not None,
+            topology=self._workers.topologies.get(question.job) if question.job is not None else None,
+        )
+        tail = await asyncio.to_thread(last_lines, self._config.logs / f"{question.sid}.log", _LOG_LINES)
+        return judgement.model_copy(update={"log": tail})
+
+    async def _strike(self, order: Strike, envelope: Envelope) -> Struck:
+        """A fault on purpose; what it looks like from here, and what is told, is as with any other.
+
+        Raises:
+            NotFound: that incarnation does not run here.
+        """
+        held = self._instances.ledger.find(order.sid, order.incarnation)
+        if held is None or held.pid is None:
+            raise NotFound(f"{order.sid} {order.incarnation} does not run on {self._config.sid}")
+        with suppress(ProcessLookupError):  # it was faster
+            os.kill(held.pid, _STRIKES[order.fault])
+        log.warning("struck", sid=order.sid, fault=order.fault, pid=held.pid, user=order.user)
+        return Struck(
+            agent=self._config.sid,
+            sid=order.sid,
+            incarnation=order.incarnation,
+            fault=order.fault,
+            pid=held.pid,
+        )
+
+    async def _analyse(self, order: Analyse, envelope: Envelope) -> Ack:
+        return self._workers.analyse(order, self._device())
+
+    async def _write_sample(self, order: WriteSample, envelope: Envelope) -> Ack:
+        return self._workers.write_sample(order, self._device())
+
+    async def _forget(self, order: ForgetTopology, envelope: Envelope) -> TopologyReleased:
+        """§4.4(6): the job's topology, its workers, whatever instances of it are left, their stores."""
+        await self._workers.forget(order.job)
+        left = self._instances.ledger.of_job(order.job)
+        await asyncio.gather(*(self._instances.end(held, self._config.stop_grace_s) for held in left))
+        self._instances.ledger = self._instances.ledger.forget(order.job)
+        await asyncio.to_thread(self._stores.drop, order.job)
+        return TopologyReleased(job=order.job, cluster=self._config.cluster, node=self._config.node)
+
+    # --- telling the mesh -----------------------------------------------------------------------------------
+    def _status(self) -> NodeStatus:
+        fork_server = self._processes.ready
+        return NodeStatus(
+            sid=self._config.sid,
+            cluster=self._config.cluster,
+            node=self._config.node,
+            incarnation=self._bus.sender.incarnation,
+            slots=self._instances.ledger.slots,
+            address=self._config.address,
+            warm=fork_server is not None,
+            sealing_key=self._bus.keyring.public,
+            torch_version=fork_server.torch_version if fork_server is not None else "",
+        )
+
+    def _record(self) -> ServiceRecord:
+        config, slots = self._config, self._instances.ledger.slots
+        return ServiceRecord(
+            sid=config.sid,
+            prefix=f"entity/cluster/{config.cluster}",
+            kind=EntityKind.CLUSTER,
+            incarnation=self._bus.sender.incarnation,
+            state=InstanceState.ACTIVE,
+            endpoint=Endpoint(
+                cluster=config.cluster, node=config.node, pid=os.getpid(), address=config.address
+            ),
+            capability=Capability(
+                device=self._device(),
+                device_name=slots[0].device_name if slots else "",
+                memory_bytes=sum(slot.memory_bytes for slot in slots),
+            ),
+            tags=(f"cluster:{config.cluster}", f"node:{config.node}"),
+        )
+
+    async def _report_status(self) -> None:
+        """At the start, on each change and reconnect, and now and then: the orchestrator may be new."""
+        told = True
+        while True:
+            self._changed.clear()
+            every = self._config.status_every_s
+            try:
+                await self._bus.command(
+                    subjects.NODE_STATUS, self._status(), deadline_s=every, sid=self._config.sid
+                )
+                told = True
+            except DmscError as error:
+                if told:
+                    log.warning("orchestrator not told of this node", node=self._config.sid, error=error.text)
+                told = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every):
+                    await self._changed.wait()
+
+    async def _report_samples(self) -> None:
+        psutil.cpu_percent()  # the first call only starts the measurement
+        while True:
+            await asyncio.sleep(self._config.sample_every_s)
+            memory = psutil.virtual_memory()
+            self._cpu = psutil.cpu_percent() / 100
+            sample = NodeSample(
+                cluster=self._config.cluster,
+                node=self._config.node,
+                cpu=self._cpu,
+                memory_used_bytes=memory.total - memory.available,
+                memory_total_bytes=memory.total,
+                instances=len(self._instances.ledger.held),
+            )
+            with suppress(DmscError):  # a lost sample is no loss
+                await self._bus.publish(subjects.NODE_SAMPLE, sample, agent=self._config.sid)
+
+    def readings(self) -> Iterator[metrics.Reading]:
+        """For whoever scrapes this process: its node, now."""
+        place = {"cluster": self._config.cluster, "node": self._config.node}
+        memory = psutil.virtual_memory()
+        if self._cpu is not None:
+            yield metrics.NODE_CPU(self._cpu, **place)
+        yield metrics.NODE_MEMORY(memory.total - memory.available, **place)
+        yield metrics.NODE_MEMORY_TOTAL(memory.total, **place)
+        yield metrics.NODE_SLOTS(len(self._instances.ledger.slots), **place)
+        yield metrics.NODE_INSTANCES(len(self._instances.ledger.held), **place)
+
+    async def _tell(self, row: Subject, message: Message, **tokens: Any) -> None:
+        """A command that should arrive even if its receiver is being restarted; given up in the end.
+
+        Raises:
+            DmscError: the receiver refuses it.
+        """
+        for _ in range(_TELL_ATTEMPTS):
+            try:
+                await self._bus.command(
+                    row, message, deadline_s=_TELL_DEADLINE_S, while_heard=True, cause=None, **tokens
+                )
+                return
+            except Unavailable as error:
+                log.warning(f"{row.name} not heard", node=self._config.sid, error=error.text, **tokens)
+
+    # --- lifecycle ------------------------------------------------------------------------------------------
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        agent = self._config.sid
+        served = [
+            await self._bus.serve(subjects.START_INSTANCE, self._start, agent=agent),
+            await self._bus.serve(subjects.STOP_INSTANCE, self._stop, agent=agent),
+            await self._bus.serve(subjects.JUDGE, self._judge, agent=agent),
+            await self._bus.serve(subjects.STRIKE, self._strike, agent=agent),
+            await self._bus.serve(subjects.ANALYSE, self._analyse, agent=agent),
+            await self._bus.serve(subjects.WRITE_SAMPLE, self._write_sample, agent=agent),
+            await self._bus.serve(subjects.READ_FILES, self._files.read, agent=agent),
+            await self._bus.serve(subjects.REMOVE_CHECKPOINTS, self._files.remove, agent=agent),
+            await self._bus.serve(subjects.FORGET_TOPOLOGY, self._forget, agent=agent),
+        ]
+        try:
+            yield
+        finally:
+            await asyncio.gather(*(subscription.stop() for subscription in served))
+
+    @asynccontextmanager
+    async def _ending_instances(self) -> AsyncIterator[None]:
+        """At the end: stop all instances, then tell the registry which went, as far as it listens."""
+        try:
+            yield
+        finally:
+            self._tasks = None
+            changes = await self._instances.end_all(self._config.stop_grace_s)
+            farewells = (
+                self._bus.command(
+                    subjects.INSTANCE_STATE,
+                    change,
+                    deadline_s=_FAREWELL_S,
+                    agent=self._config.sid,
+                    sid=change.sid,
+                )
+                for change in changes
+            )
+            await asyncio.gather(*farewells, return_exceptions=True)
+
+    def _task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        if self._tasks is None:
+            work.close()
+            raise Unavailable(f"{self._config.sid} is ending")
+        return self._tasks.create_task(work)
+
+    def _fork_server_changed(self) -> None:
+        """It became ready (offer its devices, once known for good) or was lost (say that it is not warm)."""
+        ready = self._processes.ready
+        if ready is not None:
+            devices = () if self._config.device == "cpu" else ready.devices
+            cores = os.cpu_count() or 1
+            slots = offer_slots(devices, self._config.slots, cores, psutil.virtual_memory().total)
+            self._instances.offer(slots)
+        self._changed.set()
+
+    async def _report_again(self) -> None:
+        self._changed.set()
+
+    async def _new_leader(self, message: Leadership, envelope: Envelope) -> None:
+        self._changed.set()
+
+    def _device(self) -> str:
+        return self._instances.ledger.slots[0].device if self._instances.ledger.slots else "cpu"
+
+
+def _first(group: BaseExceptionGroup[Unavailable]) -> Unavailable:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, Unavailable)
+    return found

@@ -1,0 +1,465 @@
+"""The processes of a node agent: its fork server, supervised, and what that server spawned.
+
+The fork server (`workers/process/fork_server.py`) is another process: this side never imports torch. It is
+restarted whenever it dies; its children die with it and are reported as exits like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from bus.files.plain_files import APPEND, plain
+from bus.logs import get_logger
+from entities.cluster import fork_server_process
+from entities.cluster.core import Device, Exit, Sight, Work, see
+from entities.cluster.fork_server_process import ForkServerProcess
+from entities.cluster.temporary_folder import Scratch
+from schemas.errors import Unavailable
+
+START_ATTEMPTS = 3
+"""A fork server that fails this often without ever having been ready ends the agent with its last line."""
+
+SPAWN_TIMEOUT_S = 30.0
+"""A fork takes milliseconds, the costly import before it seconds; a fork server that takes longer is stopped
+or starved."""
+
+KILL_TIMEOUT_S = 5.0
+"""From SIGKILL to the report of the exit; freeing tens of gigabytes takes seconds."""
+
+_CLOSE_GRACE_S = 3.0  # the server itself gives children 2 s
+_BACKOFF_S = (0.1, 5.0)  # between restarts: first, most
+_LAST_LINE_BYTES = 4096
+_LINE_LIMIT = 1 << 20
+
+log = get_logger("cluster")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkServerReady:
+    """What a fork server said of itself. `method` is `fork`, or `spawn` where forking is unsafe."""
+
+    pid: int
+    torch_version: str
+    devices: tuple[Device, ...]
+    method: str
+    preload_s: float
+    way: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confinement:
+    """How children are kept from what is not theirs (ADR-0034).
+
+    `way`: `auto`, or a stricter or laxer one by name. `users`: LO-HI, from which each child gets a system
+    user of its own, where that is possible. `closed`: files and folders that no child ever sees. `read`:
+    folders that each may read besides its code.
+    """
+
+    way: str = "auto"
+    users: str = ""
+    closed: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Spawned:
+    """A process that the fork server was asked for. `exit` completes when it has ended."""
+
+    name: str
+    log_path: Path
+    log_start: int
+    pid: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    exit: asyncio.Future[Exit] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class ForkServerClient:
+    """Starts, supervises and talks to one fork server. Use as `async with`; leaves nothing behind.
+
+    Args:
+        name: for the log's file name.
+        logs: folder of log files.
+        code_path: folders with users' modules, appended to the instances' `sys.path`.
+        on_change: called when the server became ready or was lost.
+        method: how it starts children: `auto`, `fork` or `spawn`.
+        at_once: otherwise the server is started by `begin`: it takes a core for seconds.
+        confinement: of the children; None: they do whatever this process's user may.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        logs: Path,
+        code_path: Sequence[str] = (),
+        on_change: Callable[[], None] = lambda: None,
+        method: str = "auto",
+        at_once: bool = True,
+        confinement: Confinement | None = None,
+    ) -> None:
+        self._confinement = confinement
+        self._orders = 0
+        self._name = name
+        self._logs = logs.absolute()
+        self._code_path = tuple(os.path.abspath(path) for path in code_path)
+        self._on_change = on_change
+        self._method = method
+        self._children: dict[str, Spawned] = {}
+        self._process: ForkServerProcess | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._was_ready = False
+        self._closing = False
+        self._log_start = 0
+        self._ready_event = asyncio.Event()
+        self._begun = asyncio.Event()
+        if at_once:
+            self._begun.set()
+        self.ready: ForkServerReady | None = None
+        self.scratch: Path | None = None
+        self._scratch: Scratch | None = None
+        self.restarts = 0
+
+    @property
+    def log_path(self) -> Path:
+        return self._logs / f"{self._name}-fork-server.log"
+
+    @property
+    def pid(self) -> int | None:
+        """The fork server's own process, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    async def __aenter__(self) -> ForkServerClient:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._supervisor = asyncio.create_task(self._supervise(), name="fork server")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing = True
+        assert self._supervisor is not None
+        if self._writer is not None:
+            self._writer.write_eof()  # the server ends its children and itself, and says so meanwhile
+        else:
+            self._supervisor.cancel()  # between two servers: nothing to wait for
+        try:
+            await asyncio.wait({self._supervisor}, timeout=_CLOSE_GRACE_S)
+        finally:
+            self._kill_group()
+            self._supervisor.cancel()
+            await asyncio.wait({self._supervisor})
+            if not self._supervisor.cancelled():
+                self._supervisor.exception()  # `failed` or `wait_ready` has raised it already
+            self._forget_process()
+
+    def begin(self) -> None:
+        """From here on there is a server."""
+        self._begun.set()
+
+    async def wait_ready(self, timeout_s: float | None = None) -> ForkServerReady:
+        """The server's account of itself, once it is warm.
+
+        Raises:
+            Unavailable: it does not start, or not within `timeout_s`.
+            BadInput: a link or a pipe stands where its log belongs.
+        """
+        assert self._supervisor is not None
+        waiter = asyncio.ensure_future(self._ready_event.wait())
+        try:
+            await asyncio.wait(
+                {waiter, self._supervisor}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            waiter.cancel()
+        if self.ready is not None:
+            return self.ready
+        if self._supervisor.done():
+            self._supervisor.result()  # raises what ended it
+        raise Unavailable(f"{self._name}: the fork server is not ready yet; its log is {self.log_path}")
+
+    async def failed(self) -> None:
+        """Returns when the client is closed; raises `Unavailable` when the server can't be started at all."""
+        assert self._supervisor is not None
+        await asyncio.shield(self._supervisor)
+
+    async def spawn(
+        self,
+        name: str,
+        module: str,
+        payload: dict[str, Any],
+        *,
+        log_path: Path,
+        threads: int | None = None,
+        result: Path | None = None,
+        needs: Sequence[str] = (),
+        read: Sequence[str] = (),
+        write: Sequence[str] = (),
+    ) -> Spawned:
+        """Run `module.main(payload, result)` in a new process; returns once it exists.
+
+        Args:
+            name: unique among the running processes of this node.
+            module: import path of a module with `main(payload, result) -> int`.
+            payload: JSON-serialisable argument.
+            log_path: where its output goes (appended).
+            threads: torch's compute threads in it.
+            result: file that it may write its answer to.
+            needs: modules that it uses and that are costly to import: that is done once, before the fork.
+            read, write: files and folders that it has besides its code, where it is confined.
+
+        Raises:
+            Unavailable: the server is away, or the system gives no process.
+        """
+        if self._writer is None or self.ready is None:
+            raise Unavailable(f"{self._name}: the fork server is restarting; try again")
+        child = Spawned(name=name, log_path=log_path, log_start=file_size(log_path))
+        order: dict[str, Any] = {
+            "op": "spawn",
+            "id": name,
+            "module": module,
+            "payload": payload,
+            "result": str(result) if result else None,
+            "log": str(log_path),
+            "threads": threads,
+            "needs": list(needs),
+        }
+        if self._confinement is not None:
+            order |= self._confined(payload, read, write)
+        self._children[name] = child
+        self._send(order)
+        try:
+            async with asyncio.timeout(SPAWN_TIMEOUT_S):
+                await asyncio.shield(child.pid)
+        except TimeoutError:
+            self.kill(child, signal.SIGKILL)  # obeyed right behind the order to spawn it
+            text = f"{self._name}: the fork server made no process in {SPAWN_TIMEOUT_S:.0f} s"
+            raise Unavailable(text) from None
+        except asyncio.CancelledError:
+            self.kill(child, signal.SIGKILL)
+            raise
+        return child
+
+    def kill(self, child: Spawned, number: int) -> None:
+        """Send a signal through the fork server, which alone knows that the pid is still its child's."""
+        if not child.exit.done() and self._writer is not None:
+            self._send({"op": "kill", "id": child.name, "signal": int(number)})
+
+    async def stop(self, child: Spawned, grace_s: float) -> Exit:
+        """SIGTERM, and SIGKILL after `grace_s` (at once if 0); returns how it ended.
+
+        Raises:
+            Unavailable: not even SIGKILL ended it in time (its memory is large, or the fork server hangs).
+        """
+        if grace_s > 0:
+            self.kill(child, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(asyncio.shield(child.exit), grace_s)
+        self.kill(child, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(child.exit), KILL_TIMEOUT_S)
+        raise Unavailable(f"{self._name}: {child.name} does not end, even by SIGKILL")
+
+    def _confined(self, payload: dict[str, Any], read: Sequence[str], write: Sequence[str]) -> dict[str, Any]:
+        """What an order has in addition: its secrets go by a file, past the fork server's memory."""
+        assert self._confinement is not None
+        assert self.scratch is not None
+        self._orders += 1
+        path = self.scratch / f"order-{self._orders}"
+        try:
+            write_secret(path, json.dumps(payload))
+        except OSError as error:
+            raise Unavailable(f"{self._name}: no order can be written: {error.strerror}") from error
+        reach = {
+            "read": [*self._confinement.read, *read],
+            "write": list(write),
+            "closed": list(self._confinement.closed),
+        }
+        return {"payload": str(path), "reach": reach}
+
+    def _send(self, order: dict[str, Any]) -> None:
+        assert self._writer is not None
+        self._writer.write(json.dumps(order).encode() + b"\n")
+
+    async def _supervise(self) -> None:
+        await self._begun.wait()
+        failures, pause = 0, _BACKOFF_S[0]
+        while True:
+            self._log_start = file_size(self.log_path)
+            try:
+                was_ready = await self._run_once()
+            finally:
+                self._lose_server()
+            if self._closing:
+                return
+            failures = 0 if was_ready else failures + 1
+            why = last_line(self.log_path, self._log_start)
+            if not self._was_ready and failures >= START_ATTEMPTS:
+                raise Unavailable(f"{self._name}: the fork server does not start: {why} ({self.log_path})")
+            pause = _BACKOFF_S[0] if was_ready else min(pause * 2, _BACKOFF_S[1])
+            log.warning("fork server ended", node=self._name, last_log_line=why, restart_in_s=pause)
+            await asyncio.sleep(pause)
+            self.restarts += 1
+
+    async def _run_once(self) -> bool:
+        """One life of the server: start it, listen until its end; whether it ever was ready."""
+        mine, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(mine.close)
+            try:
+                self._scratch = Scratch()
+                self.scratch = self._scratch.path
+                with os.fdopen(plain(self.log_path, APPEND), "ab") as output:
+                    self._process = await fork_server_process.start(
+                        self._arguments(self.scratch), theirs.fileno(), output.fileno()
+                    )
+            except OSError as error:
+                log.warning("no process for the fork server", node=self._name, error=error.strerror)
+                return False
+            unless_started.pop_all()
+        mine.setblocking(False)
+        reader, self._writer = await asyncio.open_unix_connection(sock=mine, limit=_LINE_LIMIT)
+        if self._closing:
+            self._writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                self._heed(json.loads(line))
+        return self.ready is not None
+
+    def _arguments(self, scratch: Path) -> list[str]:
+        arguments = ["--agent", str(os.getpid()), "--method", self._method]
+        arguments += ["--scratch", str(scratch), "--directory", os.getcwd()]
+        if self._confinement is not None:
+            arguments += ["--confine", self._confinement.way]
+            if self._confinement.users:
+                arguments += ["--users", self._confinement.users]
+        return arguments + [part for path in self._code_path for part in ("--code-path", path)]
+
+    def _heed(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "ready":
+            self._was_ready = True
+            self.ready = ForkServerReady(
+                pid=event["pid"],
+                torch_version=event["torch"],
+                devices=tuple(Device(**device) for device in event["devices"]),
+                method=event["method"],
+                preload_s=event["preload_s"],
+                way=event.get("way", "none"),
+            )
+            if event["warning"]:
+                log.warning("fork server: " + event["warning"], node=self._name)
+            self._ready_event.set()
+            self._on_change()
+            return
+        child = self._children.get(event["id"])
+        if child is None:
+            return
+        if kind == "spawned" and not child.pid.done():
+            child.pid.set_result(event["pid"])
+        elif kind == "failed":
+            self._end_child(child, Exit(), f"{self._name}: {event['text']}")
+        elif kind == "exited":
+            name = signal.Signals(event["signal"]).name if event["signal"] is not None else None
+            self._end_child(
+                child,
+                Exit(code=event["code"], signal=name, last_line=last_line(child.log_path, child.log_start)),
+            )
+
+    def _end_child(self, child: Spawned, exit: Exit, unborn: str = "") -> None:
+        self._children.pop(child.name, None)
+        if not child.pid.done():
+            text = unborn or f"{self._name}: the fork server was lost; try again"
+            child.pid.set_exception(Unavailable(text))
+            child.pid.exception()  # whoever asked may be gone
+        if not child.exit.done():
+            child.exit.set_result(exit)
+
+    def _lose_server(self) -> None:
+        was_ready, self.ready = self.ready is not None, None
+        self._ready_event.clear()
+        self._kill_group()
+        self._forget_process()
+        for child in list(self._children.values()):
+            self._end_child(child, Exit(last_line=last_line(child.log_path, child.log_start)))
+        if was_ready:
+            self._on_change()
+
+    def _kill_group(self) -> None:
+        """Kill the server and all that it started. Not yet waited for, it keeps the group's id its own."""
+        if self._process is not None:
+            self._process.kill_group()
+
+    def _forget_process(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = self.scratch = None
+
+
+def write_secret(path: Path, text: str) -> None:
+    """A new file that only this process's user may read. Raises `OSError`, also if there is one already."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "w") as file:
+        file.write(text)
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a file; 0 if there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def last_line(path: Path, start: int = 0) -> str:
+    """The last line with text that was written to a log behind byte `start`, at most 4 KiB of it; or ''."""
+    return next(iter(last_lines(path, 1, start)), "")
+
+
+def last_lines(path: Path, count: int, start: int = 0) -> tuple[str, ...]:
+    """The last lines with text, oldest first, out of the last 4 KiB that a log has behind byte `start`."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - _LAST_LINE_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(text for line in lines if (text := line.strip()))[-count:]
+
+
+def work_of(pid: int) -> Work:
+    """What a process has done so far; nothing if there is none, or the system does not tell."""
+    cpu_s, moved_bytes = 0.0, 0
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        cpu_s = float(times.user + times.system)
+    with contextlib.suppress(psutil.Error, AttributeError):  # another user's, or a system without
+        moved = psutil.Process(pid).io_counters()
+        moved_bytes = int(moved.read_chars + moved.write_chars)
+    return Work(cpu_s, moved_bytes)
+
+
+def look(pid: int) -> Sight:
+    """A process of this node as the operating system shows it."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return see(process.status(), pid, times.user + times.system)
+    except psutil.NoSuchProcess:
+        return Sight(state="gone", note=f"process {pid} does not exist")

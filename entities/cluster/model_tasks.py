@@ -1,0 +1,327 @@
+"""Short-lived workers of a node agent: the analysis of a job's model (draft §5.3), and the closing sample.
+
+The control plane has no torch, so that a child of the fork server looks at the model and ends. Whatever
+happens to it, the orchestrator gets an answer: the topology, or one line that says why there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bus import subjects
+from bus.logs import get_logger
+from bus.security.credentials import Credential, root_of
+from bus.security.identity import is_credential
+from bus.subject import Subject
+from entities.cluster.core import Exit, Work
+from entities.cluster.file_reach import reach_of
+from entities.cluster.fork_server_client import ForkServerClient, Spawned, work_of
+from entities.cluster.instances import StartTask, Tell
+from schemas.base import Message
+from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
+from schemas.errors import Ack, DmscError, Refused, Unavailable
+from schemas.job import JobSpec
+from schemas.task_graph import ModelTopology
+from schemas.urls import UrlRules
+
+log = get_logger("cluster")
+
+_RESULT_BYTES = 64 << 20
+_ATTEMPTS = 3  # what a worker met by circumstance is no verdict on the job
+_WAIT_READY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a worker has no result; `text` is one line for the user."""
+
+    code: str
+    text: str
+
+
+class ShortLivedWorkers:
+    """Runs them one at a time (a second would spoil the first one's measurements) and keeps topologies.
+
+    One that gets on has all the time that it takes. An endless loop gets on, too: its user's cancelling the
+    job ends it, and nobody waits for it for longer than `alone_s`.
+
+    Args:
+        processes: where they run.
+        agent: SID of the node agent.
+        package: where the modules `analysis` and `sample` are.
+        place: the part of their payload that is the same for all: cluster, node, servers.
+        logs: folder of their log files.
+        credential: what shows the bus that one is SID of job; arguments: these two.
+        start: owner of the tasks that wait for them.
+        tell: how results reach the orchestrator.
+        timeout_s: how long one may make no progress: neither compute nor read or write anything.
+        alone_s: after which the next one begins beside it.
+        closed: files and folders that no job is given.
+        rules: what else of a job's URLs it is not given; None: nothing.
+    """
+
+    def __init__(
+        self,
+        processes: ForkServerClient,
+        *,
+        agent: str,
+        package: str,
+        place: dict[str, Any],
+        logs: Path,
+        credential: Callable[[str, str], str | None],
+        start: StartTask,
+        tell: Tell,
+        timeout_s: float,
+        alone_s: float,
+        closed: Sequence[str] = (),
+        rules: UrlRules | None = None,
+    ) -> None:
+        self._rules = rules
+        self._closed = closed
+        self._processes = processes
+        self._start = start
+        self._tell = tell
+        self._agent = agent
+        self._package = package
+        self._place = place
+        self._credential = credential
+        self._node = str(place["node"])
+        self._logs = logs
+        self._timeout_s = timeout_s
+        self._alone_s = alone_s
+        self._lane = asyncio.Lock()
+        self._running: dict[tuple[str, str], tuple[Message, asyncio.Task[Any]]] = {}
+        self._specs: dict[str, JobSpec] = {}
+        self._runs = 0
+        self.topologies: dict[str, ModelTopology] = {}
+
+    def analyse(self, order: Analyse, device: str) -> Ack:
+        """Accept an order to analyse; repeated, it neither starts a second worker nor forgets the answer."""
+        topology = self.topologies.get(order.job)
+        if topology is not None and self._specs.get(order.job) == order.spec:
+            self._start(self._answer(subjects.TOPOLOGY, topology, order.job))
+            return Ack(note="known already")
+        return self._accept("analysis", order.job, order, self._analyse(order, device))
+
+    def write_sample(self, order: WriteSample, device: str) -> Ack:
+        """Accept an order to let the trained model write."""
+        return self._accept("sample", order.job, order, self._write_sample(order, device))
+
+    async def forget(self, job: str) -> None:
+        """Drop a job's topology and end its workers; returns once they are gone."""
+        mine = [task for key, (_, task) in self._running.items() if key[1] == job]
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+        self.topologies.pop(job, None)
+        self._specs.pop(job, None)
+
+    def _accept(self, kind: str, job: str, order: Message, work: Coroutine[Any, Any, None]) -> Ack:
+        key = (kind, job)
+        if key in self._running:
+            earlier, task = self._running[key]
+            if earlier == order:
+                work.close()
+                return Ack(note="under way")
+            task.cancel()
+        task = self._start(work)
+        self._running[key] = (order, task)
+        task.add_done_callback(lambda done: self._done(key, done))
+        return Ack()
+
+    def _done(self, key: tuple[str, str], task: asyncio.Task[Any]) -> None:
+        if key in self._running and self._running[key][1] is task:
+            del self._running[key]
+
+    async def _answer(self, row: Subject, message: Message, job: str) -> None:
+        try:
+            await self._tell(row, message, agent=self._agent, job=job)
+        except DmscError as error:
+            log.warning(f"{row.name} refused", node=self._node, job=job, error=error.text)
+
+    async def _analyse(self, order: Analyse, device: str) -> None:
+        found = await self._run("analysis", order.job, order.spec, device, secrets=order.secrets)
+        topology = self._read_topology(found) if isinstance(found, dict) else found
+        if isinstance(topology, Failure):
+            failed = AnalysisFailed(job=order.job, code=topology.code, text=topology.text)
+            await self._answer(subjects.ANALYSIS_FAILED, failed, order.job)
+            return
+        self.topologies[order.job], self._specs[order.job] = topology, order.spec
+        await self._answer(subjects.TOPOLOGY, topology, order.job)
+
+    def _read_topology(self, found: dict[str, Any]) -> ModelTopology | Failure:
+        try:
+            return ModelTopology.model_validate(found["topology"])
+        except (KeyError, ValidationError) as error:
+            log.error("analysis gave an unusable topology", node=self._node, error=str(error))
+            return Failure("internal", f"analysis on {self._node} gave an unusable topology; see its log")
+
+    async def _write_sample(self, order: WriteSample, device: str) -> None:
+        found = await self._run(
+            "sample", order.job, order.spec, device, weights_url=order.weights_url, secrets=order.secrets
+        )
+        if isinstance(found, Failure):
+            log.warning("no sample", node=self._node, job=order.job, error=found.text)
+            written = SampleWritten(job=order.job, text="", error=found.text)
+        else:
+            written = SampleWritten(job=order.job, text=str(found.get("text", "")))
+        await self._answer(subjects.SAMPLE_WRITTEN, written, order.job)
+
+    async def _run(
+        self, kind: str, job: str, spec: JobSpec, device: str, **more: str
+    ) -> dict[str, Any] | Failure:
+        sid = f"{job}-{kind}"
+        payload = {
+            **self._place,
+            "sid": sid,
+            "job": job,
+            "spec": spec.model_dump(mode="json"),
+            "device": device,
+            **more,
+        }
+        outcome: dict[str, Any] | Failure = Failure("unavailable", f"{self._node}: {kind} was not started")
+        async with self._alone(kind, job):
+            for _ in range(_ATTEMPTS):
+                token = self._credential(sid, job)
+                try:
+                    outcome = await self._run_once(kind, job, {**payload, "token": token}, spec)
+                except DmscError as error:
+                    outcome = Failure(error.code, error.text)
+                if not isinstance(outcome, Failure) or not self._was_circumstance(outcome, token, sid, job):
+                    break
+        return outcome
+
+    def _was_circumstance(self, failure: Failure, token: str | None, sid: str, job: str) -> bool:
+        """Whether another attempt may end otherwise: its fork server was lost, or the root of all credentials
+        was replaced while it worked (ADR-0039)."""
+        present = self._credential(sid, job) if failure.code == Refused.code else None
+        if token is not None and present is not None and is_credential(token):
+            return root_of(Credential.parse(present).chain[0]) != root_of(Credential.parse(token).chain[0])
+        return failure.code == Unavailable.code
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, kind: str, job: str) -> AsyncIterator[None]:
+        """One after the other, in their order; whoever takes very long lets the next one go ahead."""
+        await self._lane.acquire()
+        held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._lane.release()
+
+        def too_long() -> None:
+            log.warning(
+                f"{kind} takes long: others no longer wait for it",
+                node=self._node,
+                job=job,
+                seconds=self._alone_s,
+            )
+            release()
+
+        timer = asyncio.get_running_loop().call_later(self._alone_s, too_long)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            release()
+
+    async def _run_once(
+        self, kind: str, job: str, payload: dict[str, Any], spec: JobSpec
+    ) -> dict[str, Any] | Failure:
+        await self._processes.wait_ready(_WAIT_READY_S)
+        assert self._processes.scratch is not None
+        self._runs += 1
+        folder = self._processes.scratch / f"{kind}-{self._runs}"
+        folder.mkdir(mode=0o700)
+        result = folder / "result.json"
+        weights = filter(None, [payload.get("weights_url")])
+        reached = reach_of(job, spec, closed=self._closed, rules=self._rules, more=weights)
+        child = await self._processes.spawn(
+            f"{kind}-{job}-{self._runs}",
+            f"{self._package}.tasks.{kind}",
+            payload,
+            log_path=self._logs / f"{job}-{kind}.log",
+            threads=spec.training.compute_threads,
+            result=result,
+            read=reached.read,
+            write=(str(folder),),
+        )
+        where = f"{kind} of the model on {self._node}"
+        try:
+            exit = await self._bounded(child)
+            if exit is None:
+                return Failure(
+                    "no_progress", f"{where} made no progress for {self._timeout_s:.0f} s and was ended"
+                )
+            return read_result(result, exit, where)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _bounded(self, child: Spawned) -> Exit | None:
+        """The worker's end, or None if it had to be killed: it did nothing for too long. Cancelled: kill it
+        too."""
+        done = Work()
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._timeout_s):
+                        return await asyncio.shield(child.exit)
+                if not child.pid.done():
+                    continue  # the fork server has its own deadline for that
+                before, done = done, work_of(child.pid.result())
+                if not done.gets_on(before, self._timeout_s):
+                    break
+            await self._kill(child)
+            return None
+        except asyncio.CancelledError:
+            await self._kill(child)
+            raise
+
+    async def _kill(self, child: Spawned) -> None:
+        try:
+            await self._processes.stop(child, 0.0)
+        except DmscError as error:
+            log.error("worker left behind", node=self._node, error=error.text)
+
+
+def read_foreign(path: Path, most: int) -> bytes:
+    """A file that users' code may have made: no link is followed, no pipe waited for, no end of it believed.
+
+    Raises:
+        OSError: it is not there, or no plain file, or larger than `most` bytes.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        seen = os.fstat(file.fileno())
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > most:
+            raise OSError(errno.EINVAL, "not the file of a result")
+        return file.read(most)
+
+
+def read_result(path: Path, exit: Exit, where: str) -> dict[str, Any] | Failure:
+    """What a worker left: its result, its own account of a failure, or how it ended."""
+    try:
+        found = json.loads(read_foreign(path, _RESULT_BYTES))
+    except (OSError, ValueError, RecursionError):
+        if exit.code is None and exit.signal is None:
+            return Failure("unavailable", f"{where} was lost with its fork server")
+        return Failure("internal", f"{where} gave no result ({exit})")
+    if not isinstance(found, dict):
+        return Failure("internal", f"{where} gave a result that is no object")
+    failed = found.get("failed")
+    if isinstance(failed, dict):
+        return Failure(str(failed.get("code", "internal")), str(failed.get("text", "")))
+    return found

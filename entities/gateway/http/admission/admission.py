@@ -1,0 +1,279 @@
+"""The first thing that a request meets at the HTTP door: its correlation, its limits, its line in the log.
+
+Plain ASGI and outermost, so that a refusal costs a fraction of an answer: while the gateway stops, beyond an
+identity's rate, and while there is more to do than the process can (`Load`), it is `503` or `429` with
+`Retry-After` before anything was begun. So whatever was refused here may be repeated without harm. What was
+answered a moment ago and is still true is answered here, too (`KeptReads`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bus.logs import get_logger
+from bus.wire.correlation import correlated
+from entities.gateway.dashboard.assets import PATH as PAGE
+from entities.gateway.http.admission.early_refusal import BUSY, PROBES
+from entities.gateway.http.admission.load import Load
+from entities.gateway.http.admission.rate_limit import Buckets, Grant
+from entities.gateway.http.admission.response_cache import KeptRead, KeptReads
+from entities.gateway.http.api_page import PATH as DOCS
+from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.metrics import DoorMetrics
+from entities.gateway.http.problems import MEDIA_TYPE, problem, status_of
+from entities.gateway.http.request_origin import HEADERS, asked
+from entities.gateway.operations.access_client import Guard
+from schemas.errors import BadInput, DmscError, Overloaded, RateLimited, Refused
+
+log = get_logger("door")
+
+QUIET = PROBES | {"/metrics"}
+"""Asked for all day long by machines: their lines are for debugging."""
+ONCE = frozenset(
+    (
+        *(b"authorization", b"content-length", b"content-type", b"host"),
+        *(b"idempotency-key", b"last-event-id", b"range"),
+    )
+)
+"""Headers that mean something here, and may stand in a request once."""
+NO_TOKEN = "no token; send the header Authorization: Bearer TOKEN"
+PAGES = (PAGE, DOCS)
+DATA = [
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+    (b"x-content-type-options", b"nosniff"),
+]
+"""With all that is no page of ours: whatever a job or a data set holds, a browser runs nothing of it."""
+_BEARER = re.compile(rb"^bearer +(\S+) *$", re.IGNORECASE)
+
+Refusal = tuple[HTTPStatus, str, str, int]
+"""Status, code, what to say, and when to come back in seconds (0: `Grant.headers` says it, or never)."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known of a request before it is looked at; in its scope under `dmsc`."""
+
+    identity: str
+    is_stream: bool = False
+
+
+class Admission:
+    """ASGI around the application. Headers and query are never logged: they may hold secrets."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        guard: Guard,
+        metrics: DoorMetrics,
+        load: Load,
+        reads: KeptReads,
+        config: DoorConfig,
+    ) -> None:
+        self._app = app
+        self._guard = guard
+        self._metrics = metrics
+        self._load = load
+        self._reads = reads
+        self._known = Buckets(config.rate)
+        self._unknown = Buckets(config.unknown_rate)
+        self._most_stalled = config.stalled_each
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given, span = asked(headers)
+        with correlated(given, span=span) as correlation:
+            told = _Told(send, [(name, correlation.encode()) for name in HEADERS])
+            if not scope["path"].startswith(PAGES):  # these have a policy of their own
+                told.extra += DATA
+            begun = time.monotonic()
+            try:
+                await self._admit(scope, headers, receive, told)
+            finally:
+                self._note(scope, told, begun)
+
+    async def _admit(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, told: _Told) -> None:
+        is_probe = scope["path"] in PROBES
+        bearer = _BEARER.match(headers.get(b"authorization", b""))
+        token = bearer.group(1).decode("latin-1") if bearer is not None else ""
+        user = self._guard.user_of(token) if token else None
+        client = scope.get("client")
+        facts = Facts(f"user {user}" if user is not None else f"address {client[0] if client else ''}")
+        if not is_probe:
+            # A page is some twenty files, without secrets: who loads it again and again guesses no token.
+            is_page = scope["path"].startswith(PAGE)
+            buckets = self._known if user is not None or is_page else self._unknown
+            grant = buckets.take(facts.identity, time.monotonic())
+            told.extra += grant.headers()
+            refusal = self._refusal(grant) or _given_twice(scope)
+            if refusal is not None:
+                await _refuse(told, *refusal)
+                return
+            await self._load.turn()
+        kept = self._reads.find(scope)
+        if kept is not None and self._guard.remembered(token, kept.action, kept.resource):
+            await _repeat(told, kept)
+            return
+        scope["dmsc"] = told.facts = facts
+        told.load = self._load
+        self._load.enter()
+        try:
+            if has_body(headers) and not is_probe:
+                if user is None and (refusal := await self._stranger(token)) is not None:
+                    await _refuse(told, *refusal)
+                    return
+                receive = self._stalling(receive, self._guard.user_of(token) or facts.identity)
+            await self._app(scope, receive, told)
+        finally:
+            told.leave()
+
+    async def _stranger(self, token: str) -> Refusal | None:
+        """Why the body of somebody who was never let in is not read; None where it is to be."""
+        if not token:
+            return HTTPStatus.UNAUTHORIZED, Refused.code, NO_TOKEN, 0
+        try:
+            await self._guard.check(token, "self.read", "self")
+        except Refused as error:
+            if not error.fields.get("user"):
+                return HTTPStatus.UNAUTHORIZED, error.code, error.text, 0
+        except DmscError as error:
+            return status_of(error), error.code, error.text, 1
+        return None
+
+    def _stalling(self, receive: Receive, identity: str) -> Receive:
+        """`receive` that keeps account of whose bodies we wait for."""
+        stalled = self._load.stalled
+        is_whole = False
+
+        async def receiving() -> Message:
+            nonlocal is_whole
+            if is_whole:
+                return await receive()
+            if stalled[identity] >= self._most_stalled:
+                raise RateLimited(
+                    f"{self._most_stalled} requests of yours have begun a body, and the rest does not come"
+                )
+            stalled[identity] += 1
+            try:
+                message = await receive()
+            finally:
+                stalled[identity] -= 1
+                if not stalled[identity]:
+                    del stalled[identity]
+            is_whole = not message.get("more_body", False)
+            return message
+
+        return receiving
+
+    def _note(self, scope: Scope, told: _Told, begun: float) -> None:
+        self._metrics.answered[told.status] += 1
+        tell = log.debug if scope["path"] in QUIET else log.info
+        tell(
+            "http request",
+            gateway=self._metrics.gateway,
+            method=scope["method"],
+            path=scope["path"],
+            status=told.status,
+            bytes=told.sent,
+            ms=round(1e3 * (time.monotonic() - begun), 1),
+        )
+
+    def _refusal(self, grant: Grant) -> Refusal | None:
+        load = self._load
+        if load.draining:
+            reason, said = "draining", "this gateway stops; ask another one"
+        elif not grant.allowed:
+            load.refused["rate"] += 1
+            said = (
+                f"more requests than {grant.limit} at once; Retry-After and RateLimit-Reset say when to go on"
+            )
+            return HTTPStatus.TOO_MANY_REQUESTS, RateLimited.code, said, 0
+        elif reason := load.too_much(asyncio.get_running_loop().time()):
+            said = BUSY
+        else:
+            return None
+        load.refused[reason] += 1
+        return HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, said, 1
+
+
+class _Told:
+    """What goes to the client: `send` with a few more headers, and with its account."""
+
+    __slots__ = ("_send", "extra", "facts", "load", "sent", "status")
+
+    def __init__(self, send: Send, extra: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self.extra = extra
+        self.facts: Facts | None = None
+        self.load: Load | None = None  # where this request counts as open
+        self.status = 0
+        self.sent = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self.extra]
+            if self.facts is not None and self.facts.is_stream:
+                self.leave()
+        else:
+            self.sent += len(message.get("body", b""))
+        await self._send(message)
+
+    def leave(self) -> None:
+        """It is answered, or has become a stream, which counts elsewhere; twice is fine."""
+        if self.load is not None:
+            self.load.leave()
+            self.load = None
+
+
+def has_body(headers: dict[bytes, bytes]) -> bool:
+    """Whether a body follows the head. `headers`: lower-case names."""
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"
+
+
+def _given_twice(scope: Scope) -> Refusal | None:
+    """A request of which a proxy before us, or a part of ourselves, may read another one of the two."""
+    names = [name for name, _ in scope["headers"] if name in ONCE]
+    for name in names:
+        if names.count(name) > 1:
+            said = f"the header {name.decode()} stands there {names.count(name)} times; send it once"
+            return HTTPStatus.BAD_REQUEST, BadInput.code, said, 0
+    return None
+
+
+async def _repeat(send: Send, kept: KeptRead) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": kept.headers})
+    await send({"type": "http.response.body", "body": kept.body})
+
+
+async def _refuse(send: Send, status: HTTPStatus, code: str, detail: str, retry_after_s: int) -> None:
+    body, headers = _refusal_parts(status, code, detail, retry_after_s)
+    start: dict[str, Any] = {"type": "http.response.start", "status": int(status), "headers": headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+@lru_cache(maxsize=64)
+def _refusal_parts(
+    status: HTTPStatus, code: str, detail: str, retry_after_s: int
+) -> tuple[bytes, tuple[tuple[bytes, bytes], ...]]:
+    retryable = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    body = json.dumps(problem(status, detail, code, retryable=retryable)).encode()
+    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(body))]
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if retry_after_s:
+        headers.append((b"retry-after", b"%d" % retry_after_s))
+    return body, tuple(headers)

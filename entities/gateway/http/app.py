@@ -1,0 +1,103 @@
+"""The outer door's HTTP (draft §3 MG, "unified entry point"): FastAPI over the desk, artifacts and events.
+
+Put together here; what each resource does is in `routes`, what all have in common in `requests`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
+
+from entities.gateway.dashboard.routes import dashboard
+from entities.gateway.http.admission.admission import Admission
+from entities.gateway.http.api_document import complete
+from entities.gateway.http.api_page import HEADERS as PAGE_HEADERS
+from entities.gateway.http.api_page import PATH as API_PAGE
+from entities.gateway.http.api_page import page
+from entities.gateway.http.context import Door
+from entities.gateway.http.error_answers import explain_errors
+from entities.gateway.http.requests import BODIES
+from entities.gateway.http.routes.access import access
+from entities.gateway.http.routes.chaos import chaos
+from entities.gateway.http.routes.checkpoints import checkpoints
+from entities.gateway.http.routes.datasets import datasets
+from entities.gateway.http.routes.faults import faults
+from entities.gateway.http.routes.jobs import jobs
+from entities.gateway.http.routes.nodes import nodes
+from entities.gateway.http.routes.policies import policies
+from entities.gateway.http.routes.probes import probes
+from entities.gateway.http.routes.registry import registry
+from entities.gateway.http.routes.secrets import secrets
+from entities.gateway.http.routes.weights import weights
+
+RESOURCES = (
+    jobs,
+    weights,
+    checkpoints,
+    datasets,
+    faults,
+    registry,
+    nodes,
+    policies,
+    access,
+    secrets,
+    chaos,
+    dashboard,
+    probes,
+)
+"""Each makes a router over the door."""
+
+
+def build_door(door: Door) -> Admission:
+    """The application behind its admission."""
+    return Admission(
+        build_app(door),
+        guard=door.guard,
+        metrics=door.metrics,
+        load=door.load,
+        reads=door.reads,
+        config=door.config,
+    )
+
+
+def build_app(door: Door) -> FastAPI:
+    """The application; all state is in what it is given."""
+    app = FastAPI(
+        title="DMSC gateway",
+        version="1",
+        docs_url=None,  # FastAPI's page loads a script from elsewhere, which could read the dashboard's token
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+        generate_unique_id_function=_operation_id,
+        separate_input_output_schemas=False,
+        redirect_slashes=False,
+    )
+    explain_errors(app)
+    for resource in RESOURCES:
+        app.include_router(resource(door))
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            plain = get_openapi(
+                title=app.title,
+                version=app.version,
+                routes=app.routes,
+                separate_input_output_schemas=False,
+            )
+            app.openapi_schema = complete(plain, BODIES)
+        return app.openapi_schema
+
+    @app.get(API_PAGE, include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(document()), headers=PAGE_HEADERS)
+
+    app.openapi = document  # type: ignore[method-assign]  # as FastAPI's manual has it
+    return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    return f"{route.tags[0]}_{route.name}" if route.tags else route.name

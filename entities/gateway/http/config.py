@@ -1,0 +1,41 @@
+"""The HTTP door's bounds. Apart from the door, so that whoever only configures it loads no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from entities.gateway.http.admission.rate_limit import Rate
+from entities.gateway.http.sse.format import EventsConfig
+from entities.http_server.connection_limits import ConnectionBounds
+
+USUAL_RATE = Rate(per_s=200.0, burst=400)
+UNKNOWN_RATE = Rate(per_s=20.0, burst=60)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorConfig(ConnectionBounds):
+    """Bounds of the HTTP door."""
+
+    max_job_bytes: int = 1 << 20  # a job specification; the bus takes no larger message either
+    max_dataset_bytes: int = 4 << 30  # one dataset, streamed into the bus's object store
+    rate: Rate = USUAL_RATE  # of one identity: a user, else an address
+    unknown_rate: Rate = UNKNOWN_RATE  # of an address, without a token that was let in before
+    open_requests: int = 256  # being answered, streams and files left out; beyond it 503
+    queued_requests: int = 256  # that came and wait for their turn; beyond it 503
+    burst_s: float = 0.5  # how long the first of them may have waited; beyond it 503
+    standing_s: float = 0.05  # … once somebody has been waiting for burst_s without a break
+    upload_hold_s: float = 30.0  # how long room is kept for a data set whose gateway is not heard of any more
+    stalled_each: int = 64  # bodies of one identity that we wait for; beyond it 429
+    drain_s: float = 5.0  # at the end, for requests that are being answered
+    events: EventsConfig = field(default_factory=EventsConfig)
+
+    def __post_init__(self) -> None:
+        ConnectionBounds.__post_init__(self)
+        if min(self.open_requests, self.queued_requests) < 1:
+            raise ValueError("open_requests and queued_requests must be at least 1")
+        if not 0 < self.standing_s <= self.burst_s:
+            raise ValueError("standing_s must be above 0, and not above burst_s")
+        if self.stalled_each < 1 or self.upload_hold_s <= 0:
+            raise ValueError("stalled_each and upload_hold_s must be above 0")
+        if self.drain_s < 0:
+            raise ValueError("drain_s must not be below 0")

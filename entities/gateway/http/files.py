@@ -1,0 +1,39 @@
+"""One artifact as an HTTP answer, whole or a range of its bytes (RFC 9110 §14)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+
+from bus.files.artifacts import ReadableArtifacts
+from entities.gateway.http.ranges import parse_range
+
+BYTES = "application/octet-stream"
+_content = {BYTES: {"schema": {"type": "string", "format": "binary"}}}
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "the file", "content": _content},
+    206: {"description": "the range that was asked for", "content": _content},
+}
+"""A route's `responses`."""
+
+
+class File(StreamingResponse):
+    """For the documentation: what such a route answers."""
+
+    media_type = BYTES
+
+
+async def file_answer(artifacts: ReadableArtifacts, name: str, byte_range: str | None) -> Response:
+    """Raises `NotFound`, or `NotSatisfiable` for a range behind the end."""
+    size = await artifacts.size(name)
+    headers = {"Accept-Ranges": "bytes"}
+    wanted = parse_range(byte_range, size)
+    start, length = wanted or (0, size)
+    headers["Content-Length"] = str(length)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{size}"
+    status = HTTPStatus.OK if wanted is None else HTTPStatus.PARTIAL_CONTENT
+    return File(artifacts.open_range(name, start, length), int(status), headers)

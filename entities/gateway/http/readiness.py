@@ -1,0 +1,82 @@
+"""Whether requests can be answered here: is there a bus, a registry, an orchestrator that leads?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bus import subjects
+from bus.connection import Bus
+from entities.presence.registry_view import RegistryFollower
+from schemas.door import JobQuery, KeptAnswer
+from schemas.envelope import EntityKind
+from schemas.errors import DmscError, NotFound
+from schemas.pages import Readiness
+from schemas.registry import InstanceState
+
+TIMEOUT_S = 1.0
+"""For the orchestrator's answer: a probe that hangs is one that fails."""
+VALID_S = 1.0
+"""How long a finding counts: however often somebody asks, without a token, the bus is asked once a second."""
+NO_WRITES = (
+    "The bus's store takes no writes: is its disk full, or was it deleted? Jobs wait, and nothing is lost; "
+    "make room there. A server of `dmsc up` goes on by itself then, any other one has to be started again"
+)
+NO_JOB = "readiness-probe"
+"""A job that does not exist: only a leader answers, and the answer is small."""
+
+
+class ReadinessProbe:
+    """Finds out, and tells everyone who asks meanwhile the same."""
+
+    def __init__(self, bus: Bus, follower: RegistryFollower) -> None:
+        self.draining = False
+        self._bus = bus
+        self._follower = follower
+        self._found: dict[str, str] = {}
+        self._valid_until = 0.0
+        self._lock = asyncio.Lock()
+
+    async def look(self) -> Readiness:
+        async with self._lock:
+            if time.monotonic() >= self._valid_until:
+                self._found = await self._missing()
+                self._valid_until = time.monotonic() + VALID_S
+        waiting = dict(self._found)
+        if self.draining:
+            waiting["gateway"] = "it stops"
+        return Readiness(ready=not waiting, waiting=waiting)
+
+    async def _missing(self) -> dict[str, str]:
+        if not self._bus.connected:
+            return {"bus": "not connected"}
+        missing = {}
+        if not self._follower.informed:
+            missing["registry"] = "no service registry has been heard of yet"
+        try:
+            await self._bus.request(subjects.QUERY, JobQuery(job=NO_JOB), timeout_s=TIMEOUT_S)
+        except NotFound:
+            pass
+        except DmscError as error:
+            missing["orchestrator"] = f"none leads ({error.code}){self._refusals()}"
+            missing |= await self._store()
+        return missing
+
+    async def _store(self) -> dict[str, str]:
+        """Whether what is written is kept: where no orchestrator leads, a full disk is why."""
+        sender = self._bus.sender
+        note = KeptAnswer(request=NO_JOB, gateway=sender.name, incarnation=sender.incarnation)
+        try:
+            await self._bus.bucket(subjects.KEPT_ANSWER).put(note, ttl_s=TIMEOUT_S, key=NO_JOB)
+        except DmscError as error:
+            return {"store": f"{error.text}. {NO_WRITES}"}
+        return {}
+
+    def _refusals(self) -> str:
+        """Why orchestrators that stand by do not take the lead, by their own account."""
+        reasons = (
+            record.reason
+            for record in self._follower.view.records.values()
+            if record.kind is EntityKind.ORCHESTRATOR and record.state is InstanceState.PENDING
+        )
+        return "".join(f"; {reason}" for reason in sorted(set(reasons)) if reason != "stands by")

@@ -1,0 +1,113 @@
+"""Users and their tokens, rules, and the audit stream.
+
+A new token is told in the answer to the request that made it, and nowhere else: so these answers are not kept
+for repetitions, whatever idempotency key came with them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from entities.gateway.http.context import Door
+from entities.gateway.http.requests import Reason, Token, UserName
+from entities.gateway.operations.access import AccessDesk
+from schemas.access import AccessExplanation, UserAnswer, WhoAmI
+from schemas.audit import AuditPage
+from schemas.base import Message, Part, Seconds, is_token
+from schemas.base import Token as Name
+from schemas.errors import NotFound
+from schemas.signals import Role
+
+PAGE = 1000
+
+
+class NewUser(Part):
+    """Body of `POST /v1/users`."""
+
+    name: Name
+    role: Role
+    expires_s: Seconds | None = Field(None, gt=0, description="how long the first token lasts; default: 8 h")
+
+
+def access(door: Door) -> APIRouter:
+    """The routes below `/v1/users`, `/v1/access`, `/v1/audit`, and `/v1/whoami`."""
+    router = APIRouter(prefix="/v1")
+    desk = AccessDesk(door.bus, door.guard, door.metrics.gateway, door.desk.stored)
+
+    @router.get("/whoami", response_model=WhoAmI, tags=["users"])
+    async def whoami(token: Token) -> Response:
+        """Whose token this is, with which role, and until when."""
+        return _json(await desk.who(token))
+
+    @router.get("/users", response_model=UserAnswer, tags=["users"])
+    async def users(token: Token) -> Response:
+        """Who is a user, with the ids and times of their tokens."""
+        return _json(await desk.command(token, "list"))
+
+    @router.post("/users", status_code=201, response_model=UserAnswer, tags=["users"])
+    async def add(new: NewUser, token: Token) -> Response:
+        """A new user, and their first token: it is shown this once."""
+        answer = await desk.command(token, "add", new.name, role=new.role, expires_s=new.expires_s)
+        return _json(answer, 201)
+
+    @router.post("/users/{name}/tokens", status_code=201, response_model=UserAnswer, tags=["users"])
+    async def another_token(
+        name: UserName,
+        token: Token,
+        expires_s: Annotated[Seconds | None, Query(gt=0, description="default: 8 h")] = None,
+    ) -> Response:
+        """Another token of a user: it is shown this once."""
+        return _json(await desk.command(token, "token", name, expires_s=expires_s), 201)
+
+    @router.post("/users/{name}/revoke", response_model=UserAnswer, tags=["users"])
+    async def revoke(
+        name: UserName,
+        token: Token,
+        token_id: Annotated[str | None, Query(description="one token; default: all of them")] = None,
+        reason: Reason = "",
+    ) -> Response:
+        """Tokens of a user open nothing any more, at once and everywhere."""
+        if token_id is not None and not is_token(token_id):
+            raise NotFound("there is no such token; an id has only letters, digits, _ and -")
+        return _json(await desk.command(token, "revoke", name, token_id=token_id, reason=reason))
+
+    @router.delete("/users/{name}", response_model=UserAnswer, tags=["users"])
+    async def remove(name: UserName, token: Token, reason: Reason = "") -> Response:
+        """A user goes, and all their tokens with them."""
+        return _json(await desk.command(token, "remove", name, reason=reason))
+
+    @router.get("/access/explain", response_model=AccessExplanation, tags=["users"])
+    async def explain(
+        action: Annotated[str, Query(max_length=200, description="e.g. job.cancel")],
+        token: Token,
+        user: Annotated[str, Query(max_length=120, description="a name, or a role; default: yourself")] = "",
+        resource: Annotated[str, Query(max_length=512, description="a job, node, module, …")] = "",
+    ) -> Response:
+        """Which rule lets whom do what, or why none does."""
+        return _json(await desk.explain(token, user, action, resource))
+
+    @router.get("/audit", response_model=AuditPage, tags=["audit"])
+    async def audit(
+        token: Token,
+        start: Annotated[
+            int | None, Query(ge=1, le=1 << 62, description="first sequence; default: the latest")
+        ] = None,
+        limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
+    ) -> Response:
+        """Refusals and privileged acts, hash-chained; in order from `start`, or the latest."""
+        page = await (desk.latest(token, limit) if start is None else desk.audit(token, start, limit))
+        return _json(page)
+
+    return router
+
+
+def _json(message: Message, status: int = 200) -> Response:
+    return Response(
+        message.model_dump_json(),
+        status,
+        media_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )

@@ -1,0 +1,73 @@
+"""Faults on purpose: an operator has a node agent strike an instance, and watches what the mesh makes of it.
+
+Nothing of it is announced: as with `dmsc chaos`, which strikes processes from outside (ADR-0010), the mesh
+has to find out by itself. Both are on the audit stream, which no recovery reads: the one before it is done,
+the other when `dmsc chaos` tells of it.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from bus import subjects
+from bus.logs import get_logger
+from entities.gateway.http.context import Door
+from entities.gateway.http.requests import IdempotencyKey, Token, body_of, made, parse
+from entities.gateway.operations.idempotency import Answer
+from schemas.cluster import Strike, Struck
+from schemas.errors import Conflict, NotFound
+from schemas.names import agent_name
+from schemas.pages import OutsideFault, StrikeBody
+from schemas.registry import InstanceState
+
+log = get_logger("door")
+
+TIMEOUT_S = 5.0
+"""The agent's answer. Asked once: a fault that is repeated is another fault."""
+
+
+def chaos(door: Door) -> APIRouter:
+    """`/v1/chaos/faults`, `/v1/chaos/outside`."""
+    router = APIRouter(prefix="/v1/chaos", tags=["chaos"])
+
+    @router.post("/faults", status_code=202, response_model=Struck, openapi_extra=body_of(StrikeBody))
+    async def strike(token: Token, keyed: IdempotencyKey) -> Response:
+        """Kill, freeze or resume an instance; for operators. What comes of it is in `/v1/faults`."""
+        text = await door.body(keyed)
+        body = parse(StrikeBody, text)
+
+        async def act() -> Answer:
+            access = await door.guard.check(token, "chaos.strike", body.sid)
+            record = door.records.get(body.sid)
+            over = (InstanceState.FAULTED, InstanceState.GONE)
+            if record is None or record.job is None or record.state in over:
+                raise NotFound(f"no instance {body.sid} runs; GET /v1/instances lists them")
+            if body.incarnation not in (None, record.incarnation):
+                raise Conflict(f"{body.sid} is {record.incarnation} by now, not {body.incarnation}")
+            agent = agent_name(record.endpoint.cluster, record.endpoint.node)
+            order = Strike(sid=body.sid, incarnation=record.incarnation, fault=body.fault, user=access.user)
+            struck = await door.backends.request(subjects.STRIKE, order, timeout_s=TIMEOUT_S, agent=agent)
+            assert isinstance(struck, Struck)
+            log.warning("fault ordered", fault=body.fault, sid=body.sid, user=access.user, agent=agent)
+            return made(struck, status=202)
+
+        return await door.once(keyed, token, "chaos.strike", body.sid, act, text)
+
+    @router.post(
+        "/outside", status_code=202, response_model=OutsideFault, openapi_extra=body_of(OutsideFault)
+    )
+    async def outside(token: Token, keyed: IdempotencyKey) -> Response:
+        """Put on the audit stream that a process was struck from outside, as `dmsc chaos` does it; for
+        operators. Nothing else comes of it."""
+        text = await door.body(keyed)
+        body = parse(OutsideFault, text)
+        struck = f"{body.victim} ({body.fault})"
+
+        async def act() -> Answer:
+            access = await door.guard.check(token, "chaos.outside", struck)
+            log.warning("fault from outside", fault=body.fault, victim=body.victim, user=access.user)
+            return made(body, status=202)
+
+        return await door.once(keyed, token, "chaos.outside", struck, act, text)
+
+    return router

@@ -1,0 +1,75 @@
+"""Checkpoints of a job: which there are, and their files."""
+
+from __future__ import annotations
+
+import contextlib
+
+from fastapi import APIRouter, Request, Response
+
+from entities.gateway.http.context import Door
+from entities.gateway.http.files import DOCUMENTED, File, file_answer
+from entities.gateway.http.paging import cut
+from entities.gateway.http.requests import ByteRange, CheckpointName, JobId, PageAsked, Token, answer, paged
+from entities.job_files.checkpoint_catalog import PublishedCheckpoints, read_manifest
+from schemas.checkpoint import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    PublishedCheckpoint,
+    checkpoints_url,
+)
+from schemas.errors import DamagedCheckpoint, NotFound
+from schemas.job import JobRecord
+from schemas.pages import CheckpointPage
+
+
+def checkpoints(door: Door) -> APIRouter:
+    """The routes below `/v1/jobs/{job}/checkpoints`."""
+    router = APIRouter(prefix="/v1/jobs/{job}/checkpoints", tags=["checkpoints"])
+
+    def folder_of(record: JobRecord) -> str:
+        return checkpoints_url(record.spec.artifacts, record.job)
+
+    async def manifest_of(url: str, job: str, name: str) -> CheckpointManifest:
+        folder = f"{url}/{name}"
+        if not await door.files(folder).exists(MANIFEST_NAME):
+            raise NotFound(f"{job} has no checkpoint {name}", job=job)
+        return await read_manifest(door.files, folder)
+
+    @router.get("", response_model=CheckpointPage)
+    async def published(job: JobId, request: Request, token: Token, page: PageAsked) -> Response:
+        """The job's checkpoints that exist, the newest first, each with its manifest."""
+        store = PublishedCheckpoints(door.files, folder_of(await door.desk.read(token, job)))
+        folders = {str(folder): folder for folder in await store.published()}
+        names, after = cut(
+            folders,
+            lambda name: (folders[name].version, folders[name].epoch, folders[name].number),
+            page.limit,
+            page.cursor,
+            descending=True,
+        )
+        found = []
+        for name in names:
+            url = store.url_of(folders[name])
+            with contextlib.suppress(DamagedCheckpoint):  # or removed meanwhile
+                manifest = await read_manifest(door.files, url)
+                found.append(PublishedCheckpoint(name=name, url=url, manifest=manifest))
+        return paged(request, CheckpointPage(checkpoints=tuple(found), next=after))
+
+    @router.get("/{name}", response_model=PublishedCheckpoint)
+    async def one(job: JobId, name: CheckpointName, token: Token) -> Response:
+        """One of them."""
+        url = folder_of(await door.desk.read(token, job))
+        manifest = await manifest_of(url, job, name)
+        return answer(PublishedCheckpoint(name=name, url=f"{url}/{name}", manifest=manifest))
+
+    @router.get("/{name}/{path:path}", response_class=File, responses=DOCUMENTED)
+    async def file(
+        job: JobId, name: CheckpointName, path: str, token: Token, byte_range: ByteRange = None
+    ) -> Response:
+        """One file of a checkpoint, or a range of its bytes; `path` as its manifest names it."""
+        url = folder_of(await door.desk.files_of(token, job))
+        if path != MANIFEST_NAME and path not in (await manifest_of(url, job, name)).files:
+            raise NotFound(f"checkpoint {name} of {job} has no file {path}", job=job)
+        return await file_answer(door.files(f"{url}/{name}"), path, byte_range)
+
+    return router

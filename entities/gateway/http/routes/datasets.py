@@ -1,0 +1,91 @@
+"""Datasets in the bus's object store: stored, listed, fetched, removed."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import AfterValidator
+
+from bus.logs import get_logger
+from bus.messaging.object_store import ObjectInfo
+from entities.gateway.http.context import Door
+from entities.gateway.http.files import BYTES, DOCUMENTED, File, file_answer
+from entities.gateway.http.paging import cut
+from entities.gateway.http.requests import ByteRange, Counted, PageAsked, Token, answer, check_length, paged
+from entities.gateway.storage.usage import DATASETS
+from schemas.errors import Ack, BadInput, NotFound
+from schemas.pages import Dataset, DatasetPage
+
+log = get_logger("door")
+
+FOLDER = DATASETS
+URL = f"bus://{FOLDER}"
+PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
+_name = re.compile(PATTERN)
+_body = {"schema": {"type": "string", "format": "binary"}}
+UPLOAD = {"requestBody": {"required": True, "content": {BYTES: _body}}}
+
+
+def _checked(name: str) -> str:
+    if not _name.match(name):
+        raise BadInput(
+            "a dataset's name has 1 to 120 letters, digits, . _ or -, and begins with a letter or digit"
+        )
+    return name
+
+
+Name = Annotated[str, Path(json_schema_extra={"pattern": PATTERN}), AfterValidator(_checked)]
+
+
+def datasets(door: Door) -> APIRouter:
+    """The routes below `/v1/datasets`."""
+    router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+    objects = door.bus.objects
+
+    @router.get("", response_model=DatasetPage)
+    async def list_datasets(request: Request, token: Token, page: PageAsked) -> Response:
+        """What is stored, by name."""
+        await door.guard.check(token, "dataset.read", "datasets")
+        found = await objects.list(f"{FOLDER}/")
+        part, after = cut(found, lambda info: (info.name,), page.limit, page.cursor)
+        return paged(request, DatasetPage(datasets=tuple(map(_dataset, part)), next=after))
+
+    @router.put("/{name}", status_code=201, response_model=Dataset, openapi_extra=UPLOAD)
+    async def store(name: Name, request: Request, token: Token) -> Response:
+        """Store a dataset; a job then names it as `data.source`. One of that name is replaced."""
+        access = await door.guard.check(token, "dataset.write", name)
+        limit = door.config.max_dataset_bytes
+        stated = check_length(request, limit)
+        async with door.desk.stored.upload(access, name, stated, door.config.upload_hold_s) as upload:
+            body = upload.within(Counted(request, limit).pieces())
+            info = await objects.put(f"{FOLDER}/{name}", body, upload.nuid)
+            await upload.stored()
+        log.info("dataset stored", name=name, bytes=info.size, user=access.user)
+        return answer(_dataset(info), 201, {"Location": f"/v1/datasets/{name}"})
+
+    @router.get("/{name}", response_class=File, responses=DOCUMENTED)
+    async def load(name: Name, token: Token, byte_range: ByteRange = None) -> Response:
+        """Its bytes, or a range of them."""
+        await door.guard.check(token, "dataset.read", name)
+        return await file_answer(door.files(URL), name, byte_range)
+
+    @router.delete("/{name}", response_model=Ack)
+    async def delete(name: Name, token: Token) -> Response:
+        """Remove it. A job that reads it at this moment fails to; for operators."""
+        access = await door.guard.check(token, "dataset.delete", name)
+        if not await objects.delete(f"{FOLDER}/{name}"):
+            raise NotFound(f"there is no dataset {name}")
+        await door.desk.stored.removed(name)
+        log.info("dataset removed", name=name, user=access.user)
+        return answer(Ack(note=f"{name} removed"))
+
+    return router
+
+
+def _dataset(info: ObjectInfo) -> Dataset:
+    name = info.name.removeprefix(f"{FOLDER}/")
+    return Dataset(
+        name=name, bytes=info.size, source=f"{URL}/{name}", sha256=info.digest, modified=info.modified
+    )

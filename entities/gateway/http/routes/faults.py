@@ -1,0 +1,71 @@
+"""The fault queue (draft §5.5): read and followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from bus import subjects
+from entities.gateway.http.context import Door
+from entities.gateway.http.paging import cut
+from entities.gateway.http.requests import (
+    FaultId,
+    FirstEvent,
+    LastEventId,
+    PageAsked,
+    Token,
+    WantedJob,
+    answer,
+    paged,
+)
+from entities.gateway.http.sse.format import fault_line, first_sequence
+from entities.gateway.http.sse.response import STREAM, EventStream
+from schemas.errors import NotFound
+from schemas.fault import FaultRecord, FaultState
+from schemas.pages import FaultPage
+
+
+def faults(door: Door) -> APIRouter:
+    """The routes below `/v1/faults`."""
+    router = APIRouter(prefix="/v1/faults", tags=["faults"])
+
+    @router.get("", response_model=FaultPage)
+    async def list_faults(
+        request: Request,
+        token: Token,
+        page: PageAsked,
+        job: WantedJob = None,
+        state: FaultState | None = None,
+    ) -> Response:
+        """Each fault as it stands now, oldest first."""
+        found = [
+            fault for fault in (await door.desk.faults(token, job)).faults if state in (None, fault.state)
+        ]
+        part, after = cut(found, lambda fault: (fault.opened_at, fault.id), page.limit, page.cursor)
+        return paged(request, FaultPage(faults=part, next=after))
+
+    @router.get("/events", response_class=EventStream, responses=STREAM)
+    async def follow(
+        request: Request,
+        token: Token,
+        job: WantedJob = None,
+        start: FirstEvent = None,
+        last_event_id: LastEventId = None,
+    ) -> EventStream:
+        """Server-sent events: every record of the queue, replayed, then followed."""
+        await door.guard.check(token, "fault.read", job or "faults")
+        tokens: dict[str, Any] = {} if job is None else {"job": job}
+        first = first_sequence(start, last_event_id)
+        records = door.hub.follow(subjects.FAULT_RECORD, tokens, fault_line, first)
+        return door.stream(request, token, "fault.read", job or "faults", records)
+
+    @router.get("/{fault}", response_model=FaultRecord)
+    async def read(fault: FaultId, token: Token) -> Response:
+        """One fault as it stands now."""
+        for record in (await door.desk.faults(token, None)).faults:
+            if record.id == fault:
+                return answer(record)
+        raise NotFound(f"there is no fault {fault}; GET /v1/faults lists them")
+
+    return router

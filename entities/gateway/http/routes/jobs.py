@@ -1,0 +1,161 @@
+"""Jobs: submitted, listed, read, scaled, moved, parked, resumed, ended, followed."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from bus import subjects
+from entities.gateway.http.context import Door
+from entities.gateway.http.paging import cut
+from entities.gateway.http.requests import (
+    FirstEvent,
+    IdempotencyKey,
+    JobId,
+    LastEventId,
+    PageAsked,
+    Reason,
+    Token,
+    answer,
+    body_of,
+    made,
+    paged,
+    parse,
+)
+from entities.gateway.http.sse.format import first_sequence, job_line
+from entities.gateway.http.sse.response import STREAM, EventStream
+from entities.gateway.operations.idempotency import Answer
+from schemas.door import JobLoad
+from schemas.errors import Ack, BadJob
+from schemas.job import JobRecord, JobSpec, JobState
+from schemas.pages import JobPage
+
+
+def jobs(door: Door) -> APIRouter:
+    """The routes below `/v1/jobs` that are about the job itself."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    desk = door.desk
+
+    @router.post("", status_code=201, response_model=JobRecord, openapi_extra=body_of(JobSpec))
+    async def submit(token: Token, keyed: IdempotencyKey) -> Response:
+        """Submit a job: a JobSpec as JSON."""
+        text = await door.body(keyed)
+        spec = parse(JobSpec, text, BadJob)
+        cause = await door.cause(keyed, token, "job.submit", spec.name)
+
+        async def act() -> Answer:
+            record = await desk.submit(token, spec, cause)
+            return made(record, f"/v1/jobs/{record.job}", HTTPStatus.CREATED)
+
+        return await door.once(keyed, token, "job.submit", spec.name, act, text)
+
+    @router.get("", response_model=JobPage)
+    async def list_jobs(
+        request: Request,
+        token: Token,
+        page: PageAsked,
+        state: Annotated[JobState | None, Query(description="only jobs in this state")] = None,
+        user: Annotated[str | None, Query(max_length=200, description="only this user's")] = None,
+    ) -> Response:
+        """The mesh's jobs in the order of their submission."""
+        jobs = (await desk.list(token)).jobs
+        revision = door.view.revision
+        found = [record for record in jobs if state in (None, record.state) and user in (None, record.user)]
+        part, after = cut(found, lambda record: (record.submitted_at, record.job), page.limit, page.cursor)
+        page_of_jobs = paged(request, JobPage(jobs=part, next=after))
+        if not door.view.current.is_set():
+            return page_of_jobs
+        return door.reads.keep(
+            request, page_of_jobs, "job.list", "jobs", revision, lambda: door.view.revision
+        )
+
+    @router.get("/{job}", response_model=JobRecord)
+    async def read(request: Request, job: JobId, token: Token) -> Response:
+        """The job's record."""
+        record = await desk.read(token, job)
+        return door.reads.keep(request, answer(record), "job.read", job, record, lambda: door.view.get(job))
+
+    @router.get("/{job}/load", response_model=JobLoad)
+    async def load(job: JobId, token: Token) -> Response:
+        """Queue, service time and latency of each of its instances at this moment."""
+        return answer(await desk.load(token, job))
+
+    @router.post("/{job}/scale", response_model=Ack)
+    async def scale(
+        job: JobId,
+        token: Token,
+        keyed: IdempotencyKey,
+        replicas: Annotated[int, Query(ge=1, le=100_000)],
+        stage: Annotated[int | None, Query(ge=0, le=100_000, description="default: each stage")] = None,
+    ) -> Response:
+        """More or fewer working replicas of one stage, or of all: joined and left between steps."""
+
+        async def act() -> Answer:
+            return made(await desk.scale(token, job, replicas, stage))
+
+        return await door.once(keyed, token, "job.change", job, act)
+
+    @router.post("/{job}/move", response_model=Ack)
+    async def move(
+        job: JobId,
+        token: Token,
+        keyed: IdempotencyKey,
+        sid: Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,120}$")],
+        stage: Annotated[int, Query(ge=0, le=100_000)],
+    ) -> Response:
+        """Have an instance leave its stage at the end of the step; its slot hosts one of `stage` instead."""
+
+        async def act() -> Answer:
+            return made(await desk.change_stage(token, job, sid, stage))
+
+        return await door.once(keyed, token, "job.change", job, act)
+
+    @router.post("/{job}/park", response_model=JobRecord)
+    async def park(job: JobId, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
+        """Have a job wait without slots until it is resumed: one's own, or any for operators."""
+
+        async def act() -> Answer:
+            return made(await desk.park(token, job, reason))
+
+        return await door.once(keyed, token, "job.park", job, act, always=True)
+
+    @router.post("/{job}/resume", response_model=JobRecord)
+    async def resume(job: JobId, token: Token, keyed: IdempotencyKey) -> Response:
+        """Have a parked job go on as soon as there is room: one's own, or any for operators."""
+
+        async def act() -> Answer:
+            return made(await desk.resume(token, job))
+
+        return await door.once(keyed, token, "job.resume", job, act)
+
+    @router.post("/{job}/cancel", response_model=JobRecord)
+    async def cancel(job: JobId, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
+        """End a job: one's own, or any for operators."""
+
+        async def act() -> Answer:
+            return made(await desk.cancel(token, job, reason or "asked for over HTTP"))
+
+        return await door.once(keyed, token, "job.cancel", job, act, always=True)
+
+    @router.get("/{job}/events", response_class=EventStream, responses=STREAM)
+    async def events(
+        job: JobId,
+        request: Request,
+        token: Token,
+        start: FirstEvent = None,
+        last_event_id: LastEventId = None,
+    ) -> EventStream:
+        """Server-sent events: replayed, then followed until the job ended. Its ends: docs/gateway.md."""
+        await desk.read(token, job)
+        records = door.hub.follow(
+            subjects.JOB_EVENT,
+            {"job": job},
+            job_line,
+            first_sequence(start, last_event_id),
+            lambda: desk.has_ended(job),
+        )
+        return door.stream(request, token, "job.read", job, records)
+
+    return router

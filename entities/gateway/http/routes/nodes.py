@@ -1,0 +1,91 @@
+"""Nodes: what they offer, which get no new instances; cordoned, drained, opened again by operators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from entities.gateway.http.context import Door
+from entities.gateway.http.paging import cut
+from entities.gateway.http.requests import (
+    IdempotencyKey,
+    NodeName,
+    PageAsked,
+    Reason,
+    Token,
+    answer,
+    made,
+    paged,
+)
+from entities.gateway.operations.idempotency import Answer
+from schemas.door import Cordons, MeshStatus
+from schemas.errors import NotFound
+from schemas.pages import NodePage, NodeView
+
+Slot = Annotated[int | None, Query(ge=0, le=100_000, description="one slot; default: the whole node")]
+
+
+def nodes(door: Door) -> APIRouter:
+    """The routes below `/v1/nodes`, and `/v1/mesh`."""
+    router = APIRouter(prefix="/v1")
+    desk = door.desk
+
+    @router.get("/mesh", response_model=MeshStatus, tags=["mesh"])
+    async def mesh(token: Token) -> Response:
+        """Services, nodes, jobs and cordons at a glance, as the leading orchestrator sees them."""
+        return answer(await desk.mesh(token))
+
+    @router.get("/nodes", response_model=NodePage, tags=["nodes"])
+    async def list_nodes(request: Request, token: Token, page: PageAsked) -> Response:
+        """The node agents, their slots, and what is cordoned there."""
+        part, after = cut(
+            _views(await desk.mesh(token)), lambda view: (view.status.sid,), page.limit, page.cursor
+        )
+        return paged(request, NodePage(nodes=part, next=after))
+
+    @router.get("/nodes/{node}", response_model=NodeView, tags=["nodes"])
+    async def read(node: NodeName, token: Token) -> Response:
+        """One of them, by the SID of its agent."""
+        for view in _views(await desk.mesh(token)):
+            if view.status.sid == node:
+                return answer(view)
+        raise NotFound(f"there is no node {node}; GET /v1/nodes lists them")
+
+    @router.post("/nodes/{node}/cordon", response_model=Cordons, tags=["nodes"])
+    async def cordon(
+        node: NodeName, token: Token, keyed: IdempotencyKey, slot: Slot = None, reason: Reason = ""
+    ) -> Response:
+        """No new instances on this node, or in this slot of it."""
+
+        async def act() -> Answer:
+            return made(await desk.cordon(token, node, slot, reason, drain=False))
+
+        return await door.once(keyed, token, "node.cordon", node, act)
+
+    @router.post("/nodes/{node}/drain", response_model=Cordons, tags=["nodes"])
+    async def drain(node: NodeName, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
+        """Cordon, and move what runs there elsewhere. Answers at once; `progress` in `/v1/mesh` tells on."""
+
+        async def act() -> Answer:
+            return made(await desk.cordon(token, node, None, reason, drain=True))
+
+        return await door.once(keyed, token, "node.cordon", node, act)
+
+    @router.post("/nodes/{node}/uncordon", response_model=Cordons, tags=["nodes"])
+    async def uncordon(node: NodeName, token: Token, keyed: IdempotencyKey, slot: Slot = None) -> Response:
+        """New instances may go there again."""
+
+        async def act() -> Answer:
+            return made(await desk.uncordon(token, node, slot))
+
+        return await door.once(keyed, token, "node.cordon", node, act)
+
+    return router
+
+
+def _views(status: MeshStatus) -> list[NodeView]:
+    return [
+        NodeView(status=node, cordons=tuple(one for one in status.cordons if one.agent == node.sid))
+        for node in status.nodes
+    ]

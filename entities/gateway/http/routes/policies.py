@@ -1,0 +1,107 @@
+"""Functional modules: who runs, orders, questions, observations from outside, which version is active."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from entities.gateway.http.context import Door
+from entities.gateway.http.paging import cut
+from entities.gateway.http.requests import (
+    IdempotencyKey,
+    ModuleName,
+    PageAsked,
+    Reason,
+    Token,
+    answer,
+    body_of,
+    made,
+    paged,
+    parse,
+    read_body,
+)
+from entities.gateway.operations.idempotency import Answer
+from entities.gateway.operations.modules import resource_of
+from schemas.errors import Ack
+from schemas.module_status import ModuleAnswer, OrderBody, QuestionBody
+from schemas.observation import ObservationBatch
+from schemas.pages import PolicyPage
+from schemas.policy import ModuleLifecycle, PolicySwitch
+
+Version = Annotated[str, Query(min_length=1, max_length=100, description="as `dmsc policy list` shows it")]
+
+
+def policies(door: Door) -> APIRouter:
+    """The routes below `/v1/policies`, and `/v1/observations`."""
+    router = APIRouter(prefix="/v1", tags=["policies"])
+    desk = door.desk.modules
+
+    @router.get("/policies", response_model=PolicyPage)
+    async def modules(request: Request, token: Token, page: PageAsked) -> Response:
+        """The functional modules that run, and how they fare."""
+        found = (await desk.modules(token)).modules
+        part, after = cut(
+            found, lambda one: (one.module, one.version, one.sid or ""), page.limit, page.cursor
+        )
+        return paged(request, PolicyPage(modules=part, next=after))
+
+    @router.post(
+        "/policies/{module}/orders", response_model=ModuleLifecycle, openapi_extra=body_of(OrderBody)
+    )
+    async def order(module: ModuleName, token: Token, keyed: IdempotencyKey) -> Response:
+        """Activate, shadow, drain; enable or disable for jobs. The answer is the module as it then is."""
+        text = await door.body(keyed)
+        body = parse(OrderBody, text)
+
+        async def act() -> Answer:
+            return made(await desk.order(token, module, body))
+
+        return await door.once(keyed, token, "policy.write", module, act, text)
+
+    @router.post(
+        "/policies/{module}/questions", response_model=ModuleAnswer, openapi_extra=body_of(QuestionBody)
+    )
+    async def question(module: ModuleName, request: Request, token: Token) -> Response:
+        """What it suggests for a job at this moment. Nothing of it is adopted."""
+        body = parse(QuestionBody, await read_body(request, door.config.max_job_bytes))
+        return answer(await desk.ask(token, module, body))
+
+    @router.post(
+        "/observations", status_code=202, response_model=Ack, openapi_extra=body_of(ObservationBatch)
+    )
+    async def observe(token: Token, keyed: IdempotencyKey) -> Response:
+        """What a system outside the mesh has seen, for the modules that subscribe to observations."""
+        text = await door.body(keyed)
+        batch = parse(ObservationBatch, text)
+
+        async def act() -> Answer:
+            return made(await desk.observe(token, batch.observations), status=HTTPStatus.ACCEPTED)
+
+        resource = resource_of(batch.observations)
+        return await door.once(keyed, token, "observation.write", resource, act, text)
+
+    @router.post("/policies/{module}/promote", response_model=PolicySwitch)
+    async def promote(
+        module: ModuleName, version: Version, token: Token, keyed: IdempotencyKey, reason: Reason = ""
+    ) -> Response:
+        """Make this running version the active one; the one that was goes on in shadow, both are scored."""
+
+        async def act() -> Answer:
+            return made(await door.promotions.promote(token, module, version, reason))
+
+        return await door.once(keyed, token, "policy.write", module, act)
+
+    @router.post("/policies/{module}/rollback", response_model=PolicySwitch)
+    async def rollback(
+        module: ModuleName, token: Token, keyed: IdempotencyKey, reason: Reason = ""
+    ) -> Response:
+        """Make the version active again that was before the last promotion."""
+
+        async def act() -> Answer:
+            return made(await door.promotions.roll_back(token, module, reason))
+
+        return await door.once(keyed, token, "policy.write", module, act)
+
+    return router

@@ -1,0 +1,63 @@
+"""Probes, metrics, and what the bearer may tap: the routes that are about this gateway and who asks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+from fastapi.responses import PlainTextResponse
+
+from entities.gateway.http.context import Door
+from entities.gateway.http.metrics import scrape_targets
+from entities.gateway.http.requests import Token, answer
+from entities.gateway.operations.tap import TapDesk
+from schemas.door import TapScope
+from schemas.errors import NotFound
+from schemas.pages import Health, Readiness, ScrapeTarget
+
+
+def probes(door: Door) -> APIRouter:
+    """`/healthz`, `/readyz`, `/metrics`, `/v1/metrics/targets`, `/v1/tap/scope`."""
+    router = APIRouter()
+    tap = TapDesk(door.guard)
+    metrics = door.metrics
+
+    @router.get("/healthz", response_model=Health, tags=["probes"])
+    async def healthz() -> Response:
+        """Alive. Needs no token and tells nothing."""
+        return answer(Health())
+
+    @router.get(
+        "/readyz",
+        response_model=Readiness,
+        responses={503: {"model": Readiness, "description": "not ready, and why"}},
+        tags=["probes"],
+    )
+    async def readyz() -> Response:
+        """Whether requests can be answered: bus, registry and a leading orchestrator are there."""
+        found = await door.probe.look()
+        headers = {"Cache-Control": "no-store"} | ({} if found.ready else {"Retry-After": "1"})
+        return answer(found, 200 if found.ready else 503, headers)
+
+    @router.get("/metrics", response_class=PlainTextResponse, tags=["metrics"])
+    async def scrape(token: Token, accept: Annotated[str, Header(max_length=1000)] = "") -> Response:
+        """This process's metrics in Prometheus' text format."""
+        await door.guard.check(token, "mesh.read", "metrics")
+        render = metrics.render()
+        if render is None:
+            raise NotFound("this gateway's process tells no metrics")
+        body, content_type = await render(accept)
+        return Response(body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+
+    @router.get("/v1/metrics/targets", response_model=list[ScrapeTarget], tags=["metrics"])
+    async def targets(token: Token) -> list[ScrapeTarget]:
+        """Every process of the mesh that tells metrics, as Prometheus' `http_sd_configs` reads it."""
+        await door.guard.check(token, "mesh.read", "metrics")
+        return scrape_targets(metrics.records())
+
+    @router.get("/v1/tap/scope", response_model=TapScope, tags=["mesh"])
+    async def scope(token: Token) -> Response:
+        """Which messages of the bus the bearer may tap."""
+        return answer(await tap.scope(token))
+
+    return router

@@ -1,0 +1,120 @@
+"""What the registry knows, as this gateway follows it: clusters and instances; and the routers' tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from bus import subjects
+from entities.gateway.http.context import Door
+from entities.gateway.http.paging import cut
+from entities.gateway.http.requests import ClusterName, InstanceId, PageAsked, Token, WantedJob, answer, paged
+from schemas.data_plane import RouteTable
+from schemas.envelope import EntityKind
+from schemas.errors import NotFound, Unavailable
+from schemas.pages import ClusterPage, ClusterView, InstancePage, RoutePage
+from schemas.registry import InstanceState, ServiceRecord
+
+Name = Annotated[str | None, Query(max_length=120)]
+
+
+def registry(door: Door) -> APIRouter:
+    """`/v1/clusters`, `/v1/instances`, `/v1/routes`."""
+    router = APIRouter(prefix="/v1")
+
+    async def known(token: str, resource: str) -> Iterable[ServiceRecord]:
+        await door.guard.check(token, "mesh.read", resource)
+        if not door.follower.informed:
+            raise Unavailable("no service registry has been heard of yet; come back in a second")
+        return door.records.values()
+
+    @router.get("/clusters", response_model=ClusterPage, tags=["clusters"])
+    async def clusters(request: Request, token: Token, page: PageAsked) -> Response:
+        """Who serves each cluster, and how its instances are."""
+        views = cluster_views(await known(token, "clusters"))
+        part, after = cut(views, lambda view: (view.cluster,), page.limit, page.cursor)
+        return paged(request, ClusterPage(clusters=part, next=after))
+
+    @router.get("/clusters/{cluster}", response_model=ClusterView, tags=["clusters"])
+    async def cluster(cluster: ClusterName, token: Token) -> Response:
+        """One of them."""
+        for view in cluster_views(await known(token, "clusters")):
+            if view.cluster == cluster:
+                return answer(view)
+        raise NotFound(f"there is no cluster {cluster}; GET /v1/clusters lists them")
+
+    @router.get("/instances", response_model=InstancePage, tags=["instances"])
+    async def instances(
+        request: Request,
+        token: Token,
+        page: PageAsked,
+        job: WantedJob = None,
+        cluster: Name = None,
+        stage: Annotated[int | None, Query(ge=-1, le=100_000, description="-1: data")] = None,
+        state: InstanceState | None = None,
+    ) -> Response:
+        """The microservice instances of all jobs."""
+        found = [
+            record
+            for record in await known(token, "instances")
+            if record.job is not None
+            and job in (None, record.job)
+            and cluster in (None, record.endpoint.cluster)
+            and stage in (None, record.stage)
+            and state in (None, record.state)
+        ]
+        part, after = cut(found, lambda record: (record.sid,), page.limit, page.cursor)
+        return paged(request, InstancePage(instances=part, next=after))
+
+    @router.get("/instances/{sid}", response_model=ServiceRecord, tags=["instances"])
+    async def instance(sid: InstanceId, token: Token) -> Response:
+        """The registry's record of one instance or service."""
+        await known(token, "instances")
+        record = door.records.get(sid)
+        if record is None:
+            raise NotFound(f"the registry knows no {sid}")
+        return answer(record)
+
+    @router.get("/routes", response_model=RoutePage, tags=["routes"])
+    async def routes(
+        request: Request, token: Token, page: PageAsked, job: WantedJob = None, cluster: Name = None
+    ) -> Response:
+        """The routers' tables: weighted next hops of each stage, for the senders of each cluster."""
+        await door.guard.check(token, "mesh.read", "routes")
+        which: dict[str, Any] = {} if job is None else {"job": job}
+        entries = await door.bus.bucket(subjects.ROUTE_TABLE).entries(**which)
+        tables = [entry.message for entry in entries if isinstance(entry.message, RouteTable)]
+        found = [table for table in tables if cluster in (None, table.cluster)]
+        part, after = cut(found, lambda one: (one.job, one.cluster, one.stage), page.limit, page.cursor)
+        return paged(request, RoutePage(routes=part, next=after))
+
+    return router
+
+
+def cluster_views(records: Iterable[ServiceRecord]) -> list[ClusterView]:
+    """One view per cluster that anybody who is there names as theirs."""
+    by_cluster: dict[str, list[ServiceRecord]] = {}
+    for record in records:
+        in_one = record.job is not None or record.kind in (
+            EntityKind.CLUSTER,
+            EntityKind.GATEWAY,
+            EntityKind.ROUTER,
+        )
+        if in_one:
+            by_cluster.setdefault(record.endpoint.cluster, []).append(record)
+    return [_view(cluster, there) for cluster, there in sorted(by_cluster.items())]
+
+
+def _view(cluster: str, records: list[ServiceRecord]) -> ClusterView:
+    instances = [record for record in records if record.job is not None]
+    services = [record for record in records if record.job is None]
+    return ClusterView(
+        cluster=cluster,
+        nodes=tuple(sorted(record.sid for record in services if record.kind is EntityKind.CLUSTER)),
+        services=tuple(sorted(record.sid for record in services if record.kind is not EntityKind.CLUSTER)),
+        instances=dict(Counter(str(record.state) for record in instances)),
+        jobs=tuple(sorted({record.job for record in instances if record.job is not None})),
+    )

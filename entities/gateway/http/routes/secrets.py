@@ -1,0 +1,40 @@
+"""A user's own secrets: stored, listed by name, removed. Nobody reads a value back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from entities.gateway.http.context import Door
+from entities.gateway.http.requests import Token, answer, body_of, named, parse, read_body
+from schemas.base import TOKEN_PATTERN
+from schemas.errors import Ack, BadInput
+from schemas.secrets import SecretList, SecretValue
+
+MOST_BYTES = 64 << 10
+SecretName = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("secret")]
+
+
+def secrets(door: Door) -> APIRouter:
+    """The routes below `/v1/secrets`."""
+    router = APIRouter(prefix="/v1/secrets", tags=["secrets"])
+    desk = door.desk.secrets
+
+    @router.get("", response_model=SecretList)
+    async def list_secrets(token: Token) -> Response:
+        """Your secrets, without their values."""
+        return answer(await desk.list(token))
+
+    @router.put("/{name}", response_model=Ack, openapi_extra=body_of(SecretValue))
+    async def store(name: SecretName, request: Request, token: Token) -> Response:
+        """Store a secret; a job names it `secret://NAME` where it has a URL. One of that name is replaced."""
+        value = parse(SecretValue, await read_body(request, MOST_BYTES), BadInput)
+        return answer(await desk.put(token, name, value.value))
+
+    @router.delete("/{name}", response_model=Ack)
+    async def remove(name: SecretName, token: Token) -> Response:
+        """Remove it. Jobs that run go on; those that start anew fail."""
+        return answer(await desk.remove(token, name))
+
+    return router

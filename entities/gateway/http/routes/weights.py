@@ -1,0 +1,37 @@
+"""Weights of jobs that are done: the manifest and its safetensors files."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from entities.gateway.http.context import Door
+from entities.gateway.http.files import DOCUMENTED, File, file_answer
+from entities.gateway.http.requests import ByteRange, JobId, Token, answer
+from schemas.errors import NotFound
+from schemas.job import JobRecord, WeightsManifest
+
+
+def weights(door: Door) -> APIRouter:
+    """The routes below `/v1/jobs/{job}/weights`."""
+    router = APIRouter(prefix="/v1/jobs/{job}/weights", tags=["weights"])
+
+    def manifest_of(record: JobRecord) -> WeightsManifest:
+        job = record.job
+        if record.weights is None:
+            raise NotFound(f"{job} is {record.state} and has no weights; they come when it is done", job=job)
+        return record.weights
+
+    @router.get("", response_model=WeightsManifest)
+    async def manifest(job: JobId, token: Token) -> Response:
+        """Shards, index, and the SHA-256 over all tensors."""
+        return answer(manifest_of(await door.desk.read(token, job)))
+
+    @router.get("/{shard}", response_class=File, responses=DOCUMENTED)
+    async def shard(job: JobId, shard: str, token: Token, byte_range: ByteRange = None) -> Response:
+        """One safetensors file, or a range of its bytes."""
+        found = manifest_of(await door.desk.files_of(token, job))
+        if shard not in found.shards:
+            raise NotFound(f"{job} has no shard {shard}; it has {', '.join(found.shards)}", job=job)
+        return await file_answer(door.files(found.url), shard, byte_range)
+
+    return router

@@ -1,0 +1,294 @@
+"""One consumer of the bus for all HTTP clients that follow the same events, however many and however slow.
+
+A feed reads its subject once, keeps the last records as they go to clients, and wakes who waits. A client
+that begins further back is given the past first, in pieces, by a reader that exists only while it reads.
+Nothing ever waits for a client: one that falls behind what the feed keeps is told `lagged` and let go, and
+may come back with the id of the last record that it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.messaging.streams import Recorded
+from bus.subject import Subject
+from entities.gateway.http.sse.format import EventsConfig, Line, closing, lagged
+from entities.metrics import EVENT_FEEDS, EVENT_STREAMS, STREAMS_LAGGED, Reading
+from schemas.errors import Overloaded, RateLimited
+
+log = get_logger("gateway")
+
+Render = Callable[[Recorded], Line | None]
+KEEPALIVE = b": waiting\n\n"
+PIECE_BYTES = 64 << 10
+"""What is handed to a client's connection at once; the next piece waits until it took this one."""
+
+
+class Feed:
+    """The records of one subject from `floor` on: those that are kept have the numbers `low` … `high`-1."""
+
+    def __init__(self, floor: int, lines: list[Line], config: EventsConfig) -> None:
+        self.floor = floor
+        self.low = self.high = 0
+        self.followers = 0
+        self.over = False
+        self.task: asyncio.Task[None] | None = None
+        self._config = config
+        self._lines: dict[int, Line] = {}
+        self._bytes = 0
+        self._waiting: set[asyncio.Future[bool]] = set()
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: Line) -> None:
+        self._lines[self.high] = line
+        self.high += 1
+        self._bytes += len(line.data)
+        config = self._config
+        while self.high - self.low > config.kept_lines or (
+            self._bytes > config.kept_bytes and self.high - self.low > 1
+        ):
+            gone = self._lines.pop(self.low)
+            self._bytes -= len(gone.data)
+            self.floor = gone.sequence + 1
+            self.low += 1
+
+    def number_behind(self, position: int) -> int:
+        """The number of the first kept record behind the sequence `position`."""
+        number = self.high
+        while number > self.low and self._lines[number - 1].sequence > position:
+            number -= 1
+        return number
+
+    def take(self, number: int) -> tuple[bytes, int, Line | None]:
+        """Records from `number` on in one piece, the next number, and the last of these records."""
+        lines: list[Line] = []
+        size = 0
+        while number < self.high and size < PIECE_BYTES:
+            lines.append(self._lines[number])
+            size += len(lines[-1].data)
+            number += 1
+        return b"".join(line.data for line in lines), number, lines[-1] if lines else None
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Until there may be more; False after `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        self._waiting.add(future)
+        # Cheaper than asyncio.timeout, and this is on the way of every event to every client.
+        timer = loop.call_later(timeout_s, _settle, future, False)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.discard(future)
+
+    def wake(self) -> None:
+        """All who wait, a few at a time: a thousand in a row would keep every request waiting."""
+        waiting, self._waiting = iter(self._waiting), set()
+        loop = asyncio.get_running_loop()
+
+        def some() -> None:
+            for _ in range(self._config.woken):
+                future = next(waiting, None)
+                if future is None:
+                    return
+                _settle(future, True)
+            loop.call_soon(some)
+
+        some()
+
+
+class EventHub:
+    """All feeds of one gateway, and who follows them."""
+
+    def __init__(self, bus: Bus, gateway: str, config: EventsConfig) -> None:
+        self.config = config
+        self.draining = False
+        self._bus = bus
+        self._gateway = gateway
+        self._feeds: dict[tuple[Any, ...], Feed] = {}
+        self._reading = asyncio.Semaphore(config.readers)
+        self._open: Counter[str] = Counter()
+        self._lagged = 0
+
+    @property
+    def open(self) -> int:
+        return self._open.total()
+
+    @contextlib.contextmanager
+    def admitted(self, identity: str) -> Iterator[None]:
+        """Room for one more stream of this identity.
+
+        Raises:
+            RateLimited: it has as many as it may.
+            Overloaded: the gateway has.
+        """
+        if self.open >= self.config.streams:
+            raise Overloaded(
+                "this gateway has too many event streams open; try another, or again in 5 s",
+                retry_after_s=5.0,
+            )
+        if self._open[identity] >= self.config.streams_each:
+            raise RateLimited(
+                f"you have {self.config.streams_each} event streams open, which is the most; close one",
+                retry_after_s=1.0,
+            )
+        self._open[identity] += 1
+        try:
+            yield
+        finally:
+            self._open[identity] -= 1
+            if not self._open[identity]:
+                del self._open[identity]
+
+    async def follow(
+        self,
+        row: Subject,
+        tokens: dict[str, Any],
+        render: Render,
+        start: int,
+        has_ended: Callable[[], bool] = lambda: False,
+    ) -> AsyncGenerator[bytes, None]:
+        """Pieces of an event stream from sequence `start` on; ends behind a last record, or as told in it.
+
+        `has_ended`: whether nothing more will come even if no record says so.
+        """
+        key = (row.name, *tokens.items())
+        position = start - 1
+        yield b": " + row.name.encode() + b"\n\n"
+        while (feed := self._feeds.get(key)) is None or position + 1 < feed.floor:
+            if self.draining:
+                yield closing()
+                return
+            limit = None if feed is None else feed.floor
+            began = position + 1
+            lines, whole = await self._past(row, tokens, render, began, limit)
+            present = self._feeds.get(key)
+            if whole and present is None and not (lines and lines[-1].last):
+                # Nothing lies between what was read and what will come.
+                feed = self._begin(key, row, tokens, render, began, lines)
+                break
+            if lines:
+                yield b"".join(line.data for line in lines)
+                position = lines[-1].sequence
+                if lines[-1].last:
+                    return
+            if whole and limit is not None:
+                position = max(position, limit - 1)
+        async with contextlib.aclosing(self._live(key, feed, position, has_ended)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _live(
+        self, key: tuple[Any, ...], feed: Feed, position: int, has_ended: Callable[[], bool]
+    ) -> AsyncGenerator[bytes, None]:
+        feed.followers += 1
+        number = feed.number_behind(position)
+        try:
+            while True:
+                if number < feed.low:
+                    self._lagged += 1
+                    yield lagged(position)
+                    return
+                piece, number, last = feed.take(number)
+                if last is not None:
+                    position = last.sequence
+                    yield piece
+                    if last.last:
+                        return
+                    continue
+                if self.draining:
+                    yield closing()
+                    return
+                if feed.over:
+                    return  # the bus went away for good: the client comes back with Last-Event-ID
+                ended = has_ended()
+                if not await feed.wait(self.config.tail_s if ended else self.config.keepalive_s):
+                    if ended:
+                        return  # nothing more came, and nothing more will
+                    yield KEEPALIVE
+        finally:
+            feed.followers -= 1
+            if not feed.followers and self._feeds.get(key) is feed:
+                del self._feeds[key]
+                if feed.task is not None:
+                    feed.task.cancel()
+
+    def _begin(
+        self,
+        key: tuple[Any, ...],
+        row: Subject,
+        tokens: dict[str, Any],
+        render: Render,
+        floor: int,
+        lines: list[Line],
+    ) -> Feed:
+        """A feed that has `lines` already, and reads on behind them."""
+        feed = self._feeds[key] = Feed(floor, lines, self.config)
+        start = lines[-1].sequence + 1 if lines else floor
+
+        async def read() -> None:
+            try:
+                async for recorded in self._bus.history(row, start=start, follow=True, **tokens):
+                    line = render(recorded)
+                    if line is not None:
+                        feed.add(line)
+                        feed.wake()
+            finally:
+                feed.over = True
+                if self._feeds.get(key) is feed:
+                    del self._feeds[key]
+                feed.wake()
+
+        feed.task = asyncio.create_task(read(), name=f"event feed {key}")
+        feed.task.add_done_callback(_ended)
+        return feed
+
+    async def _past(
+        self, row: Subject, tokens: dict[str, Any], render: Render, start: int, limit: int | None
+    ) -> tuple[list[Line], bool]:
+        """A piece of the past from `start` on, below sequence `limit`; whether that was all of it."""
+        lines: list[Line] = []
+        size = 0
+        async with self._reading:
+            past = self._bus.history(row, start=start, **tokens)
+            async with contextlib.aclosing(past):
+                async for recorded in past:
+                    if limit is not None and recorded.sequence >= limit:
+                        return lines, True
+                    line = render(recorded)
+                    if line is None:
+                        continue
+                    lines.append(line)
+                    size += len(line.data)
+                    if len(lines) >= self.config.read_lines or size >= self.config.read_bytes or line.last:
+                        return lines, False
+        return lines, True
+
+    def drain(self) -> None:
+        """Every stream is told that it ends here, and ends."""
+        self.draining = True
+        for feed in self._feeds.values():
+            feed.wake()
+
+    def readings(self) -> Iterator[Reading]:
+        yield EVENT_STREAMS(self.open, gateway=self._gateway)
+        yield EVENT_FEEDS(len(self._feeds), gateway=self._gateway)
+        yield STREAMS_LAGGED(self._lagged, gateway=self._gateway)
+
+
+def _settle(future: asyncio.Future[bool], outcome: bool) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("event feed ended", feed=task.get_name(), error=str(task.exception()))

@@ -1,0 +1,106 @@
+"""An event stream as an HTTP answer: its client's pace is its own, and its leaving is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing
+from typing import Any
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from entities.gateway.http.admission.admission import Facts
+from entities.gateway.http.sse.format import refused_record
+from entities.gateway.http.sse.hub import EventHub
+
+Allowed = Callable[[Callable[[str], None]], AbstractContextManager[None]]
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "records with id (sequence in the stream), event (kind) and data (JSON), for ever or "
+        "until the job has ended; `lagged` and `closing` end a stream that can be taken up again",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+"""A route's `responses`."""
+
+
+class EventStream(Response):
+    """Sends pieces as they come; each waits until the connection has taken the one before.
+
+    Raises `RateLimited` or `Overloaded` when it is made, while an error can still be answered.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        facts: Facts,
+        hub: EventHub,
+        allowed: Allowed,
+        pieces: AsyncGenerator[bytes, None],
+        status_code: int = 200,  # FastAPI's document reads it here
+    ) -> None:
+        """`allowed`: within it, its argument is called with the reason once the client may read no more."""
+        super().__init__(status_code=status_code)
+        self._facts = facts
+        self._allowed = allowed
+        self._pieces = pieces
+        self._room = hub.admitted(facts.identity)
+        self._room.__enter__()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._facts.is_stream = True
+        refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def refuse(why: str) -> None:
+            if not refused.done():
+                refused.set_result(why)
+
+        leaving = asyncio.create_task(_left(receive))
+        sending: asyncio.Task[None] | None = None
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            with self._allowed(refuse):
+                sending = asyncio.create_task(self._send(send), name=f"events {scope['path']}")
+                outcomes: set[asyncio.Future[Any]] = {sending, leaving, refused}
+                await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
+            if refused.done() and not sending.done():
+                await _ended(sending)
+                sending = asyncio.create_task(_say_refused(send, refused.result()))
+                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._room.__exit__(None, None, None)
+            failure = None if sending is None else await _ended(sending)
+            await _ended(leaving)
+        if failure is not None and not isinstance(failure, OSError):
+            raise failure
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._pieces) as pieces:
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _say_refused(send: Send, why: str) -> None:
+    await send({"type": "http.response.body", "body": refused_record(why)})
+
+
+async def _ended(task: asyncio.Task[None]) -> Exception | None:
+    """Cancels what is not over; its failure."""
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    return outcome if isinstance(outcome, Exception) else None
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,100 @@
+"""What the doors do about users, rules and audit. The AAM decides and carries out; this hands on."""
+
+from __future__ import annotations
+
+from bus import subjects
+from bus.connection import Bus
+from entities.gateway.operations.access_client import Guard
+from entities.gateway.storage.usage import StoredUse
+from schemas.access import (
+    AccessExplanation,
+    ExplainAccess,
+    SealedAnswer,
+    UserAnswer,
+    UserCommand,
+    UserOp,
+    WhoAmI,
+    answer_about,
+)
+from schemas.audit import AuditEntry, AuditPage, AuditRecord
+from schemas.signals import Role
+
+TIMEOUT_S = 12.0
+"""One command to the AAM: longer than what it may wait for the audit stream."""
+
+
+class AccessDesk:
+    """For whoever may."""
+
+    def __init__(self, bus: Bus, guard: Guard, gateway: str, stored: StoredUse) -> None:
+        self._bus = bus
+        self._guard = guard
+        self._gateway = gateway
+        self._stored = stored
+
+    async def command(
+        self,
+        token: str,
+        op: UserOp,
+        name: str = "",
+        *,
+        role: Role | None = None,
+        token_id: str | None = None,
+        expires_s: float | None = None,
+        reason: str = "",
+    ) -> UserAnswer:
+        """Not repeated: whether it was done is unknown where nobody answered in time; list the users then."""
+        message = UserCommand(
+            token=token,
+            gateway=self._gateway,
+            op=op,
+            name=name,
+            role=role,
+            token_id=token_id,
+            expires_s=expires_s,
+            reason=reason,
+            answer_key=self._bus.keyring.public,
+        )
+        answer = await self._bus.request(
+            subjects.USER_COMMAND, message, timeout_s=TIMEOUT_S, gateway=self._gateway
+        )
+        if isinstance(answer, SealedAnswer):
+            plain = self._bus.keyring.open(answer.sealed, answer_about(message.answer_key))
+            return UserAnswer.model_validate_json(plain)
+        assert isinstance(answer, UserAnswer)
+        return answer
+
+    async def who(self, token: str) -> WhoAmI:
+        access = await self._guard.check(token, "self.read", "self")
+        assert access.role is not None
+        use = await self._stored.of(access.user)
+        return WhoAmI(
+            user=access.user, role=access.role, expires_at=access.expires_at, quota=access.quota, use=use
+        )
+
+    async def explain(self, token: str, user: str, action: str, resource: str) -> AccessExplanation:
+        message = ExplainAccess(
+            token=token, gateway=self._gateway, user=user, action=action, resource=resource
+        )
+        answer = await self._bus.request(
+            subjects.EXPLAIN_ACCESS, message, timeout_s=TIMEOUT_S, gateway=self._gateway
+        )
+        assert isinstance(answer, AccessExplanation)
+        return answer
+
+    async def audit(self, token: str, start: int, limit: int) -> AuditPage:
+        """Entries from sequence `start` on."""
+        await self._guard.check(token, "audit.read", "audit")
+        entries: list[AuditEntry] = []
+        async for recorded in self._bus.history(subjects.AUDIT, start=start):
+            if isinstance(recorded.message, AuditRecord):
+                if len(entries) == limit:
+                    return AuditPage(entries=tuple(entries), next_start=recorded.sequence)
+                entries.append(AuditEntry(sequence=recorded.sequence, record=recorded.message))
+        return AuditPage(entries=tuple(entries))
+
+    async def latest(self, token: str, limit: int) -> AuditPage:
+        """The last entries."""
+        await self._guard.check(token, "audit.read", "audit")
+        last = await self._bus.last_sequence(subjects.AUDIT)
+        return await self.audit(token, max(1, last - limit + 1), limit)

@@ -1,0 +1,127 @@
+"""The entities behind a gateway's doors, each asked through a breaker, all with one budget of repetitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subject import Subject
+from entities.gateway.operations.breaker import Breaker, BreakerConfig, BreakerState, RetryBudget
+from entities.metrics import BREAKER_OPENED, BREAKER_STATE, BUDGET_REFUSED, Reading
+from schemas.base import Message
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import BusUnreachable, Overloaded, Unavailable
+
+log = get_logger("gateway")
+
+GUARDED = (EntityKind.ORCHESTRATOR, EntityKind.SERVICE_REGISTRY, EntityKind.AUTHORIZER)
+"""Whom everybody needs. Node agents and modules are many: one that is away says nothing of the others."""
+
+_LEVEL = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
+
+
+class Asks(Protocol):
+    """What asks an entity and waits for its answer: the bus itself, or what stands before it."""
+
+    async def request(
+        self,
+        row: Subject,
+        message: Message,
+        *,
+        timeout_s: float = 5.0,
+        repeat_s: float | None = None,
+        **tokens: Any,
+    ) -> Any: ...
+
+
+class Backends:
+    """Asks as `Bus.request` and `Bus.command` do; `Overloaded` while the entity's breaker is open."""
+
+    def __init__(self, bus: Bus, gateway: str, config: BreakerConfig | None = None) -> None:
+        self._bus = bus
+        self._gateway = gateway
+        self._breakers = {kind: Breaker(config) for kind in GUARDED}
+        self._budget = RetryBudget()
+
+    async def request(
+        self,
+        row: Subject,
+        message: Message,
+        *,
+        timeout_s: float = 5.0,
+        repeat_s: float | None = None,
+        cause: Envelope | str | None = None,
+        **tokens: Any,
+    ) -> Any:
+        async with self._watched(row):
+            return await self._bus.request(
+                row, message, timeout_s=timeout_s, repeat_s=repeat_s, cause=cause, **tokens
+            )
+
+    async def command(
+        self,
+        row: Subject,
+        message: Message,
+        *,
+        deadline_s: float = 30.0,
+        cause: Envelope | str | None = None,
+        always: bool = False,
+        **tokens: Any,
+    ) -> Any:
+        """`always`: for what frees something; it is asked also while the entity is not expected to answer."""
+        async with self._watched(row, always=always):
+            self._budget.earn()
+            return await self._bus.command(
+                row,
+                message,
+                deadline_s=deadline_s,
+                cause=cause,
+                may_repeat=lambda: self._budget.spend(time.monotonic()),
+                **tokens,
+            )
+
+    def state(self, kind: EntityKind) -> BreakerState:
+        return self._breakers[kind].state
+
+    @asynccontextmanager
+    async def _watched(self, row: Subject, *, always: bool = False) -> AsyncIterator[None]:
+        kind = next((each for each in GUARDED if each in row.receivers), None)
+        if kind is None or (always and self.state(kind) is not BreakerState.CLOSED):
+            yield
+            return
+        breaker = self._breakers[kind]
+        wait_s = breaker.admit(time.monotonic())
+        if wait_s is not None:
+            raise Overloaded(
+                f"the {kind} has not answered for a while; it is asked again in {wait_s:.1f} s",
+                retry_after_s=wait_s,
+            )
+        ok: bool | None = True
+        before = breaker.state
+        try:
+            yield
+        except BusUnreachable:
+            ok = None  # says so at once, and nothing of the entity
+            raise
+        except Unavailable:
+            ok = False
+            raise
+        except Exception:
+            raise  # it answered
+        except BaseException:
+            ok = None  # whoever asked has left
+            raise
+        finally:
+            breaker.record(ok, time.monotonic())
+            if breaker.state is not before:
+                log.warning("breaker", entity=str(kind), state=str(breaker.state), gateway=self._gateway)
+
+    def readings(self) -> Iterator[Reading]:
+        for kind, breaker in self._breakers.items():
+            yield BREAKER_STATE(_LEVEL[breaker.state], gateway=self._gateway, entity=str(kind))
+            yield BREAKER_OPENED(breaker.opened, gateway=self._gateway, entity=str(kind))
+        yield BUDGET_REFUSED(self._budget.refused, gateway=self._gateway)

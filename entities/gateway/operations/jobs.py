@@ -1,0 +1,368 @@
+"""What both doors do once they have understood a request: Type 3 at the AAM, then the orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subject import Subject
+from bus.wire.correlation import caller_span, correlate, current, current_cause, new_correlation
+from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.backends import Backends
+from entities.gateway.operations.idempotency import Answer, KeptAnswers, request_digest
+from entities.gateway.operations.job_urls import (
+    READ_ARTIFACT,
+    named_things,
+    names_folders,
+    refuse_others_folder,
+    refuse_urls,
+)
+from entities.gateway.operations.job_view import JobView
+from entities.gateway.operations.modules import ModuleDesk, resource_of
+from entities.gateway.operations.secrets import SecretDesk
+from entities.gateway.storage.usage import StoredUse
+from schemas.base import Message
+from schemas.door import (
+    DOOR_KEY,
+    CancelJob,
+    ChangeStage,
+    CordonPlace,
+    Cordons,
+    DoorKey,
+    DoorRequest,
+    FaultList,
+    JobList,
+    JobLoad,
+    JobQuery,
+    MeshQuery,
+    MeshStatus,
+    ParkJob,
+    ResumeJob,
+    ScaleJob,
+    SubmitJob,
+    UncordonPlace,
+)
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound, Refused
+from schemas.fault import FaultRecord
+from schemas.job import JobRecord, JobSpec
+from schemas.module_status import OrderBody, QuestionBody
+from schemas.policy import ModuleLifecycle
+from schemas.signals import ComputeEntry
+from schemas.urls import bus_name
+
+Reply = TypeVar("Reply", bound=Message)
+Body = TypeVar("Body", OrderBody, QuestionBody)
+
+log = get_logger("gateway")
+
+TIMEOUT_S = 3.0  # one question to the orchestrator, repeated while nobody leads: longer than a failover
+PAUSE_S = 0.1  # before a look at what another gateway answers
+DEADLINE_S = 15.0  # one command to it, repeated until answered
+
+
+class Desk:
+    """Submits, lists, reads, parks and cancels for whoever may. `compute` gives each cluster's last Type 4.
+
+    `view`, where there is one, answers what it can: then reading needs nobody.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        backends: Backends,
+        gateway: str,
+        guard: Guard,
+        compute: Callable[[], Mapping[str, tuple[ComputeEntry, ...]]],
+        kept: KeptAnswers,
+    ) -> None:
+        self.guard = guard
+        self.modules = ModuleDesk(bus, backends, guard)
+        self.secrets = SecretDesk(bus, guard)
+        self.view: JobView | None = None
+        self.stored = StoredUse(bus, lambda: () if self.view is None else self.view.all())
+        self._compute = compute
+        self._kept = kept
+        self._bus = bus
+        self._backends = backends
+        self._gateway = gateway
+
+    async def submit(self, token: str, spec: JobSpec, cause: Envelope | str | None = None) -> JobRecord:
+        """`cause` is the client's own command: repeated through another gateway it is still the same."""
+        if current() is None:  # a client on the bus that gave none
+            correlate(new_correlation(), cause=current_cause())
+        access = await self.guard.check(token, "job.submit", spec.name)
+        refuse_urls(spec)
+        may_read = await self._let_read(token, spec, access.user)
+        spec = await self.secrets.keep(spec, access.user)
+        await self.stored.admit_job(access)
+        message = SubmitJob(
+            spec=spec,
+            user=access.user,
+            gateway=self._gateway,
+            caller_span=caller_span(),
+            quota=access.quota,
+            may_read=may_read,
+        )
+        record = await self._backends.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
+        return self._learn(record)
+
+    async def _let_read(self, token: str, spec: JobSpec, user: str) -> tuple[str, ...]:
+        """What the job names that is somebody's, once its user was let read all of it.
+
+        Raises:
+            Refused: its user may not.
+            BadJob: it would write into another's folder.
+        """
+        jobs: Mapping[str, JobRecord] = {}
+        if names_folders(spec):
+            jobs = {record.job: record for record in (await self._all()).jobs}
+            refuse_others_folder(spec, user, jobs)
+        found = named_things(spec, jobs)
+        for one in found:
+            try:
+                await self.guard.check(token, one.action, one.resource)
+            except Refused as error:
+                remedy = (
+                    "its owner or an administrator may name it, and access rules share it"
+                    if one.action == READ_ARTIFACT
+                    else "ask an administrator, who keeps the access rules"
+                )
+                raise Refused(f"{one.key}: {one.url}: {error.text}; {remedy}", **error.fields) from None
+        return tuple(one.url for one in found if bus_name(one.url))
+
+    async def list(self, token: str) -> JobList:
+        await self.guard.check(token, "job.list", "jobs")
+        return await self._all()
+
+    async def read(self, token: str, job: str) -> JobRecord:
+        await self.guard.check(token, "job.read", job)
+        return await self.look(job)
+
+    async def files_of(self, token: str, job: str) -> JobRecord:
+        """The record of a job whose weights or checkpoints are to be fetched."""
+        await self.guard.check(token, READ_ARTIFACT, job)
+        return await self.look(job)
+
+    async def look(self, job: str) -> JobRecord:
+        """The job's record, for a request that was let in. Raises `NotFound`."""
+        known = self.view.get(job) if self.view is not None else None
+        if known is not None:
+            return known
+        answer = await self._query(job)
+        for record in answer.jobs:
+            if record.job == job:
+                return record
+        raise NotFound(f"there is no job {job}; list them to see which there are", job=job)
+
+    async def load(self, token: str, job: str) -> JobLoad:
+        """What the job's instances measure now; nothing of a job that has none (any more)."""
+        await self.guard.check(token, "job.read", job)
+        told = (entry for entries in self._compute().values() for entry in entries if entry.job == job)
+        return JobLoad(job=job, entries=tuple(sorted(told, key=lambda entry: entry.sid)))
+
+    async def scale(self, token: str, job: str, replicas: int, stage: int | None) -> Ack:
+        access = await self.guard.check(token, "job.change", job)
+        message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user, quota=access.quota)
+        answer = await self._backends.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
+        assert isinstance(answer, Ack)
+        return answer
+
+    async def change_stage(self, token: str, job: str, sid: str, stage: int) -> Ack:
+        access = await self.guard.check(token, "job.change", job)
+        message = ChangeStage(job=job, sid=sid, stage=stage, user=access.user)
+        answer = await self._backends.command(subjects.CHANGE_STAGE, message, deadline_s=DEADLINE_S)
+        assert isinstance(answer, Ack)
+        return answer
+
+    async def cancel(self, token: str, job: str, reason: str) -> JobRecord:
+        access = await self.guard.check(token, "job.cancel", job)
+        message = CancelJob(job=job, user=access.user, reason=reason)
+        return await self._free(subjects.CANCEL, message)
+
+    async def park(self, token: str, job: str, reason: str) -> JobRecord:
+        access = await self.guard.check(token, "job.park", job)
+        message = ParkJob(job=job, user=access.user, reason=reason)
+        return await self._free(subjects.PARK, message)
+
+    async def resume(self, token: str, job: str) -> JobRecord:
+        access = await self.guard.check(token, "job.resume", job)
+        message = ResumeJob(job=job, user=access.user)
+        return self._learn(await self._backends.command(subjects.RESUME, message, deadline_s=DEADLINE_S))
+
+    async def mesh(self, token: str) -> MeshStatus:
+        await self.guard.check(token, "mesh.read", "mesh")
+        status = await self._backends.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
+        assert isinstance(status, MeshStatus)
+        return status
+
+    async def cordon(self, token: str, node: str, slot: int | None, reason: str, *, drain: bool) -> Cordons:
+        """No new instances there; `drain`: and none of the old."""
+        access = await self.guard.check(token, "node.drain" if drain else "node.cordon", node)
+        message = CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
+        answer = await self._backends.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
+        assert isinstance(answer, Cordons)
+        return answer
+
+    async def uncordon(self, token: str, node: str, slot: int | None) -> Cordons:
+        access = await self.guard.check(token, "node.uncordon", node)
+        message = UncordonPlace(node=node, slot=slot, user=access.user)
+        answer = await self._backends.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
+        assert isinstance(answer, Cordons)
+        return answer
+
+    async def faults(self, token: str, job: str | None) -> FaultList:
+        """Each fault's last record out of the queue's stream; of one job, or of all and the mesh itself."""
+        await self.guard.check(token, "fault.read", job or "faults")
+        last: dict[str, FaultRecord] = {}
+        tokens: dict[str, Any] = {} if job is None else {"job": job}
+        async for recorded in self._bus.history(subjects.FAULT_RECORD, **tokens):
+            if isinstance(recorded.message, FaultRecord):
+                last[recorded.message.id] = recorded.message
+        found = sorted(last.values(), key=lambda fault: fault.opened_at)
+        return FaultList(faults=tuple(found))
+
+    def has_ended(self, job: str) -> bool:
+        """As far as is known here."""
+        return self.view is not None and self.view.has_ended(job)
+
+    async def _free(self, row: Subject, message: Message) -> JobRecord:
+        return self._learn(await self._backends.command(row, message, deadline_s=DEADLINE_S, always=True))
+
+    def _learn(self, record: object) -> JobRecord:
+        assert isinstance(record, JobRecord)
+        if self.view is not None:
+            self.view.take(record)
+        return record
+
+    async def _all(self) -> JobList:
+        if self.view is not None and self.view.current.is_set():
+            return JobList(jobs=self.view.all())
+        return await self._query(None)
+
+    async def _query(self, job: str | None) -> JobList:
+        answer = await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=TIMEOUT_S)
+        assert isinstance(answer, JobList)
+        return answer
+
+    # --- the NATS door ---------------------------------------------------------------------------------
+    async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:
+        """`DOOR`'s handler. Jobs come as a `JobList`, also a single one; else the action's own answer."""
+        begun = time.monotonic()
+        outcome = "internal"
+        try:
+            reply = await self._act(request, envelope)
+            outcome = "ok"
+            return reply
+        except DmscError as error:
+            outcome = error.code
+            raise
+        finally:
+            log.info(
+                "door request",
+                action=request.action,
+                job=request.job,
+                client=envelope.sender.name,
+                outcome=outcome,
+                ms=round(1e3 * (time.monotonic() - begun), 1),
+            )
+
+    async def _act(self, request: DoorRequest, envelope: Envelope) -> Message:
+        if request.action == DOOR_KEY:
+            return DoorKey(key=self._bus.keyring.of_kind(EntityKind.GATEWAY))
+        token = request.token
+        actions: dict[str, Callable[[], Awaitable[Message]]] = {
+            "job.submit": lambda: self.submit(token, _spec(request), envelope),
+            "job.list": lambda: self.list(token),
+            "job.read": lambda: self.read(token, _job(request)),
+            "job.cancel": lambda: self.cancel(token, _job(request), "asked for at the NATS door"),
+            "job.park": lambda: self.park(token, _job(request), "asked for at the NATS door"),
+            "job.resume": lambda: self.resume(token, _job(request)),
+            "mesh.read": lambda: self.mesh(token),
+            "policy.list": lambda: self.modules.modules(token),
+            "policy.order": lambda: self._order(request, envelope),
+            "policy.ask": lambda: self.modules.ask(
+                token, _module(request), _given(request, request.question)
+            ),
+            "observation.write": lambda: self._observe(request, envelope),
+        }
+        action = actions.get(request.action)
+        if action is None:
+            raise BadInput(f"{request.action}: unknown action; there are {', '.join(actions)}")
+        reply = await action()
+        return JobList(jobs=(reply,)) if isinstance(reply, JobRecord) else reply
+
+    async def _order(self, request: DoorRequest, envelope: Envelope) -> Message:
+        module, body = _module(request), _given(request, request.order)
+
+        async def act() -> ModuleLifecycle:
+            return await self.modules.order(request.token, module, body)
+
+        return await self._once(request, envelope, "policy.write", module, ModuleLifecycle, act)
+
+    async def _observe(self, request: DoorRequest, envelope: Envelope) -> Message:
+        async def act() -> Ack:
+            return await self.modules.observe(request.token, request.observations)
+
+        about = resource_of(request.observations)
+        return await self._once(request, envelope, "observation.write", about, Ack, act)
+
+    async def _once(
+        self,
+        request: DoorRequest,
+        envelope: Envelope,
+        action: str,
+        resource: str,
+        answers: type[Reply],
+        act: Callable[[], Awaitable[Reply]],
+    ) -> Reply:
+        """What `act` answers, or answered when the same request came before, through whichever gateway.
+
+        The request's secrets are bound to the envelope's id: who overheard it can only say it again.
+        """
+        access = await self.guard.check(request.token, action, resource)
+        body = request.model_dump_json(exclude={"token"}).encode()
+        digest = request_digest("NATS", request.action, "", body)
+
+        async def acted() -> Answer:
+            return Answer((await act()).model_dump_json())
+
+        deadline = time.monotonic() + DEADLINE_S
+        with self.guard.permitted(request.token, action, resource, access):
+            while True:
+                try:
+                    kept = await self._kept.once(access.user, f"door {envelope.id}", digest, acted)
+                    return answers.model_validate_json(kept.body)
+                except InProgress:  # another gateway was asked first; who repeats awaits that answer
+                    if time.monotonic() > deadline:
+                        raise
+                await asyncio.sleep(PAUSE_S)
+
+
+def _spec(request: DoorRequest) -> JobSpec:
+    if request.spec is None:
+        raise BadJob("spec: missing; job.submit needs the job's specification")
+    return request.spec
+
+
+def _job(request: DoorRequest) -> str:
+    if request.job is None:
+        raise BadInput(f"job: missing; {request.action} needs a job's id")
+    return request.job
+
+
+def _module(request: DoorRequest) -> str:
+    if request.module is None:
+        raise BadInput(f"module: missing; {request.action} needs a module's name")
+    return request.module
+
+
+def _given(request: DoorRequest, body: Body | None) -> Body:
+    if body is None:
+        raise BadInput(f"{request.action.removeprefix('policy.')}: missing; {request.action} needs its body")
+    return body

@@ -1,0 +1,95 @@
+"""What the doors do about functional modules (draft §4.2, Figure 2): observations in, questions, orders.
+
+Each after Type 3 at the AAM. An observation about a job may come from its owner, one about all jobs, and
+every order, from an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bus import subjects
+from bus.connection import Bus
+from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.backends import Backends
+from schemas.errors import Ack, NoResponders, NotFound
+from schemas.module_status import (
+    ACTIVE,
+    ModuleAnswer,
+    ModuleList,
+    ModuleQuery,
+    ModuleQuestion,
+    OrderBody,
+    QuestionBody,
+    version_token,
+)
+from schemas.observation import Observation
+from schemas.policy import DirectModule, ModuleLifecycle
+
+DEADLINE_S = 8.0
+"""One order to a module, by way of the orchestrator: longer than a failover and the module's own answer."""
+
+ANSWER_S = 10.0
+"""How long a module may compute for an answer: as long as its own patience."""
+
+ALL_JOBS = "jobs"
+"""The resource of an observation that concerns no job in particular."""
+
+
+class ModuleDesk:
+    """For whoever may."""
+
+    def __init__(self, bus: Bus, backends: Backends, guard: Guard) -> None:
+        self._bus = bus
+        self._backends = backends
+        self._guard = guard
+
+    async def modules(self, token: str) -> ModuleList:
+        """Which run, and how they fare."""
+        await self._guard.check(token, "mesh.read", "policies")
+        answer = await self._backends.command(subjects.MODULE_QUERY, ModuleQuery(), deadline_s=DEADLINE_S)
+        assert isinstance(answer, ModuleList)
+        return answer
+
+    async def order(self, token: str, module: str, body: OrderBody) -> ModuleLifecycle:
+        access = await self._guard.check(token, "policy.write", module)
+        message = DirectModule(
+            module=module,
+            version=body.version,
+            op=body.op,
+            jobs=body.jobs,
+            reason=body.reason,
+            user=access.user,
+        )
+        answer = await self._backends.command(subjects.DIRECT_MODULE, message, deadline_s=DEADLINE_S)
+        assert isinstance(answer, ModuleLifecycle)
+        return answer
+
+    async def ask(self, token: str, module: str, body: QuestionBody) -> ModuleAnswer:
+        """What the module suggests for this job now. Raises `NotFound` where no such module runs."""
+        await self._guard.check(token, "policy.ask", module)
+        version = ACTIVE if body.version is None else version_token(body.version)
+        question = ModuleQuestion(job=body.job, inputs=body.inputs)
+        try:
+            answer = await self._backends.request(
+                subjects.MODULE_QUESTION, question, timeout_s=ANSWER_S, module=module, version=version
+            )
+        except NoResponders:
+            which = "is active" if body.version is None else f"of version {body.version} runs"
+            raise NotFound(f"no module {module} {which}: `dmsc policy list` shows which do") from None
+        assert isinstance(answer, ModuleAnswer)
+        return answer
+
+    async def observe(self, token: str, observations: Sequence[Observation]) -> Ack:
+        """Publishes them for the modules, in order; none of them if one is not permitted."""
+        about = dict.fromkeys(one.job or ALL_JOBS for one in observations)
+        users = {job: (await self._guard.check(token, "observation.write", job)).user for job in about}
+        for one in observations:
+            let_in = one.model_copy(update={"user": users[one.job or ALL_JOBS]})
+            await self._bus.publish(subjects.OBSERVATION, let_in, source=one.source)
+        return Ack(note=f"{len(observations)} taken")
+
+
+def resource_of(observations: Sequence[Observation]) -> str:
+    """For whose sake a batch of observations is let in or not, before each is judged: the first job's."""
+    return next((one.job for one in observations if one.job), ALL_JOBS)

@@ -1,0 +1,85 @@
+"""Users' secrets: stored sealed to the orchestrators, so that a gateway can keep them and never read them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from bus import subjects
+from bus.connection import Bus
+from entities.gateway.operations.access_client import Guard
+from schemas.base import is_token
+from schemas.envelope import EntityKind
+from schemas.errors import Ack, BadInput, BadJob, Conflict, NotFound
+from schemas.job import JobSpec
+from schemas.secrets import GENERATED, SecretInfo, SecretList, StoredSecret, about, references_of, taken_out
+
+
+class SecretDesk:
+    """Each user's own; nobody lists, changes or names another's."""
+
+    def __init__(self, bus: Bus, guard: Guard) -> None:
+        self._bus = bus
+        self._guard = guard
+
+    async def put(self, token: str, name: str, value: str) -> Ack:
+        """
+        Raises:
+            BadInput: the value names another secret, or something of the bus.
+            Conflict: there are no keys to seal to.
+        """
+        access = await self._guard.check(token, "secret.write", name)
+        if value.startswith(("secret://", "bus://")):
+            raise BadInput(
+                f"secret {name}: its value is what is secret, a text or a whole URL, not a name of it"
+            )
+        await self._store(_owner(access.user), name, value)
+        return Ack(note=f"{name} stored; a job names it secret://{name}")
+
+    async def list(self, token: str) -> SecretList:
+        access = await self._guard.check(token, "secret.read", "secrets")
+        entries = await self._bus.bucket(subjects.SECRET).entries(user=_owner(access.user))
+        found = [entry.message for entry in entries if isinstance(entry.message, StoredSecret)]
+        infos = [SecretInfo(name=one.name, stored_at=one.stored_at) for one in found]
+        return SecretList(secrets=tuple(sorted(infos, key=lambda info: info.name)))
+
+    async def remove(self, token: str, name: str) -> Ack:
+        access = await self._guard.check(token, "secret.write", name)
+        bucket, user = self._bus.bucket(subjects.SECRET), _owner(access.user)
+        if await bucket.get(leader=True, user=user, name=name) is None:
+            raise NotFound(f"you have no secret {name}; `dmsc secret list` shows which there are")
+        await bucket.delete(user=user, name=name)
+        return Ack(note=f"{name} removed")
+
+    async def keep(self, spec: JobSpec, user: str) -> JobSpec:
+        """The job as it may be recorded: credentials in its URLs and arguments are secrets, names checked.
+
+        Raises:
+            BadJob: a secret that the user does not have.
+        """
+        recorded, made = taken_out(spec, user, lambda: f"{GENERATED}{secrets.token_hex(8)}")
+        if made and not self._bus.keyring.of_kind(EntityKind.ORCHESTRATOR):
+            return spec  # no guard: whoever has the bus's token reads everything anyway
+        for name, value in made.items():
+            await self._store(_owner(user), name, value)
+        for owner, name in references_of(recorded).values():
+            if name in made:
+                continue
+            if await self._bus.bucket(subjects.SECRET).get(leader=True, user=owner, name=name) is None:
+                raise BadJob(f"{user} has no secret {name}; `dmsc secret set {name}` stores one")
+        return recorded
+
+    async def _store(self, user: str, name: str, value: str) -> None:
+        keyring = self._bus.keyring
+        key = keyring.of_kind(EntityKind.ORCHESTRATOR)
+        if not key:
+            raise Conflict("this bus has no guard, so there are no keys to seal a secret with")
+        sealed = keyring.seal(value, key, about(user, name))
+        message = StoredSecret(user=user, name=name, sealed=sealed, stored_at=time.time())
+        await self._bus.bucket(subjects.SECRET).put(message, user=user, name=name)
+
+
+def _owner(user: str) -> str:
+    if not is_token(user):
+        raise BadInput(f"user {user!r} can't have secrets: the name has more than letters, digits, - and _")
+    return user

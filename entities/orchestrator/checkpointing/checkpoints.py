@@ -1,0 +1,417 @@
+"""A job's checkpoints: taken at step boundaries, written beside the training, published whole, restored.
+
+The step loop waits for the copies alone (`at_boundary`). One task at a time collects what the instances
+wrote, publishes the manifest, and removes what is too old. A checkpoint that does not come about costs
+nothing but itself: training goes on, and the one before still counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from bus.connection import Bus
+from bus.files.artifacts import ReadableArtifacts
+from bus.logs import get_logger
+from bus.subjects import CHECKPOINT, CHECKPOINT_WAIT, STATE_RESTORE
+from entities.job_files.checkpoint_catalog import Folder, Opener, checkpoints_at, read_manifest
+from entities.job_files.node_files import files_of
+from entities.orchestrator.checkpointing.checkpoint_schedule import (
+    RISK,
+    TREND_STEPS,
+    Choice,
+    Conditions,
+    choose,
+)
+from entities.orchestrator.checkpointing.job_artifacts import OwnCheckpoints, Unsure
+from entities.orchestrator.job_state.instances import Instances, MemberLost
+from entities.orchestrator.job_state.job_secrets import secrets_for
+from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.retry_limits import Unrecoverable
+from entities.orchestrator.monitoring.hardware_risk import hardware_risk
+from schemas.checkpoint import (
+    CheckpointManifest,
+    CheckpointOrder,
+    CheckpointTaken,
+    CheckpointWait,
+    CheckpointWritten,
+    spec_digests,
+)
+from schemas.errors import BadInput, Conflict, DamagedCheckpoint, DmscError
+from schemas.job import StepResult
+from schemas.step import Member, StateRestore
+
+log = get_logger("orchestrator")
+
+TAKE_DEADLINE_S = 60.0
+"""The copy of a stage's state: gigabytes a second."""
+END_S = 120.0
+"""How long the end of a job waits for a checkpoint that is being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A checkpoint on its way: copied, not yet published."""
+
+    folder: Folder
+    url: str
+    writers: tuple[Member, ...]
+    stall_s: float
+    began: float
+    reason: str
+
+
+class Checkpoints:
+    """`committed` after each step; `due`, then `at_boundary`, between two steps; `restore` to go back."""
+
+    def __init__(self, bus: Bus, mesh: MeshView, instances: Instances, journal: Journal, epoch: int) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._instances = instances
+        self._journal = journal
+        self._spec = journal.record.spec
+        self._job = journal.job
+        self._epoch = epoch
+        self._store = OwnCheckpoints(bus, mesh, instances, journal, epoch)
+        self._numbers = 0
+        self._last_step = 0
+        self._tried = -1
+        self._writing: asyncio.Task[None] | None = None
+        self._writing_folder: Folder | None = None
+        self._damaged: set[str] = set()
+        self._unsure: set[Folder] = set()
+        self._uneven = False
+        self._crew: Collection[Member] | None = None
+        self._costs: deque[float] = deque(maxlen=5)
+        self._step_s: deque[float] = deque(maxlen=TREND_STEPS)
+        self._losses: deque[float] = deque(maxlen=TREND_STEPS)
+        self._risk_answered = False
+        self._expected: tuple[float, float, str] | None = None  # between failures, until when, by whom
+
+    # --- when ---------------------------------------------------------------------------------------------
+    def committed(self, result: StepResult) -> None:
+        """A step was decided: its time and loss count from now on."""
+        self._step_s.append(result.step_s)
+        self._losses.append(result.loss)
+
+    def expect(self, between_s: float, valid_s: float, by: str) -> None:
+        """A functional module reckons with a failure every `between_s` seconds; for `valid_s` that counts."""
+        self._expected = (between_s, time.monotonic() + valid_s, by)
+
+    def due(self, step: int) -> bool:
+        """Whether the loop has to stop at this boundary and call `at_boundary`."""
+        return step != self._tried and step != self._last_step and self._choose(step).due
+
+    def _choose(self, step: int) -> Choice:
+        record = self._journal.record
+        risk, reason = hardware_risk(
+            report for (_, job), report in self._mesh.quality.items() if job == self._job
+        )
+        if risk <= RISK:
+            self._risk_answered = False
+        if self._expected is not None and time.monotonic() > self._expected[1]:
+            self._expected = None
+        expected_s, _, expected_by = self._expected or (None, 0.0, "")
+        choice = choose(
+            self._spec.training.checkpoint_every,
+            Conditions(
+                step=step,
+                last_step=max(self._last_step, self._tried),
+                steps=self._spec.training.steps,
+                step_s=statistics.median(self._step_s) if self._step_s else None,
+                cost_s=statistics.median(self._costs) if self._costs else None,
+                observed_s=max(0.0, time.time() - record.submitted_at),
+                failures=record.recoveries + self._epoch - 1,
+                instances=len(self._instances.stage_members()),
+                losses=tuple(self._losses),
+                risk=risk,
+                risk_reason=reason,
+                risk_answered=self._risk_answered,
+                expected_s=expected_s,
+                expected_by=expected_by,
+            ),
+        )
+        if choice.due and self._busy and self._spec.training.checkpoint_every == "auto":
+            return Choice(False, choice.interval_steps, choice.reason)  # as soon as the one before is done
+        return choice
+
+    @property
+    def _busy(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    # --- taking and writing -------------------------------------------------------------------------------
+    async def at_boundary(self, step: int, stages: Sequence[Sequence[Member]]) -> None:
+        """Takes a checkpoint at `step` if one is due; returns once every stage has copied its state.
+
+        Args:
+            step: the version that all are at.
+            stages: who is at it, by stage.
+
+        Raises:
+            MemberLost: a replica died before its copy was taken.
+        """
+        if not self.due(step) or not all(stages):
+            return
+        reason = self._choose(step).reason
+        self._tried = step
+        if self._busy and step >= self._spec.training.steps:
+            assert self._writing is not None
+            await asyncio.wait([self._writing])  # nothing is left to train meanwhile, and none comes after
+        if self._busy:
+            before = self._writing_folder.version if self._writing_folder else "?"
+            await self._tell(f"step {step}: none taken, that of step {before} is still being written")
+            return
+        await self._take(step, stages, reason)
+
+    async def of_this_step(self, step: int, stages: Sequence[Sequence[Member]], reason: str) -> bool:
+        """Sees to it that there is one of `step`, due or not; returns once it is whole, or False without.
+
+        Raises:
+            MemberLost: a replica died before its copy was taken.
+        """
+        await self._settled()
+        if self._last_step == step:
+            return True
+        await self._take(step, stages, reason)
+        await self._settled()
+        return self._last_step == step
+
+    async def _take(self, step: int, stages: Sequence[Sequence[Member]], reason: str) -> None:
+        self._tried = step
+        self._numbers += 1
+        folder = Folder(step, self._epoch, self._numbers)
+        url = self._store.url_of(folder)
+        writers = tuple(members[0] for members in stages if members)
+        order = CheckpointOrder(job=self._job, epoch=self._epoch, version=step, url=url)
+        began = time.monotonic()
+        try:
+            answers = await self._instances.order(
+                CHECKPOINT, order, writers, deadline_s=self._instances.patience_s(TAKE_DEADLINE_S)
+            )
+        except MemberLost:
+            self._tried = -1
+            raise
+        except DmscError as error:
+            await self._not_written(step, str(error))
+            return
+        taken = [answer for answer in answers.values() if isinstance(answer, CheckpointTaken)]
+        stall_s = max((one.stall_ms for one in taken), default=0.0) / 1e3
+        self._writing_folder, self._risk_answered = folder, True
+        coming = _Order(folder, url, writers, stall_s, began, reason)
+        self._writing = asyncio.create_task(self._contained(coming), name=f"checkpoint {self._job} {folder}")
+
+    async def _contained(self, order: _Order) -> None:
+        """Whatever goes wrong here, the job goes on."""
+        try:
+            await self._publish(order)
+        except MemberLost as error:  # nothing is wrong with the store: due again as soon as the job is back
+            self._tried, self._risk_answered = -1, False
+            await self._drop(order, str(error))
+        except Unsure as error:
+            self._unsure.add(order.folder)
+            if isinstance(error.cause, MemberLost):
+                self._tried, self._risk_answered = -1, False
+            await self._not_written(order.folder.version, str(error))
+        except DmscError as error:
+            await self._drop(order, str(error))
+        except Exception as error:
+            log.error("checkpoint broke", job=self._job, exc_info=error)
+            await self._drop(order, f"internal error: {type(error).__name__}: {error}")
+
+    async def _publish(self, order: _Order) -> None:
+        wait = CheckpointWait(job=self._job, epoch=self._epoch, url=order.url)
+        answers = await self._instances.order(
+            CHECKPOINT_WAIT, wait, order.writers, deadline_s=self._instances.idle_s(order.url), moving=True
+        )
+        written = [answer for answer in answers.values() if isinstance(answer, CheckpointWritten)]
+        parts = tuple(sorted((one.part for one in written), key=lambda part: part.stage))
+        manifest = CheckpointManifest(
+            job=self._job,
+            version=order.folder.version,
+            epoch=self._epoch,
+            written_at=time.time(),
+            spec_sha256=spec_digests(self._spec),
+            torch_version=parts[0].torch_version,
+            stages=parts,
+        )
+        await self._store.publish(order.folder, manifest, order.writers)
+        write_s = time.monotonic() - order.began - order.stall_s
+        self._costs.append(order.stall_s + write_s)
+        self._last_step = order.folder.version
+        await self._journal.note(now=True, checkpoint_step=order.folder.version)
+        await self._tell(
+            f"step {order.folder.version} at {order.url}: {_size(manifest.size_bytes)}, "
+            f"stall {order.stall_s * 1e3:.0f} ms, written in {write_s:.2f} s; why: {order.reason}; "
+            f"{self._outlook(order)}"
+        )
+        try:
+            await self._store.sweep(order.folder, self._damaged, self._unsure)
+        except DmscError as error:
+            log.warning("old checkpoints not removed", job=self._job, reason=str(error))
+
+    def _outlook(self, order: _Order) -> str:
+        choice = self._choose(order.folder.version)
+        if not choice.interval_steps or order.folder.version >= self._spec.training.steps:
+            return "the last"
+        because = f" ({choice.reason})" if choice.reason != order.reason else ""
+        return f"next after {choice.interval_steps} steps{because}"
+
+    async def _drop(self, order: _Order, why: str) -> None:
+        await self._not_written(order.folder.version, why)
+        try:
+            await self._store.remove(order.folder)
+        except DmscError as error:  # the next sweep finds it
+            log.warning("leftover of a checkpoint not removed", job=self._job, reason=str(error))
+
+    async def _not_written(self, step: int, why: str) -> None:
+        log.warning("no checkpoint", job=self._job, step=step, reason=why)
+        await self._tell(f"step {step}: not written: {why}")
+
+    async def _tell(self, text: str) -> None:
+        with contextlib.suppress(DmscError):  # the bus is away: the checkpoint is what counts, not the word
+            await self._journal.tell("checkpoint", text=text)
+
+    # --- going back ---------------------------------------------------------------------------------------
+    async def restore(self, *, fresh: bool = False, crew: Collection[Member] | None = None) -> int:
+        """Every stage instance takes the newest checkpoint that is whole; without any, the job's beginning.
+
+        What is being written when this is called is waited for: it may be the newest. The beginning is the
+        checkpoint that `resume_from` names, else the seed or the initial weights.
+
+        Args:
+            fresh: the instances have just been built, so that for the seed nothing is to be done.
+            crew: only these; others of the job are on their way, and join later.
+
+        Returns:
+            The version that all are at.
+
+        Raises:
+            MemberLost: a member died meanwhile.
+            Unrecoverable: there is nothing to begin from.
+            DmscError: the store does not answer; ask again.
+        """
+        await self._settled()
+        self._uneven = False
+        self._crew = crew
+        version = await self._restore_own()
+        if version is None and self._spec.resume_from is not None:
+            version = await self._restore_named(self._spec.resume_from)
+        if version is None:
+            version = 0
+            if not fresh or self._uneven:
+                await self._order_restore(0, None)
+        self._last_step, self._tried = version, -1
+        self._losses.clear()
+        return version
+
+    async def _restore_own(self) -> int | None:
+        open_url, folders = await self._store.opener(), await self._store.published()
+        if not folders and (lost := self._journal.record.checkpoint_step) is not None:
+            await self._tell(f"that of step {lost} is not at {self._store.url} any more")
+        for folder in folders:
+            url = self._store.url_of(folder)
+            if url not in self._damaged and await self._try(url, open_url):
+                return folder.version
+        return None
+
+    async def _restore_named(self, named: str) -> int:
+        """From the checkpoint that the job's author names, which may be another job's. Nodes read it."""
+        try:
+            secrets = await secrets_for(self._bus, self._spec)
+
+            def open_url(url: str) -> ReadableArtifacts:
+                return files_of(url, self._bus, self._store.agents, secrets=secrets)
+
+            urls = await checkpoints_at(open_url, named)
+        except BadInput as error:
+            raise Unrecoverable(f"resume_from {named}: {error.text}") from None
+        if not urls:
+            raise Unrecoverable(
+                f"resume_from {named}: there is no manifest.json of a checkpoint; "
+                "name the folder of one, or the folder 'checkpoints' of a job"
+            )
+        for url in urls:
+            if (manifest := await self._try(url, open_url)) is not None:
+                differing = _differing(manifest, spec_digests(self._spec))
+                if differing:
+                    await self._tell(f"{url} is of a job with other {' and '.join(differing)}: as you wish")
+                return manifest.version
+        raise Unrecoverable(f"resume_from {named}: no checkpoint there can be read")
+
+    async def _try(self, url: str, open_url: Opener) -> CheckpointManifest | None:
+        """Restores from `url`; None if it is damaged.
+
+        Raises:
+            Unrecoverable: it is whole, but not of this model or not for this job.
+        """
+        try:
+            manifest = await read_manifest(open_url, url)
+            if manifest.version >= self._spec.training.steps and manifest.job != self._job:
+                raise Unrecoverable(
+                    f"resume_from {url} is of step {manifest.version}, but training.steps is "
+                    f"{self._spec.training.steps}: ask for more steps"
+                )
+            await self._order_restore(manifest.version, url)
+        except Conflict as error:
+            raise Unrecoverable(error.text) from None
+        except DamagedCheckpoint as error:  # stages whose files were whole have taken them all the same
+            self._uneven = True
+            self._damaged.add(url)
+            log.error("damaged checkpoint", job=self._job, url=url, reason=error.text)
+            await self._tell(f"{error.text}; the one before is tried")
+            return None
+        return manifest
+
+    async def _order_restore(self, version: int, url: str | None) -> None:
+        order = StateRestore(job=self._job, epoch=self._epoch, version=version, checkpoint=url)
+        members = [one for one in self._instances.stage_members() if self._crew is None or one in self._crew]
+        idle_s = self._instances.idle_s(url or self._spec.initial_weights or "")
+        await self._instances.order(STATE_RESTORE, order, members, deadline_s=idle_s, moving=True)
+
+    # --- the end ------------------------------------------------------------------------------------------
+    async def _settled(self) -> None:
+        """What is being written is published or dropped; a dead writer is noticed by the order itself."""
+        if self._writing is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await asyncio.wait([self._writing])
+
+    async def finish(self) -> None:
+        """The job has ended well: the last checkpoint, if one is on its way, becomes whole."""
+        await self._settled()
+
+    async def abandon(self) -> None:
+        """Gives up what is being written, and leaves the store as it is. Twice is fine."""
+        writing, self._writing = self._writing, None
+        if writing is not None and not writing.done():
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def close(self) -> None:
+        """The job has ended, its instances too: what is unfinished or too old goes, the newest stay."""
+        await self.abandon()
+        if not (self._numbers or self._epoch > 1):
+            return
+        try:
+            await self._store.sweep(None, self._damaged, ())  # nobody is left who would publish
+        except DmscError as error:
+            log.warning("old checkpoints not removed", job=self._job, reason=str(error))
+            await self._tell(f"what is unfinished or too old may be left at {self._store.url}: {error.text}")
+
+
+def _differing(manifest: CheckpointManifest, mine: dict[str, str]) -> list[str]:
+    theirs = manifest.spec_sha256
+    return sorted(section for section in mine if theirs.get(section) != mine[section])
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,64 @@
+"""Files that the orchestrator has an instance of a job write below the job's own artifacts (ADR-0040)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from bus.subjects import PUBLISH_FILE
+from entities.orchestrator.job_state.instances import Instances, MemberLost
+from schemas.errors import Conflict, DmscError, Fenced
+from schemas.files import PIECE_BYTES, PublishFile
+from schemas.step import Member
+
+WRITERS = 3
+"""Asked, one after the other, until one has written it: all of them would write the same."""
+PUBLISH_S = 90.0
+"""An instance gives up sooner."""
+
+
+async def publish_file(
+    instances: Instances, writers: Sequence[Member], *, job: str, epoch: int, url: str, name: str, data: bytes
+) -> None:
+    """Returns once `name` is in the folder `url`. Any other end but `Conflict` leaves open whether it is
+    there, or will be.
+
+    Raises:
+        Conflict: what the file lists is not there; nothing was written.
+        Fenced: another orchestrator has the job.
+        MemberLost: all that were asked are lost.
+        DmscError: none of them could write it.
+    """
+    digest = hashlib.sha256(data).hexdigest()
+    orders = [
+        PublishFile(
+            job=job,
+            epoch=epoch,
+            url=url,
+            name=name,
+            size=len(data),
+            sha256=digest,
+            offset=offset,
+            data=data[offset : offset + PIECE_BYTES],
+        )
+        for offset in range(0, max(1, len(data)), PIECE_BYTES)
+    ]
+    lost: set[Member] = set()
+    failed: DmscError | None = None
+    for writer in writers[:WRITERS]:
+        try:
+            for order in orders:
+                await instances.order(PUBLISH_FILE, order, [writer], deadline_s=PUBLISH_S)
+        except MemberLost as error:
+            lost |= error.members
+        except Fenced:
+            raise
+        except Conflict:
+            if lost or failed is not None:  # it may have been there for the one before
+                continue
+            raise
+        except DmscError as error:
+            failed = failed or error
+        else:
+            return
+    raise failed or MemberLost(lost, f"{url}/{name}: nobody is left to write it")

@@ -1,0 +1,97 @@
+"""Where a fault is and how far it reaches (draft §4.4(5), §5.5): asked of SRD and MIC, judged here."""
+
+from __future__ import annotations
+
+from bus.connection import Bus
+from bus.subjects import FAULT_VERDICT, JUDGE, RESOLVE
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.mesh_view import MeshView
+from schemas.cluster import Judge, Judgement
+from schemas.errors import NotFound, Unavailable
+from schemas.fault import FaultReport, FaultScope, FaultVerdict, VerdictKind
+from schemas.registry import InstanceState, Resolve, Resolved
+from schemas.step import Member
+
+ASK_DEADLINE_S = 3.0
+"""SRD and agents answer in milliseconds; one that is being restarted gets this long."""
+
+
+async def locate(
+    bus: Bus, mesh: MeshView, instances: Instances, job: str, member: Member, report: FaultReport
+) -> FaultVerdict:
+    """Asks the registry and the node agent, and says what it was and how far it reaches."""
+    record = mesh.last_of(member)
+    try:
+        found = await bus.command(
+            RESOLVE, Resolve(sid=member.sid), deadline_s=ASK_DEADLINE_S, while_heard=True
+        )
+        assert isinstance(found, Resolved)
+        present = next((one for one in found.records if one.incarnation == member.incarnation), None)
+        state = present.state if present is not None else InstanceState.GONE
+        record = present or record
+    except Unavailable:
+        state = mesh.state_of(member) or InstanceState.PENDING  # the registry is away: what it said last
+    judgement: Judgement | None = None
+    assert instances.graph is not None
+    where = instances.graph.placement(member.sid)
+    agent = mesh.agent_of(where.cluster, where.node)
+    if agent is not None:
+        try:
+            query = Judge(job=job, sid=member.sid, incarnation=member.incarnation)
+            answer = await bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent)
+            assert isinstance(answer, Judgement)
+            judgement = answer
+        except (Unavailable, NotFound):
+            agent = None
+    verdict = judge(member, state, judgement, report)
+    told = {
+        "job": job,
+        "culprit": record.culprit if record is not None else None,
+        "log": judgement.log if judgement is not None else (),
+    }
+    verdict = verdict.model_copy(update=told)
+    await bus.publish(FAULT_VERDICT, verdict, sid=member.sid)
+    return verdict
+
+
+def judge(
+    member: Member, state: InstanceState, judgement: Judgement | None, report: FaultReport
+) -> FaultVerdict:
+    """Pure: registry state and the agent's judgement → verdict, scope, action."""
+    process = judgement.process if judgement is not None else "unknown to a silent agent"
+
+    def verdict(kind: VerdictKind, scope: FaultScope, action: str, reason: str) -> FaultVerdict:
+        return FaultVerdict(
+            job=report.job,
+            sid=member.sid,
+            incarnation=member.incarnation,
+            verdict=kind,
+            scope=scope,
+            action=action,
+            reason=reason,
+        )
+
+    known = f"process {process}, registry {state}"
+    if report.kind == "slow" and process != "gone" and state is InstanceState.ACTIVE:
+        action = "it gets the share that it can do"
+        return verdict("transient", "none", action, f"{known}: {report.evidence}")
+    if judgement is None:
+        reason = f"its node agent does not answer; {report.evidence}"
+        return verdict("structural", "node", "replace on another node", reason)
+    if judgement.process in ("gone", "unknown"):
+        reason = f"process {process}: {_evidence(judgement, report)}"
+        return verdict("structural", "instance", "replace", reason)
+    if state in (InstanceState.FAULTED, InstanceState.GONE):
+        reason = f"registry says {state}, process {process}: {report.evidence}"
+        return verdict("structural", "instance", "fence and replace", reason)
+    if report.kind == "link" and judgement.process == "running":
+        return verdict("transient", "none", "the link is built anew", f"{known}: {report.evidence}")
+    if report.kind in ("link", "unreachable"):
+        reason = f"{known}, but not reachable: {report.evidence}"
+        return verdict("structural", "instance", "fence and replace", reason)
+    return verdict("unfounded", "none", "none", known)
+
+
+def _evidence(judgement: Judgement, report: FaultReport) -> str:
+    """What the instance or its agent said of its end, before what is left of its process."""
+    return (report.kind == "instance" and report.evidence) or judgement.evidence or report.evidence

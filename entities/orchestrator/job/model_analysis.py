@@ -1,0 +1,131 @@
+"""What node agents work out about a job's model: its topology before it is placed (§5.3), a sample when it is
+trained."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import ANALYSE, WRITE_SAMPLE
+from entities.orchestrator.job_state.job_secrets import secrets_for
+from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.mesh_view import MeshView
+from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
+from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
+from schemas.job import WeightsManifest
+from schemas.task_graph import ModelTopology
+
+log = get_logger("orchestrator")
+
+ASK_AGAIN_S = 30.0
+"""An agent that was restarted meanwhile knows of no analysis. One that is at it takes the order for a
+repetition; it ends a worker that does not get on, and gives one that does all the time that it takes."""
+ACCEPT_S = 20.0
+"""A living agent takes an order within milliseconds; then the next one is asked. In heard time."""
+SAMPLE_DEADLINE_S = 90.0
+
+
+class ModelWork:
+    """Orders it from agents of the job's clusters; what they find comes back in messages of its own."""
+
+    def __init__(self, bus: Bus, mesh: MeshView, journal: Journal) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._journal = journal
+        self._job = journal.record.job
+        self._spec = journal.record.spec
+        self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
+        self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._analysts: set[str] = set()
+        self._writers: set[str] = set()
+
+    # --- what agents answer: those that were asked, nobody else ---------------------------------------------
+    def topology(self, message: ModelTopology, agent: str) -> None:
+        if self._is_asked(agent, self._analysts, "topology") and not self._topology.done():
+            self._topology.set_result(message)
+
+    def analysis_failed(self, message: AnalysisFailed, agent: str) -> None:
+        """A verdict on the model, or what its worker lacked, the bus for instance."""
+        if not self._is_asked(agent, self._analysts, "analysis") or self._topology.done():
+            return
+        lacked = ErrorReply(code=message.code, text=message.text).to_exception()
+        self._topology.set_exception(lacked if isinstance(lacked, Unavailable) else BadModel(message.text))
+
+    def sample_written(self, message: SampleWritten, agent: str) -> None:
+        if self._is_asked(agent, self._writers, "sample") and not self._sample.done():
+            self._sample.set_result(message.text)
+
+    def _is_asked(self, agent: str, asked: set[str], what: str) -> bool:
+        if agent not in asked:
+            log.warning(f"{what} of a node that was not asked: ignored", job=self._job, agent=agent)
+        return agent in asked
+
+    # --- what they are asked ------------------------------------------------------------------------------
+    async def analyse(self) -> ModelTopology:
+        """
+        Raises:
+            BadModel: it has none.
+            Unavailable: no node could take it, or the bus does not tell the job's secrets; ask again.
+        """
+        secrets = await secrets_for(self._bus, self._spec)
+        order = Analyse(job=self._job, spec=self._spec, secrets=secrets)
+        passed_over: dict[str, str] = {}  # who could not do it, and why: no word on the model
+        while True:
+            agents = self._agents()
+            if not agents:
+                await self._journal.reason("no node has joined: waiting")
+                await self._mesh.next_change()
+                continue
+            agent = next((sid for sid in agents if sid not in passed_over), None)
+            if agent is None:
+                raise Unavailable("; ".join(f"{sid}: {passed_over[sid]}" for sid in agents))
+            try:
+                return await self._mesh.while_there(agent, self._analysed_by(agent, order))
+            except Unavailable as error:
+                log.warning("no topology, asking another node", job=self._job, agent=agent, reason=error.text)
+                passed_over[agent] = error.text
+
+    async def write_sample(self, manifest: WeightsManifest) -> str:
+        """A courtesy at the end: its failure is told, and fails nothing."""
+        agents = self._agents()
+        if not agents:
+            return ""
+        try:
+            order = WriteSample(
+                job=self._job,
+                spec=self._spec,
+                weights_url=manifest.url,
+                secrets=await secrets_for(self._bus, self._spec),
+            )
+            key = self._mesh.nodes[agents[0]].sealing_key
+            self._writers.add(agents[0])
+            await self._bus.command(
+                WRITE_SAMPLE, order, deadline_s=10.0, while_heard=True, agent=agents[0], seal_to=key
+            )
+            async with self._bus.pulse.timeout(SAMPLE_DEADLINE_S):
+                return await self._sample
+        except (DmscError, TimeoutError) as error:
+            log.warning("no sample", job=self._job, reason=str(error) or "timed out")
+            return ""
+
+    async def _analysed_by(self, agent: str, order: Analyse) -> ModelTopology:
+        self._analysts.add(agent)
+        while not self._topology.done():
+            key = self._mesh.nodes[agent].sealing_key
+            await self._bus.command(
+                ANALYSE, order, deadline_s=ACCEPT_S, while_heard=True, agent=agent, seal_to=key
+            )
+            await asyncio.wait([self._topology], timeout=ASK_AGAIN_S)
+        try:
+            return self._topology.result()
+        except Unavailable:
+            self._topology = asyncio.get_running_loop().create_future()
+            raise
+
+    def _agents(self) -> list[str]:
+        wanted = self._spec.parallel.clusters
+        return sorted(
+            (sid for sid, node in self._mesh.nodes.items() if not wanted or node.cluster in wanted),
+            key=lambda sid: (self._mesh.cordons.whole(sid), not self._mesh.nodes[sid].warm, sid),
+        )

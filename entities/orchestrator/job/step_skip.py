@@ -1,0 +1,87 @@
+"""Leaving a step out, by those that have the state: forget it, record the decision, go on (ADR-0012)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from bus.logs import get_logger
+from bus.subjects import STEP_ABORT, STEP_COMMIT
+from entities.orchestrator.job_state.decision_record import DecisionRecord
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.step.step_orders import COMMIT_DEADLINE_S, commit_order
+from schemas.errors import DmscError, Fenced
+from schemas.step import Member, StepAbort, StepDecision
+
+log = get_logger("orchestrator")
+
+ABORT_DEADLINE_S = 20.0
+
+
+class Omission:
+    """No step loop runs meanwhile. `losing` is told who does not answer: those are lost to the job."""
+
+    def __init__(
+        self,
+        instances: Instances,
+        record: DecisionRecord,
+        epoch: int,
+        losing: Callable[[Iterable[Member], str], None],
+    ) -> None:
+        self._instances = instances
+        self._record = record
+        self._epoch = epoch
+        self._losing = losing
+
+    async def clear(self, step: int, attempt: int, members: Iterable[Member]) -> None:
+        """All of them forget what they have of the step: they are at `attempt`, or lost."""
+        order = StepAbort(
+            job=self._record.job,
+            epoch=self._epoch,
+            step=step,
+            attempt=attempt,
+            fenced=tuple(sorted(self._instances.lost, key=lambda one: (one.sid, one.incarnation))),
+        )
+        await asyncio.gather(
+            *(
+                self._answered(
+                    member,
+                    self._instances.order(STEP_ABORT, order, [member], deadline_s=ABORT_DEADLINE_S),
+                )
+                for member in members
+            )
+        )
+
+    async def carry_out(self, decision: StepDecision) -> None:
+        """The commit point, then everybody's commit. Whoever does not answer is lost; the decision stands.
+
+        Raises:
+            Fenced: another orchestrator leads this job.
+        """
+        await self._record.write(decision)
+        await asyncio.gather(
+            *(
+                self._answered(
+                    member,
+                    self._instances.order(
+                        STEP_COMMIT,
+                        commit_order(decision, stage, self._epoch),
+                        [member],
+                        deadline_s=COMMIT_DEADLINE_S,
+                        moving=True,
+                    ),
+                )
+                for stage, members in enumerate(decision.membership)
+                for member in members
+            )
+        )
+
+    async def _answered(self, member: Member, order: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        try:
+            await order
+        except Fenced:
+            raise
+        except DmscError as error:
+            log.warning("a step is left out without it", sid=member.sid, reason=str(error))
+            self._losing([member], str(error))

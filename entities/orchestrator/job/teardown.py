@@ -1,0 +1,149 @@
+"""Termination and clean-up of a job (draft §4.4(6)): MG and SR report, SMO stops instances, SRD releases, MIC
+drops the topology."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import FORGET_TOPOLOGY, RELEASE_JOB
+from entities.orchestrator.checkpointing.checkpoints import Checkpoints
+from entities.orchestrator.job.ingress_gateway import EntryGateway
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.job_secrets import forget_secrets
+from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.link_secret import forget_link_secret
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.policy_distribution import Communication
+from schemas.cluster import ForgetTopology
+from schemas.errors import DmscError
+from schemas.registry import ReleaseJob
+from schemas.signals import TerminationReport
+
+log = get_logger("orchestrator")
+
+TERMINATION_DEADLINE_S = 5.0
+ANSWER_S = 10.0
+"""How long registry and agents are waited for; in heard time."""
+AGENTS_BACK_S = 12.0
+"""How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
+
+
+class CleanUp:
+    """Of one job: `run` when it is over, `reclaim` before it starts afresh under another orchestrator."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        journal: Journal,
+        instances: Instances,
+        checkpoints: Checkpoints,
+        communication: Communication,
+        entry: EntryGateway,
+    ) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._journal = journal
+        self._job = journal.record.job
+        self._instances = instances
+        self._checkpoints = checkpoints
+        self._communication = communication
+        self._entry = entry
+        self._terminated: set[str] = set()
+        self._termination = asyncio.Event()
+
+    def terminated(self, report: TerminationReport) -> None:
+        self._terminated.add(report.sid)
+        self._termination.set()
+
+    async def run(self) -> None:
+        """Whatever goes wrong with a part is told, and the rest is cleaned up."""
+        steps: Sequence[tuple[str, Callable[[], Awaitable[None]]]] = (
+            ("termination", self._end_communication),
+            ("instances", self._instances.stop),
+            ("checkpoints", self._checkpoints.close),
+            ("registry", self._release),
+            ("topology", self._forget),
+            ("link secret", lambda: forget_link_secret(self._bus, self._job)),
+            ("secrets", lambda: forget_secrets(self._bus, self._journal.record.spec)),
+        )
+        for name, step in steps:
+            try:
+                await step()
+            except Exception as error:  # whatever it is, the rest is cleaned up
+                known = isinstance(error, DmscError)
+                log.warning(
+                    "clean-up incomplete",
+                    job=self._job,
+                    part=name,
+                    reason=str(error),
+                    exc_info=None if known else error,
+                )
+
+    async def park(self) -> None:
+        """Its instances end, and their slots are free; whatever goes wrong with that, their agents end them
+        before anything of the next epoch starts there."""
+        for name, step in (("instances", self._instances.stop(now=True)), ("registry", self._release())):
+            try:
+                await step
+            except DmscError as error:
+                log.warning("not parked in order", job=self._job, part=name, reason=str(error))
+
+    async def reclaim(self) -> None:
+        """An orchestrator before this one left the job open, and nothing of it lives that could go on.
+
+        What is left of its instances ends before new ones start, for they hold their slots.
+
+        Raises:
+            Unavailable: the registry does not answer, or can't write.
+        """
+        await self.agents_back()
+        await self._release()
+        await self._forget()
+
+    async def agents_back(self) -> None:
+        """The agents of its instances' nodes register with a new orchestrator within seconds."""
+        graph = self._journal.record.graph
+        places = {(one.cluster, one.node) for one in graph.placements} if graph else set()
+
+        def back() -> bool:
+            return all(self._mesh.agent_of(cluster, node) is not None for cluster, node in places)
+
+        await self._mesh.until(back, AGENTS_BACK_S)
+
+    async def _end_communication(self) -> None:
+        graph = self._journal.record.graph
+        if self._communication.policy is not None:
+            self._communication.revise("the job has ended", ended=True)
+        elif graph is not None and self._journal.record.ends_as is not None:
+            self._entry.end(graph)
+        else:
+            return
+        expected = {*self._mesh.gateways(), *self._mesh.routers()}
+        try:
+            async with asyncio.timeout(TERMINATION_DEADLINE_S):
+                while not expected <= self._terminated:
+                    self._termination.clear()
+                    await self._termination.wait()
+        except TimeoutError:
+            log.warning("no termination report", job=self._job, of=sorted(expected - self._terminated))
+
+    async def _release(self) -> None:
+        order = ReleaseJob(job=self._job)
+        await self._bus.command(RELEASE_JOB, order, deadline_s=ANSWER_S, while_heard=True)
+
+    async def _forget(self) -> None:
+        orders = (
+            self._bus.command(
+                FORGET_TOPOLOGY,
+                ForgetTopology(job=self._job),
+                deadline_s=ANSWER_S,
+                while_heard=True,
+                agent=agent,
+            )
+            for agent in sorted(self._mesh.nodes)
+        )
+        await asyncio.gather(*orders, return_exceptions=True)

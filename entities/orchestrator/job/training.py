@@ -1,0 +1,496 @@
+"""A job's training, from the first step to the last: steps, boundaries, roll-backs, steps that are left out.
+
+What breaks a step is judged in `troubles`; who comes and goes is in `recruits` and `crew_changes`; what is
+decided about the open step, in the step machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import STEP_ABORT
+from entities import metrics
+from entities.orchestrator.checkpointing.checkpoints import Checkpoints
+from entities.orchestrator.faults.job_faults import JobFaults
+from entities.orchestrator.job.step_skip import Omission
+from entities.orchestrator.job_state.decision_record import DecisionRecord
+from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
+from entities.orchestrator.job_state.instances import Instances, MemberLost
+from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.job_state.quarantine import BadMicrobatch, Quarantine, skip_decision
+from entities.orchestrator.job_state.retry_limits import Parked, Setbacks, StepBroken, Unrecoverable
+from entities.orchestrator.membership.failure_handling import Troubles
+from entities.orchestrator.membership.joining import Recruits
+from entities.orchestrator.membership.membership_changes import CrewChanges
+from entities.orchestrator.membership.node_partitions import NodeCuts
+from entities.orchestrator.membership.peer_copies import PeerCopies
+from entities.orchestrator.membership.rebalancing import Rebalancing
+from entities.orchestrator.membership.replacement import OccupiedFn, Replacement
+from entities.orchestrator.membership.stage_moves import StageMoves
+from entities.orchestrator.membership.standbys import Standbys
+from entities.orchestrator.monitoring.alerts import Alerts
+from entities.orchestrator.monitoring.job_figures import JobFigures
+from entities.orchestrator.monitoring.step_result import step_result
+from entities.orchestrator.step.step_loop import StageGone, StepGivenUp
+from entities.orchestrator.step.step_owner import Progress
+from entities.orchestrator.transaction.step_events import Replay, in_order
+from entities.orchestrator.transaction.step_ledger import StepLedger
+from entities.orchestrator.transaction.takeover_rules import Settled
+from schemas.alert import Alert
+from schemas.errors import Conflict, DmscError
+from schemas.job import JobState, StepResult
+from schemas.signals import QosReport
+from schemas.stage_move import MoveForecast
+from schemas.step import Member, MicrobatchClaim, StepAbort, StepDecision
+
+log = get_logger("orchestrator")
+
+ABORT_DEADLINE_S = 20.0
+RESTORATIONS = 8
+"""In a row, each broken by a new loss, before the job is parked."""
+RETRY_S, RETRY_MOST_S = 0.5, 5.0
+"""Pause before a store that did not answer is asked again, at first and at most."""
+
+
+class Training:
+    """Runs the steps of one job. `async with` it from the deployment to the export of the weights."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        journal: Journal,
+        instances: Instances,
+        checkpoints: Checkpoints,
+        communication: Communication,
+        faults: JobFaults,
+        occupied: OccupiedFn,
+        gateway: Callable[[], str],
+        other_gateway: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._journal = journal
+        self._instances = instances
+        self._checkpoints = checkpoints
+        self._choose_other = other_gateway
+        self._spec = journal.record.spec
+        self._job = journal.job
+        self._epoch = journal.record.epoch
+        self.record = DecisionRecord(bus, self._job, self._epoch, journal.confirmed)
+        self._tasks = tasks = GuardedTasks()
+        self._telling = telling = Telling(journal, instances)
+        self._progress = progress = Progress(
+            bus, self._spec, self._epoch, instances, self.record, gateway, self, self._pauses
+        )
+        self._quarantine = Quarantine(self._spec.training.on_bad_microbatch, journal.record.microbatch_faults)
+        self._replacement = replacement = Replacement(bus, mesh, instances, journal, occupied)
+        self._standbys = Standbys(instances, communication, progress, telling)
+        self._recruits = Recruits(instances, replacement, progress, telling, tasks, bus.pulse)
+        self._troubles = Troubles(
+            instances,
+            replacement,
+            self._recruits,
+            self._standbys,
+            faults,
+            self._quarantine,
+            Setbacks(
+                journal.record.setbacks,
+                roll_backs=journal.record.roll_backs,
+                furthest=journal.record.furthest,
+            ),
+            progress,
+            telling,
+            tasks,
+        )
+        self._changes = CrewChanges(
+            instances, replacement, self._recruits, self._standbys, checkpoints, progress, telling, tasks
+        )
+        self._rebalancing = Rebalancing(
+            instances,
+            replacement,
+            self._recruits,
+            progress,
+            telling,
+            tasks,
+            self._changes.part_with,
+            StageMoves(list(journal.record.moves)),
+            allowed=self._spec.parallel.rebalance,
+        )
+        self._cuts = NodeCuts(
+            bus, mesh, instances, replacement, self._troubles, faults, progress, telling, tasks
+        )
+        self._copies = PeerCopies(bus, instances, self._epoch, progress, self._recruits, telling, tasks)
+        self._decided_at = time.monotonic()
+        self.alerts = Alerts(journal.record.alerts)
+        self._figures = JobFigures()
+        self._parks = ""
+
+    async def __aenter__(self) -> Training:
+        self._tasks.spawn(self._telling.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._progress.running:
+                await self._progress.close()
+        finally:
+            await self._tasks.close()
+
+    # --- where it is, and what its owner hands in -----------------------------------------------------
+    @property
+    def step(self) -> int:
+        """The step that is open."""
+        return self._progress.step
+
+    @property
+    def attempt(self) -> int:
+        """The present attempt of the open step."""
+        return self._progress.attempt
+
+    def stages(self) -> tuple[tuple[Member, ...], ...]:
+        """Members with the state of the present version, by stage."""
+        return self._progress.stages
+
+    def claimed(self, claim: MicrobatchClaim) -> None:
+        self._progress.claimed(claim)
+
+    def lost(self, member: Member, why: str, told: str = "") -> None:
+        """See `Troubles.lost`."""
+        self._troubles.lost(member, why, told)
+
+    def revise_standbys(self) -> None:
+        """See `Standbys.revise`."""
+        self._standbys.revise()
+
+    def drain(self, sid: str) -> str:
+        """See `CrewChanges.drain`."""
+        return self._changes.drain(sid)
+
+    def scale(self, stage: int, replicas: int) -> str:
+        """See `CrewChanges.scale`."""
+        if self._rebalancing.under_way:
+            raise Conflict(f"{self._rebalancing.under_way} is changing its stage: ask again in a moment")
+        self._rebalancing.disturbed()
+        return self._changes.scale(stage, replicas)
+
+    def park(self, why: str) -> bool:
+        """Has the job stop at the end of the open step, at a checkpoint of it; '': not any more.
+
+        Returns:
+            Whether it is in training, so that this will come.
+        """
+        self._parks = why
+        return self._progress.running
+
+    def move(self, sid: str, stage: int, by: str, forecast: MoveForecast | None) -> str:
+        """See `Rebalancing.ask`."""
+        return self._rebalancing.ask(sid, stage, by, forecast)
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """See `Troubles.counted`."""
+        return self._troubles.counted
+
+    @property
+    def finds_room(self) -> bool:
+        """There is room now for an instance that was waiting for it, and will be placed in a moment."""
+        return self._replacement.finds_room()
+
+    async def told(self) -> None:
+        """Returns once everything so far is on the job's stream."""
+        await self._tasks.unless_failed(self._telling.told())
+
+    # --- beginning ------------------------------------------------------------------------------------
+    async def begin(self) -> None:
+        """Takes up the job with fresh instances, at its beginning or at the newest checkpoint.
+
+        Raises:
+            Fenced: another orchestrator leads this job.
+        """
+        await self.record.take()
+        self._rebalancing.disturbed()
+        self._progress.step, crew = await self._restore(fresh=True)
+        if self.step:
+            await self._journal.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
+        settled = self._progress.afresh(crew)
+        await self._open(settled)
+        self._recruits.introduce(settled)
+
+    async def go_on(self, settled: Settled) -> None:
+        """Takes up the job with the living instances of an orchestrator before this one."""
+        self._progress.step = settled.step
+        self._troubles.taken_over(settled.step)
+        self._rebalancing.disturbed()
+        await self._open(settled)
+        present = {member.sid for member in settled.everyone if member not in self._instances.lost}
+        for unit in self._instances.units:
+            if unit.sid not in present:
+                self._troubles.missing(unit.sid)
+
+    # --- steps and boundaries ----------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Trains to the last step, validation and checkpoints included.
+
+        Raises:
+            DmscError: the job can't go on; the text says why.
+        """
+        self._decided_at = time.monotonic()
+        while True:
+            try:
+                while await self._boundary():
+                    boundary = self._progress.loop.to_boundary(self.step)
+                    self._progress.step = await self._tasks.unless_failed(boundary)
+                return
+            except StepGivenUp as given_up:
+                log.warning("step given up", job=self._job, step=self.step, reason=given_up.text)
+            except (StageGone, StepBroken) as gone:
+                await self._roll_back(gone)
+
+    async def _boundary(self) -> bool:
+        """What is due before the next step; whether there is one. One that can't be computed is left out."""
+        while True:
+            if not self._progress.loop.over:  # a step that was given up had its boundary before
+                await self._at_rest()
+            bad = self._quarantine.of(self.step)
+            if bad is None or self._progress.at_end:
+                return not self._progress.at_end
+            await self._leave_out(bad)
+
+    async def _at_rest(self) -> None:
+        """Validation, checkpoint, and one instance that is to leave its node."""
+        if self._validation_due(self.step):
+            await self._tasks.unless_failed(self._validate())
+        try:
+            await self._tasks.unless_failed(self._checkpoints.at_boundary(self.step, self._progress.stages))
+            if not self._progress.at_end:
+                await self._park()
+                await self._changes.at_rest()
+        except MemberLost as lost:
+            self._troubles.losing(lost.members, str(lost))  # due again at the next boundary
+
+    async def _park(self) -> None:
+        """
+        Raises:
+            Parked: somebody wants it.
+            MemberLost: somebody died before the checkpoint was taken.
+        """
+        if self._parks:
+            step, stages = self._progress.step, self._progress.stages
+            await self._tasks.unless_failed(self._checkpoints.of_this_step(step, stages, self._parks))
+        if self._parks:  # still
+            raise Parked(self._parks, for_room=False)
+
+    def _pauses(self, step: int) -> bool:
+        return (
+            step >= self._spec.training.steps
+            or self._validation_due(step)
+            or self._checkpoints.due(step)
+            or self._quarantine.of(step) is not None
+            or self._changes.need_rest
+            or bool(self._parks)
+        )
+
+    def _validation_due(self, step: int) -> bool:
+        training = self._spec.training
+        if not training.validation_microbatches or not self._spec.data.validation_fraction:
+            return False
+        if step == training.steps:
+            return True
+        return bool(training.validate_every) and step % training.validate_every == 0
+
+    async def _validate(self) -> None:
+        loss = await self._progress.loop.validate(self.step)
+        self._telling.validation(self.step, loss)
+        await self.told()
+
+    # --- going back -------------------------------------------------------------------------------------
+    async def _roll_back(self, gone: StageGone | StepBroken) -> None:
+        """Everyone takes the last checkpoint (or the seed): a stage was lost with its state, or a step failed
+        too often.
+
+        Raises:
+            Parked: the job can't be brought back now.
+        """
+        began = time.monotonic()
+        if isinstance(gone, StepBroken):
+            self._troubles.rolling_back(gone)
+        await self._journal.move(JobState.RECOVERING, gone.text)
+        before = await self._progress.close()
+        version, crew = await self._restore(attempt=before.attempt)
+        self._progress.step = version
+        text = f"{gone.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
+        self._troubles.rolled_back(text)
+        self._rebalancing.disturbed()
+        await self._journal.tell("recovery", text=text)
+        await self._journal.move(JobState.RUNNING, f"step {version} of {self._spec.training.steps}")
+        settled = self._progress.afresh(crew, before.attempt, before.generation)
+        await self._open(settled)
+        self._recruits.introduce(settled)
+        self._decided_at = time.monotonic()
+
+    async def _restore(
+        self, *, fresh: bool = False, attempt: int | None = None
+    ) -> tuple[int, frozenset[Member]]:
+        """Everyone takes the newest checkpoint that is whole, or the job's beginning.
+
+        Returns:
+            Its version, and who is at it; others join later.
+
+        Raises:
+            Parked: somebody whom the job can't do without finds no room, or they are lost again and again.
+        """
+        failures, pause_s = 0, RETRY_S
+        while True:
+            await self._recruits.until_there()
+            crew = frozenset(one for one in self._instances.present() if one.sid not in self._recruits.coming)
+            try:
+                if attempt is not None:
+                    await self._tasks.unless_failed(self._abort(attempt, crew))
+                restoring = self._checkpoints.restore(fresh=fresh, crew=crew)
+                return await self._tasks.unless_failed(restoring), crew
+            except MemberLost as lost:
+                failures += 1
+                last: DmscError = lost
+                self._troubles.losing(lost.members, str(lost))
+            except (Unrecoverable, Parked):
+                raise
+            except DmscError as error:  # the store, or somebody, does not answer
+                failures += not error.retryable
+                last = error
+                await self._journal.reason(f"the checkpoint can't be read yet: {error.text}")
+                await self._tasks.unless_failed(asyncio.sleep(pause_s))
+                pause_s = min(2 * pause_s, RETRY_MOST_S)
+            fresh = False
+            if failures >= RESTORATIONS:
+                why = f"{failures} restorations in a row failed; the last: {last}"
+                raise Parked(why, for_room=False)
+
+    async def _abort(self, attempt: int, crew: Iterable[Member]) -> None:
+        order = StepAbort(
+            job=self._job,
+            epoch=self._epoch,
+            step=self.step,
+            attempt=attempt,
+            fenced=in_order(self._instances.lost),
+        )
+        await self._instances.order(STEP_ABORT, order, crew, deadline_s=ABORT_DEADLINE_S)
+
+    async def until_whole(self) -> None:
+        """Returns once every stage has a member again, from a peer's copy or by a roll-back.
+
+        After a roll-back, `step` is behind the last one.
+        """
+        while not all(self._progress.stages):
+            try:
+                await self._tasks.unless_failed(self._progress.loop.pause())
+            except (StageGone, StepBroken) as gone:
+                await self._roll_back(gone)
+
+    # --- steps that can't be computed -----------------------------------------------------------------
+    async def _leave_out(self, bad: BadMicrobatch) -> None:
+        """On to the next step without the present one, with those that have the state; others join later.
+
+        Raises:
+            StageGone: nobody of a stage has it.
+        """
+        before = await self._progress.close()
+        omission = Omission(self._instances, self.record, self._epoch, self._troubles.losing)
+        settled = self._progress.living(before)
+        await self._tasks.unless_failed(omission.clear(self.step, before.attempt, settled.everyone))
+        settled = self._progress.living(settled)
+        if all(settled.stages):
+            decision = skip_decision(self._job, self._epoch, settled, bad)
+            await self._tasks.unless_failed(omission.carry_out(decision))
+            self._progress.step = bad.step + 1
+            self._troubles.left_out(bad)
+            settled = self._progress.living(replace(settled, step=self.step))
+        await self._open(settled)
+        self._standbys.revise()
+        self._recruits.introduce(settled)
+        for stage, members in enumerate(settled.stages):
+            if not members:
+                raise StageGone(stage)
+
+    async def _open(self, settled: Settled) -> None:
+        await self._progress.open(settled)
+        self._keep_copies()
+
+    def _keep_copies(self) -> None:
+        if self._spec.parallel.copies:
+            self._copies.revise()
+
+    # --- what the step loop tells ---------------------------------------------------------------------
+    def decided(self, ledger: StepLedger, decision: StepDecision) -> None:
+        now = time.monotonic()
+        result = step_result(
+            self._spec, ledger, decision, now - self._decided_at, self._progress.loop.clock.phases()
+        )
+        self._decided_at = now
+        self._progress.step = decision.step + 1
+        self._troubles.decided(decision.step)
+        self._checkpoints.committed(result)
+        self._telling.step(result, self._troubles.counted)
+        self._watched(result, ledger)
+        self._changes.decided()
+        self._rebalancing.decided(result)
+        self._standbys.revise()
+
+    def _watched(self, result: StepResult, ledger: StepLedger) -> None:
+        self._figures.decided(result)
+        for alert in self.alerts.decided(result, ledger.claims.values()):
+            self._alert(alert)
+
+    def _alert(self, alert: Alert) -> None:
+        tell = log.warning if alert.raised else log.info
+        tell("alert", kind=alert.kind, job=self._job, step=alert.step, raised=alert.raised, text=alert.text)
+        self._telling.alert(alert, self.alerts.raised)
+
+    def reported(self, report: QosReport) -> None:
+        """Type 5 up, of one of the job's clusters."""
+        for alert in self.alerts.reported(report, self.step):
+            self._alert(alert)
+
+    def readings(self, peak_tflops: float | None) -> Iterator[metrics.Reading]:
+        """For whoever scrapes this process. `peak_tflops`: of one device, if known."""
+        yield from self._figures.readings(self._journal.record, peak_tflops)
+        for raised in self.alerts.raised:
+            yield metrics.JOB_ALERT(1, job=self._job, kind=raised.kind)
+        for kind, count in self.alerts.counted.items():
+            yield metrics.JOB_ALERTS(count, job=self._job, kind=kind)
+
+    def committed(self, step: int) -> None:
+        self._troubles.committed(step)
+        self._keep_copies()
+
+    def losing(self, members: Iterable[Member], why: str) -> None:
+        """These do not answer: that is told, and they are lost."""
+        self._troubles.losing(members, why)
+
+    def silence(self, witness: Member, peer: Member) -> None:
+        """See `NodeCuts.silence`."""
+        self._cuts.silence(witness, peer)
+
+    def replayed(self, replay: Replay) -> None:
+        log.info("replay", job=self._job, step=self.step, replayed=len(replay.replayed))
+        self._telling.recovery(f"{len(replay.replayed)} microbatches of the lost are computed again")
+
+    def restarting(self, step: int, reason: str) -> None:
+        self._troubles.restarting(step, reason)
+
+    async def bring_back(self, stage: int, version: int) -> Member | None:
+        return await self._copies.bring_back(stage, version)
+
+    async def other_gateway(self, failed: str) -> None:
+        self._troubles.silent_gateway(failed)
+        await self._choose_other(failed)

@@ -1,0 +1,86 @@
+"""What a finished job leaves: weights as safetensors shards with an index.
+
+Instances write all of it; on the bus, this process the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from bus.connection import Bus
+from bus.files.artifacts import SCHEME, open_on_bus
+from bus.subjects import EXPORT
+from entities.orchestrator.checkpointing.publishing import publish_file
+from entities.orchestrator.job_state.instances import Instances
+from schemas.errors import BadMessage
+from schemas.job import JobSpec, WeightsManifest
+from schemas.step import Exported, ExportOrder, Member
+from schemas.weights_digest import INDEX_NAME, weights_sha256
+
+MOST_TENSORS = 1 << 18
+"""Of one stage, which come in pages: whoever tells them is a job's own process."""
+
+
+async def export_weights(
+    bus: Bus,
+    job: str,
+    spec: JobSpec,
+    epoch: int,
+    instances: Instances,
+    stages: Sequence[Sequence[Member]],
+    version: int,
+) -> WeightsManifest:
+    """Has the first replica of each stage write its shard, then writes the index.
+
+    Raises:
+        MemberLost: a replica died while exporting; ask again with another one.
+        BadMessage: a replica tells of more tensors than a stage may have.
+    """
+    url = f"{spec.artifacts.rstrip('/')}/{job}/weights"
+    names = [f"model-{index + 1:05d}-of-{len(stages):05d}.safetensors" for index in range(len(stages))]
+
+    idle_s = instances.idle_s(url)
+
+    async def one(stage: int) -> Exported:
+        writer = stages[stage][0]
+        tensors: dict[str, str] = {}
+        after = ""
+        while True:
+            order = ExportOrder(
+                job=job, epoch=epoch, version=version, url=url, shard=names[stage], after=after
+            )
+            answers = await instances.order(EXPORT, order, [writer], deadline_s=idle_s, moving=True)
+            exported = answers[writer.sid]
+            assert isinstance(exported, Exported)
+            tensors |= exported.tensors
+            if len(tensors) > MOST_TENSORS:
+                raise BadMessage(f"{writer.sid} tells of more than {MOST_TENSORS:,} tensors of its stage")
+            behind = max(exported.tensors, default="")
+            if not exported.more or behind <= after:  # who tells nothing new has told all
+                return exported.model_copy(update={"tensors": tensors})
+            after = behind
+
+    written = await asyncio.gather(*(one(stage) for stage in range(len(stages))))
+    lines: dict[str, str] = {}
+    where: dict[str, str] = {}
+    for name, exported in zip(names, written, strict=True):
+        lines.update(exported.tensors)
+        where.update(dict.fromkeys(exported.tensors, name))
+    size = sum(exported.bytes for exported in written)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+    data = json.dumps(index, indent=1).encode()
+    if url.startswith(SCHEME):
+        await open_on_bus(url, bus).put_bytes(INDEX_NAME, data)
+    else:
+        writers = [members[0] for members in stages]
+        await publish_file(instances, writers, job=job, epoch=epoch, url=url, name=INDEX_NAME, data=data)
+    return WeightsManifest(
+        url=url,
+        shards=(*names, INDEX_NAME),
+        tensors=where,
+        bytes=size,
+        sha256=weights_sha256(lines),
+        step=version,
+    )

@@ -1,0 +1,369 @@
+"""The instances of one job: starting them in their slots, waiting for them, giving them orders."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from bus.connection import Bus
+from bus.messaging.request_progress import Progress
+from bus.subject import Subject
+from bus.subjects import START_INSTANCE, STOP_INSTANCE
+from entities.orchestrator.job_state.job_secrets import secrets_for
+from entities.orchestrator.job_state.link_secret import link_secret
+from entities.orchestrator.job_state.mesh_view import MeshView
+from schemas.base import Message
+from schemas.cluster import InstanceStart, InstanceStop
+from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
+from schemas.job import InstanceView, JobSpec
+from schemas.registry import PASSING, READY, SILENT, InstanceState
+from schemas.step import Member
+from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from schemas.urls import BUS, local_path
+
+START_DEADLINE_S = 20.0
+"""An agent answers within milliseconds; this covers one that restarts."""
+
+NO_PROGRESS_S = 120.0
+"""Without any of it, what gets ready, or moves a stage's state in pieces, counts as stuck; with it, it may
+take for ever. A dead instance is noticed long before."""
+SLOWEST_BYTES_PER_S = 4e6
+"""What moves a stage's state more slowly than this counts as stuck (the instances reckon with the same)."""
+
+
+class MemberLost(DmscError):
+    """Instances of the job no longer count."""
+
+    code = "member_lost"
+    retryable = True
+
+    def __init__(self, members: Iterable[Member], text: str) -> None:
+        super().__init__(text)
+        self.members = set(members)
+
+
+class NotReady(DmscError):
+    """Instances that were started are not ready, for no fault of their own: another start may fare better."""
+
+    code = "not_ready"
+    retryable = True
+
+    def __init__(self, members: Iterable[Member], text: str) -> None:
+        super().__init__(text)
+        self.members = tuple(members)
+
+
+class _Lost(Unavailable):
+    """The member was judged lost while its answer was awaited."""
+
+    code = "lost"
+
+
+class StartFailed(DmscError):
+    """An instance ended before it was ready; its own last words are the text."""
+
+    code = "start_failed"
+
+    def __init__(self, member: Member, text: str) -> None:
+        super().__init__(text)
+        self.member = member
+
+
+class NodeLost(DmscError):
+    """A node that was to run instances does not do so; `agent` is the SID of its agent, if that is known."""
+
+    code = "node_lost"
+    retryable = True
+
+    def __init__(self, agent: str | None, text: str) -> None:
+        super().__init__(text)
+        self.agent = agent
+
+
+class Instances:
+    """Who runs which unit now. `members` maps SID to the incarnation that counts."""
+
+    def __init__(self, bus: Bus, mesh: MeshView, job: str, spec: JobSpec, epoch: int) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._job = job
+        self._spec = spec
+        self._epoch = epoch
+        self.graph: TaskGraph | None = None
+        self.members: dict[str, Member] = {}
+        self.lost: set[Member] = set()
+        self._lost_more = asyncio.Event()
+        self._link_secret = ""
+
+    def mark_lost(self, member: Member) -> None:
+        """This incarnation no longer counts: whoever waits for its answer stops waiting."""
+        self.lost.add(member)
+        self._lost_more.set()
+        self._lost_more = asyncio.Event()
+
+    def is_present(self, member: Member) -> bool:
+        """The present incarnation of its unit, and not lost."""
+        return self.members.get(member.sid) == member and member not in self.lost
+
+    async def _until_lost(self, member: Member) -> None:
+        while member not in self.lost:
+            await self._lost_more.wait()
+
+    @property
+    def units(self) -> tuple[TaskUnit, ...]:
+        assert self.graph is not None
+        return self.graph.units
+
+    def stages(self) -> tuple[tuple[Member, ...], ...]:
+        """Members of each stage, in replica order."""
+        assert self.graph is not None
+        count = 1 + max(unit.stage for unit in self.units)
+        return tuple(
+            tuple(self.members[unit.sid] for unit in self.graph.stage(stage) if unit.sid in self.members)
+            for stage in range(count)
+        )
+
+    @property
+    def expected_ms(self) -> float:
+        """Milliseconds of one microbatch through all stages, as analysed."""
+        return sum({unit.stage: unit.requirements.cost_ms for unit in self.units}.values())
+
+    def patience_s(self, least_s: float, *, times: float = 1.0) -> float:
+        """Deadline of an order that moves a stage's whole state `times` times: `least_s` for a small one."""
+        state_bytes = max((unit.requirements.memory_bytes for unit in self.units), default=0)
+        return least_s + times * state_bytes / SLOWEST_BYTES_PER_S
+
+    def idle_s(self, url: str) -> float:
+        """How long an order that moves a stage's state from or to `url` may go without progress.
+
+        Files of this machine and of the bus are moved in pieces that are counted; of other stores' drivers
+        only some say how far they are, so that a whole file may be one piece.
+        """
+        in_pieces = url.startswith(BUS) or local_path(url) is not None
+        return NO_PROGRESS_S if in_pieces else self.patience_s(NO_PROGRESS_S)
+
+    def stage_members(self) -> list[Member]:
+        """Those of stages that are not lost."""
+        return [member for members in self.stages() for member in members if member not in self.lost]
+
+    def present(self) -> list[Member]:
+        """All that are not lost, data instances too."""
+        return [member for member in self.members.values() if member not in self.lost]
+
+    async def start(self, units: Iterable[TaskUnit], *, joins: bool = False) -> list[Member]:
+        """Starts a new incarnation of each unit in its slot and waits until all are ready.
+
+        Args:
+            joins: the job runs; they become active when a reduction group admits them.
+
+        Raises:
+            StartFailed: an instance refused or died; its own reason is the text.
+            NodeLost: a node died before its instances were ready.
+            NotReady: one gets on no more, or ended for want of the bus or of others.
+            Unavailable: the bus does not answer; nothing was started.
+        """
+        self._link_secret = self._link_secret or await link_secret(self._bus, self._job)
+        named = await secrets_for(self._bus, self._spec)
+        orders = [asyncio.create_task(self._start(unit, joins, named)) for unit in units]
+        await asyncio.gather(*orders, return_exceptions=True)  # what was begun is known before anything fails
+        started = [order.result() for order in orders]
+        await self._until_ready(started)
+        return started
+
+    async def _start(self, unit: TaskUnit, joins: bool, named: str) -> Member:
+        """`named`: the secrets that the job's URLs name."""
+        assert self.graph is not None
+        place = self.graph.placement(unit.sid)
+        member = Member(sid=unit.sid, incarnation=secrets.token_hex(6))
+        order = InstanceStart(
+            job=self._job,
+            epoch=self._epoch,
+            spec=self._spec,
+            unit=unit,
+            incarnation=member.incarnation,
+            slot=place.slot,
+            stages=self._spec.parallel.stages,
+            layer_count=self.graph.layer_count,
+            code_digest=self.graph.code_digest,
+            inexact=bool(self.graph.inexact),
+            joins=joins,
+            link_secret=self._link_secret,
+            secrets=named,
+        )
+        agent = self._mesh.agent_of(place.cluster, place.node)
+        if agent is None:
+            raise NodeLost(None, f"node {place.node} of cluster {place.cluster} is not there")
+        try:
+            started = self._bus.command(
+                START_INSTANCE,
+                order,
+                deadline_s=START_DEADLINE_S,
+                while_heard=True,
+                agent=agent,
+                seal_to=self._mesh.nodes[agent].sealing_key,
+            )
+            await self._mesh.while_there(agent, started)
+        except Unavailable as error:
+            raise NodeLost(agent, f"node {place.node} of cluster {place.cluster}: {error.text}") from None
+        self.members[unit.sid] = member
+        return member
+
+    def _node_of(self, member: Member) -> str | None:
+        """The SID of the agent of its node, if that is there."""
+        assert self.graph is not None
+        place = self.graph.placement(member.sid)
+        return self._mesh.agent_of(place.cluster, place.node)
+
+    def _ready(self, member: Member) -> bool:
+        record = self._mesh.last_of(member)
+        if record is None or record.state in (InstanceState.FAULTED, InstanceState.GONE):
+            return False
+        return record.state is InstanceState.ACTIVE or record.reason == READY
+
+    async def _until_ready(self, members: Iterable[Member]) -> None:
+        waiting = list(members)
+        over = (InstanceState.FAULTED, InstanceState.GONE)
+
+        def ended(member: Member) -> bool:
+            record = self._mesh.last_of(member)
+            return record is not None and record.state in over
+
+        def orphaned(member: Member) -> bool:
+            return not self._ready(member) and self._node_of(member) is None
+
+        def settled() -> bool:
+            return any(ended(member) or orphaned(member) for member in waiting) or all(
+                self._ready(member) for member in waiting
+            )
+
+        def told() -> list[str | None]:
+            """How far they say that they are (`workers.stage.startup_progress`)."""
+            records = [self._mesh.last_of(member) for member in waiting]
+            return [None if record is None else record.reason for record in records]
+
+        def goes_on(before: list[str | None]) -> bool:
+            return settled() or told() != before
+
+        getting_on = True
+        while getting_on and not settled():
+            getting_on = await self._mesh.until(partial(goes_on, told()), NO_PROGRESS_S)
+        for member in waiting:
+            record = self._mesh.last_of(member)
+            reason = (record.reason if record else "") or "ended before it was ready"
+            if orphaned(member):
+                raise NodeLost(None, f"{member.sid}: its node has left the mesh")
+            if ended(member) and reason.startswith(SILENT):
+                raise NodeLost(self._node_of(member), f"{member.sid}: {reason}")
+            if ended(member) and reason.startswith(PASSING):
+                raise NotReady([member], f"{member.sid}: {reason}")
+            if ended(member):
+                raise StartFailed(member, f"{member.sid}: {reason}")
+        if not getting_on:
+            late = [member for member in waiting if not self._ready(member)]
+            names = ", ".join(member.sid for member in late)
+            raise NotReady(late, f"{names} not ready, and no progress for {NO_PROGRESS_S:.0f} s")
+
+    async def order(
+        self,
+        row: Subject,
+        message: Message,
+        members: Iterable[Member],
+        *,
+        deadline_s: float,
+        moving: Progress | bool = False,
+    ) -> dict[str, Any]:
+        """Gives the same order to several members and returns their answers by SID.
+
+        With `moving` each has `deadline_s` from its last progress on (`bus.messaging.request_progress`); with
+        a `Progress`, from the last of any order that has the same.
+
+        Raises:
+            MemberLost: some did not answer; nobody else's answer is lost to idempotence.
+        """
+        targets = list(members)
+
+        async def one(member: Member) -> Message:
+            asked = asyncio.create_task(
+                self._bus.command(
+                    row,
+                    message,
+                    deadline_s=deadline_s,
+                    while_heard=True,
+                    moving=Progress() if moving is True else moving or None,
+                    job=self._job,
+                    sid=member.sid,
+                )
+            )
+            gone = asyncio.create_task(self._until_lost(member))
+            try:
+                await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    answer: Message = asked.result()
+                    return answer
+                raise _Lost(f"{member.sid} was lost")
+            finally:
+                asked.cancel()
+                gone.cancel()
+
+        answers = await asyncio.gather(*(one(member) for member in targets), return_exceptions=True)
+        silent = []
+        problems = []
+        for member, answer in zip(targets, answers, strict=True):
+            # what an instance itself could not reach (a store, the bus) is no sign of its death
+            if _is_silence(answer):
+                silent.append(member)
+                problems.append(f"{member.sid}: {answer}")
+            elif isinstance(answer, BaseException):
+                raise answer
+        if silent:
+            raise MemberLost(silent, f"no answer to {row.name}: {'; '.join(problems)}")
+        return {member.sid: answer for member, answer in zip(targets, answers, strict=True)}
+
+    async def stop(self, *, now: bool = False) -> None:
+        """Ends every instance of the job; those whose agent is gone have ended with it."""
+        if self.graph is None:
+            return
+
+        async def one(member: Member) -> None:
+            agent = self._node_of(member)
+            if agent is None:
+                return
+            order = InstanceStop(job=self._job, sid=member.sid, incarnation=member.incarnation, now=now)
+            await self._bus.command(STOP_INSTANCE, order, deadline_s=10.0, while_heard=True, agent=agent)
+
+        members = [one for one in self.members.values() if self._mesh.state_of(one) is not InstanceState.GONE]
+        self.members.clear()
+        await asyncio.gather(*(one(member) for member in members), return_exceptions=True)
+
+    def views(self) -> tuple[InstanceView, ...]:
+        """The job's instances for the live view."""
+        if self.graph is None:
+            return ()
+        shown = []
+        for unit in self.units:
+            place = self.graph.placement(unit.sid)
+            member = self.members.get(unit.sid)
+            state = self._mesh.state_of(member) if member else None
+            shown.append(
+                InstanceView(
+                    sid=unit.sid,
+                    role="data" if unit.kind is UnitKind.DATA else "stage",
+                    stage=unit.stage,
+                    cluster=place.cluster,
+                    node=place.node,
+                    state=str(state or "starting"),
+                    device=place.device,
+                    standby=unit.standby,
+                )
+            )
+        return tuple(shown)
+
+
+def _is_silence(answer: object) -> bool:
+    """Whether the member itself was not heard; what it says of others is an answer."""
+    if isinstance(answer, (NoResponders, DeadlineExceeded)):
+        return not answer.answered
+    return isinstance(answer, _Lost)

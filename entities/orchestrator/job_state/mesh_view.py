@@ -1,0 +1,232 @@
+"""What the orchestrator knows of the mesh: node agents, gateways, routers, and every instance's record.
+
+Fed by registrations with the orchestrator (draft §4.4(1)) and by the registry's bucket; readers wait on
+`changed` instead of polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from bus.logs import get_logger
+from bus.messaging.key_value import Change
+from entities.orchestrator.nodes.cordons import CordonBook
+from schemas.cluster import Cordon, NodeStatus
+from schemas.envelope import EntityKind
+from schemas.errors import Unavailable
+from schemas.registry import InstanceState, ServiceRecord
+from schemas.signals import NodeRegistration, QosReport
+from schemas.step import Member
+
+log = get_logger("orchestrator")
+
+_Result = TypeVar("_Result")
+
+LEAVING = (InstanceState.DRAINING, InstanceState.FAULTED, InstanceState.GONE)
+
+
+class MeshView:
+    """The present picture. All calls on the event loop."""
+
+    def __init__(
+        self, timeout: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout
+    ) -> None:
+        """`timeout`: what `until` is patient by; the bus's own (`bus.nats.liveness`) where others are
+        judged."""
+        self.nodes: dict[str, NodeStatus] = {}
+        self.services: dict[str, NodeRegistration] = {}
+        self.records: dict[str, ServiceRecord] = {}
+        self.cordons = CordonBook()
+        self.quality: dict[tuple[str, str], QosReport] = {}
+        self.on_leaving: Callable[[ServiceRecord], None] = lambda record: None
+        """Told of each instance's record that says that it drains, has failed, or is gone."""
+        self._timeout = timeout
+        self._departed: dict[str, ServiceRecord] = {}
+        self._changed = asyncio.Condition()
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def nudge(self) -> None:
+        """Whoever waits for a change looks again."""
+        await self._tell()
+
+    async def node(self, status: NodeStatus) -> None:
+        """A node agent registered, or its slots changed."""
+        self.nodes[status.sid] = status
+        await self._tell()
+
+    def forget_node(self, agent: str) -> None:
+        """This agent does not answer: nothing is placed there until it says again that it lives."""
+        self.nodes.pop(agent, None)
+
+    async def while_there(self, agent: str, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Awaits `work`, which this agent is to do, unless the agent leaves meanwhile.
+
+        Raises:
+            Unavailable: it has left.
+        """
+        asked = asyncio.create_task(work)
+        left = asyncio.create_task(self._until_left(agent))
+        try:
+            await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            raise Unavailable(f"node agent {agent} has left the mesh")
+        finally:
+            asked.cancel()
+            left.cancel()
+
+    async def _until_left(self, agent: str) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: agent not in self.nodes)
+
+    async def cordon(self, cordon: Cordon) -> None:
+        """A place was cordoned, or its cordon says something else now."""
+        self.cordons.put(cordon)
+        await self._tell()
+
+    async def cordoned(self, cordons: Iterable[Cordon]) -> None:
+        """All cordons there are."""
+        self.cordons = CordonBook()
+        for cordon in cordons:
+            self.cordons.put(cordon)
+        await self._tell()
+
+    async def uncordon(self, cordon: Cordon) -> None:
+        """A place is open again."""
+        self.cordons.remove(cordon)
+        await self._tell()
+
+    async def service(self, registration: NodeRegistration) -> None:
+        """A gateway or router registered."""
+        self.services[registration.sid] = registration
+        await self._tell()
+
+    async def record(self, change: Change) -> None:
+        """The registry's bucket moved."""
+        if change.message is not None and change.message.sid != change.key:
+            # The key's removal would leave the record of the other one here for good.
+            log.warning("a record under another service's key", key=change.key, sid=change.message.sid)
+            return
+        if change.message is not None:
+            before = self.records.get(change.message.sid)
+            if before is not None and before.job and before.incarnation != change.message.incarnation:
+                self._departed[before.sid] = before  # replaced: how it ended is still asked for
+            self.records[change.message.sid] = change.message
+            if change.message.state in (InstanceState.GONE, InstanceState.FAULTED):
+                self._left(change.message.sid)
+            if change.message.state in LEAVING and change.message.job is not None:
+                self.on_leaving(change.message)
+        elif change.key:
+            self._gone(change.key)
+            self._left(change.key)
+        await self._tell()
+
+    def _gone(self, sid: str) -> None:
+        """A record was removed. What an instance was is remembered until its job is forgotten."""
+        record = self.records.pop(sid, None)
+        if record is not None and record.job is not None:
+            self._departed[sid] = record.model_copy(update={"state": InstanceState.GONE})
+            self.on_leaving(self._departed[sid])
+
+    def runs(self, sid: str) -> bool:
+        """Whether the registry knows this service as running."""
+        record = self.records.get(sid)
+        return record is not None and record.state not in (InstanceState.GONE, InstanceState.FAULTED)
+
+    def report(self, report: QosReport) -> None:
+        """Type 5 up: a gateway or router tells how a job's traffic goes in its cluster."""
+        if report.job is not None:
+            self.quality[report.sid, report.job] = report
+
+    def forget_job(self, job: str) -> None:
+        for key in [key for key in self.quality if key[1] == job]:
+            del self.quality[key]
+        for sid in [sid for sid, record in self._departed.items() if record.job == job]:
+            del self._departed[sid]
+
+    def last_of(self, member: Member) -> ServiceRecord | None:
+        """The present or last record of this incarnation, if there was one."""
+        for held in (self.records.get(member.sid), self._departed.get(member.sid)):
+            if held is not None and held.incarnation == member.incarnation:
+                return held
+        return None
+
+    def _left(self, sid: str) -> None:
+        self.nodes.pop(sid, None)
+        self.services.pop(sid, None)
+
+    def gateways(self, clusters: tuple[str, ...] | None = None) -> list[str]:
+        """SIDs of registered gateways, of these clusters only where given, in order."""
+        return self._of("gateway", clusters)
+
+    def routers(self, clusters: tuple[str, ...] | None = None) -> list[str]:
+        return self._of("router", clusters)
+
+    def _of(self, kind: str, clusters: tuple[str, ...] | None) -> list[str]:
+        return sorted(
+            entry.sid
+            for entry in self.services.values()
+            if entry.kind == kind and (clusters is None or entry.endpoint.cluster in clusters)
+        )
+
+    def agent_of(self, cluster: str, node: str) -> str | None:
+        """The SID of the node agent there, if it is registered."""
+        return next(
+            (
+                status.sid
+                for status in self.nodes.values()
+                if (status.cluster, status.node) == (cluster, node)
+            ),
+            None,
+        )
+
+    def has_ended(self, member: Member) -> bool:
+        """The registry says that this incarnation is faulted or gone."""
+        return self.state_of(member) in (InstanceState.FAULTED, InstanceState.GONE)
+
+    def state_of(self, member: Member) -> InstanceState | None:
+        """The registry's state of this incarnation; GONE if another one has its place."""
+        own = self.last_of(member)
+        if own is not None:
+            return own.state
+        return InstanceState.GONE if member.sid in self.records else None
+
+    def of_kind(self, kind: EntityKind) -> list[ServiceRecord]:
+        return [record for record in self.records.values() if record.kind is kind]
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until `condition` holds; False when `timeout_s` passed first."""
+        async with self._changed:
+            try:
+                async with self._timeout(timeout_s):
+                    await self._changed.wait_for(condition)
+            except TimeoutError:
+                return False
+        return True
+
+    def open_places(self) -> frozenset[tuple[str, int]]:
+        """All slots that are not cordoned, by agent and index, whatever runs there."""
+        closed = self.cordons.places()
+        return frozenset(
+            (node.sid, slot.index)
+            for node in self.nodes.values()
+            for slot in node.slots
+            if not {None, slot.index} & set(closed.get(node.sid, ()))
+        )
+
+    async def until_open_otherwise(self, before: frozenset[tuple[str, int]]) -> None:
+        """Returns once a place is open that was not among `before`; one that goes does not count, but may
+        come back."""
+        while not self.open_places() - before:
+            before &= self.open_places()
+            await self.next_change()
+
+    async def next_change(self) -> None:
+        async with self._changed:
+            await self._changed.wait()

@@ -1,0 +1,576 @@
+"""What the leading orchestrator serves: registrations, submissions, the queue, each message to its job."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.messaging.handlers import Handler, Server, Subscription
+from bus.messaging.key_value import Entry
+from bus.security.resealing import SealedAnew
+from bus.subject import Subject
+from bus.wire.correlation import current, new_correlation
+from bus.wire.packed import Sendable
+from entities import metrics
+from entities.election.leadership import Candidate
+from entities.election.lease import LeaseConfig
+from entities.orchestrator.faults.fault_queue import FaultQueue
+from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
+from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.link_secret import seal_links_anew
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.retry_limits import Parked
+from entities.orchestrator.nodes.cordon_service import Cordoning
+from entities.orchestrator.nodes.draining import Draining
+from entities.orchestrator.policy.arbitration import ArbitrationConfig
+from entities.orchestrator.policy.policy_service import PolicyDesk
+from entities.orchestrator.policy.promotion_rules import PromotionConfig
+from entities.orchestrator.policy.promotion_service import Promotions
+from entities.orchestrator.queue.admission import Admission
+from entities.orchestrator.queue.slot_demand import Room
+from entities.orchestrator.record_guards import RecordGuards, above_all
+from schemas import names
+from schemas.base import Message
+from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
+from schemas.door import (
+    CancelJob,
+    ChangeStage,
+    JobList,
+    JobQuery,
+    JobSummary,
+    MeshQuery,
+    MeshStatus,
+    ParkJob,
+    ResumeJob,
+    ScaleJob,
+    SubmitJob,
+)
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, Conflict, DmscError, Fenced, NewerRecord, NotFound, Unavailable
+from schemas.fault import FaultReport
+from schemas.job import ENDED, JobRecord, JobState
+from schemas.policy import DirectModule, ModuleLifecycle, ModuleOp
+from schemas.registry import ServiceRecord
+from schemas.signals import NodeRegistration, QosReport, TerminationReport
+from schemas.step import MicrobatchClaim
+from schemas.task_graph import ModelTopology
+
+log = get_logger("orchestrator")
+
+RETRY_S = 0.2
+"""Pause before the bus is asked again for what a new leader has to know."""
+
+CONFIRM_S = 2.0
+"""How long a command that ends a job's work waits until it is known that this one leads."""
+
+_Result = TypeVar("_Result")
+
+
+class _Deposed(Exception):
+    """Ends everything of this term's task group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrchestratorConfig:
+    """Settings of the orchestrator. `sid` is the leader's; who waits is called by its incarnation as well.
+
+    `ended_kept` bounds how many ended jobs stay in memory for listings; the bucket keeps all.
+    `submissions_kept` bounds how many submissions are remembered, so that a client's command that was
+    repeated through another gateway is the same job; clients give up after a minute.
+    """
+
+    sid: str = "orchestrator"
+    node: str = "mesh"
+    ended_kept: int = 1000
+    submissions_kept: int = 4096
+    peak_tflops: float | None = None  # of one device, 10¹² FLOP/s, for MFU among the metrics; None: not told
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
+    promotion: PromotionConfig = field(default_factory=PromotionConfig)
+
+
+class Leader:
+    """The orchestrator of one term: jobs run as tasks, each with its own state, all of it this term's.
+
+    `known`: the jobs of an earlier term of this process; one that the store has lost goes on from there.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        candidate: Candidate,
+        config: OrchestratorConfig,
+        known: Mapping[str, JobRecord],
+    ) -> None:
+        self._bus = bus
+        self._candidate = candidate
+        self.config = config
+        self.mesh = mesh
+        self.faults = FaultQueue(bus)
+        self._cordoning = Cordoning(bus, self.mesh, self.faults)
+        self._draining = Draining(self.mesh, self._cordoning, lambda: self._runs, candidate.confirmed)
+        self._runs: dict[str, JobRun] = {}
+        self._room = Room(mesh, self._runs)
+        self._ended: dict[str, JobRecord] = {}
+        self._admission = Admission(lambda: [run.as_it_stands() for run in self._runs.values()])
+        self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
+        self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
+        self._promotions = Promotions(bus, self._policies, self._runs, candidate.confirmed, config.promotion)
+        self._guards = RecordGuards(bus, self._runs, self._ended)
+        seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
+        self._sealing = SealedAnew(bus, EntityKind.ORCHESTRATOR, *seals)
+        self._known = known
+        self._tasks: asyncio.TaskGroup | None = None
+        self.refused: NewerRecord | None = None  # why it does not lead: nobody overwrites newer records
+        self._refusing = asyncio.Event()
+
+    def records(self) -> dict[str, JobRecord]:
+        """The jobs that it knows, by id."""
+        return {record.job: record for record in self._records()}
+
+    async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
+        """Leads until `keeping` ends, with who leads instead. `began` is called once all is served.
+
+        Cancelled, it stops in order: running jobs keep their record, so that the next leader resumes
+        them. Deposed, it stops at once, and touches neither records nor instances: both are the
+        next leader's.
+        """
+        served: list[Subscription] = []
+        deposed: str | None = None
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                leading = self._tasks.create_task(self._lead(served, began))
+                refusing = self._tasks.create_task(self._refusing.wait())
+                try:
+                    await asyncio.wait({keeping, leading, refusing}, return_when=asyncio.FIRST_COMPLETED)
+                    if leading.done() and not keeping.done():
+                        leading.result()  # it never ends but by an error, or because it refuses to lead
+                    deposed = self.refused.text if self.refused is not None else keeping.result()
+                finally:
+                    self._sealing.stop()
+                    await self._stop(served, deposed is not None)
+                raise _Deposed
+        except* _Deposed:
+            pass
+        assert deposed is not None
+        return deposed
+
+    async def _lead(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await self._leads(served, began)
+        except NewerRecord as error:
+            self._refuse(error)
+
+    def _refuse(self, error: NewerRecord) -> None:
+        """A record of a newer version is not ours to go on from, nor to overwrite: the term ends."""
+        self.refused = self.refused or error
+        self._refusing.set()
+
+    async def _leads(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
+        assert self._tasks is not None
+        loads = (self._cordoning.load, self._policies.load, self._promotions.load)
+        for load in (*loads, self._sealing.start):
+            await self._insistently(load)
+        await self._resume()
+        self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
+        await self._serve(served)
+        self.mesh.on_leaving = self._leaving
+        await self._insistently(self._guards.start)
+        await began()
+        self._tasks.create_task(self._draining.run(), name="draining")
+        self._tasks.create_task(self._policies.orders(), name="module orders")
+        self._tasks.create_task(self._promotions.run(), name="promotions")
+        await self._policies.lapses()
+
+    async def _stop(self, served: list[Subscription], deposed: bool) -> None:
+        self.mesh.on_leaving = lambda record: None
+        if deposed:
+            for run in self._runs.values():
+                run.instances.members.clear()  # the next leader's: not ours to stop
+        await asyncio.gather(*(run.shut_down(deposed=deposed) for run in list(self._runs.values())))
+        await self._guards.stop()
+        for subscription in served:
+            await subscription.stop(drain=not deposed)
+        if not deposed:
+            await self._policies.keep()
+
+    async def _serve(self, served: list[Subscription]) -> None:
+        """From here on this one answers. Subscriptions are put into `served` as they are made."""
+        bus = self._bus
+        answered: tuple[tuple[Subject, Server], ...] = (
+            (subjects.MESH_REGISTRATION, self._register),
+            (subjects.NODE_STATUS, self._node),
+            (subjects.TOPOLOGY, self._topology),
+            (subjects.ANALYSIS_FAILED, self._analysis_failed),
+            (subjects.SAMPLE_WRITTEN, self._sample_written),
+            (subjects.FAULT_REPORT, self._fault),
+            (subjects.MODULE_LIFECYCLE, self._policies.lifecycle),
+            (subjects.DIRECT_MODULE, self._direct),
+            (subjects.PROMOTE_MODULE, self._promotions.promote),
+            (subjects.ROLL_BACK_MODULE, self._promotions.roll_back),
+            (subjects.MODULE_QUERY, self._policies.query),
+            (subjects.SUBMIT, self._submit),
+            (subjects.RESUME, self._unpark),
+            (subjects.SCALE, self._scale),
+            (subjects.CHANGE_STAGE, self._change_stage),
+            (subjects.QUERY, self._query),
+            (subjects.MESH_QUERY, self._mesh_query),
+            (subjects.CORDON_PLACE, self._cordoning.cordon),
+            (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
+        )
+        for row, server in answered:
+            served.append(await self._insistently(partial(bus.serve, row, self._while_leading(server))))
+        for row, server in ((subjects.CANCEL, self._cancel), (subjects.PARK, self._park)):
+            served.append(await self._insistently(partial(bus.serve, row, self._always(server))))
+        heard: tuple[tuple[Subject, Handler], ...] = (
+            (subjects.STEP_CLAIM, self._claim),
+            (subjects.TERMINATION, self._termination),
+            (subjects.QOS_REPORT, self._quality),
+            (subjects.SUGGESTION, self._policies.suggestion),
+            (subjects.POLICY_SCORE, self._promotions.score),
+        )
+        for row, handler in heard:
+            served.append(await self._insistently(partial(bus.subscribe, row, handler)))
+
+    def _while_leading(self, server: Server) -> Server:
+        """One that was frozen, cut off or slow answers nothing until it knows that it still leads."""
+
+        async def sure(message: Message, envelope: Envelope) -> Sendable:
+            await self._candidate.confirmed()
+            return await server(message, envelope)
+
+        return sure
+
+    def _always(self, server: Server) -> Server:
+        """For what ends a job's work: also while nobody can know who leads, for the bus takes no writes.
+
+        The job's own record decides then, once it can be written, whether it was this one's to end.
+        """
+
+        async def soon(message: Message, envelope: Envelope) -> Sendable:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CONFIRM_S):
+                    await self._candidate.confirmed()
+            try:
+                return await server(message, envelope)
+            except NewerRecord as error:
+                self._refuse(error)
+                raise
+
+        return soon
+
+    # --- the mesh ---------------------------------------------------------------------------------------
+    async def _register(self, message: NodeRegistration, envelope: Envelope) -> Ack:
+        known = self.mesh.services.get(message.sid)
+        await self.mesh.service(message)
+        if known is None or known.incarnation != message.incarnation:
+            for run in self._runs.values():  # it has started again and knows no policy
+                run.communication.bring(message.sid)
+        return Ack()
+
+    async def _node(self, message: NodeStatus, envelope: Envelope) -> Ack:
+        await self.mesh.node(message)
+        return Ack()
+
+    async def _mesh_query(self, message: MeshQuery, envelope: Envelope) -> MeshStatus:
+        jobs = tuple(
+            JobSummary(
+                job=record.job,
+                name=record.spec.name,
+                state=record.state,
+                step=record.step,
+                steps=record.spec.training.steps,
+                reason=record.reason,
+                alerts=self._runs[record.job].training.alerts.raised if record.job in self._runs else (),
+            )
+            for record in self._records()
+        )
+        return MeshStatus(
+            services=tuple(sorted(self.mesh.records.values(), key=lambda record: (record.kind, record.sid))),
+            nodes=tuple(self.mesh.nodes[sid] for sid in sorted(self.mesh.nodes)),
+            jobs=jobs,
+            cordons=self.mesh.cordons.active(),
+            quality=tuple(self.mesh.quality[key] for key in sorted(self.mesh.quality)),
+            unreadable=self._guards.notes(),
+        )
+
+    async def _direct(self, message: DirectModule, envelope: Envelope) -> ModuleLifecycle:
+        """An order by hand about who is active ends what a promotion began."""
+        if message.op in (ModuleOp.ACTIVATE, ModuleOp.SHADOW):
+            await self._promotions.forget(message.module)
+        return await self._policies.direct(message, envelope)
+
+    # --- jobs -------------------------------------------------------------------------------------------
+    async def _submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
+        """Once heard, one job: `causation` is the client's own command where it came by the bus.
+
+        Also if the leader that queued it could not say so any more: the record keeps the command.
+        """
+        command = envelope.causation or envelope.id
+        known = (message.user, command)
+        if known in self._submitted:
+            return await asyncio.shield(self._submitted[known])
+        promise = self._remember(known)
+        try:
+            record = await self._queue(message, command)
+        except BaseException as error:  # it did not become a job: a repetition may
+            self._submitted.pop(known, None)
+            if isinstance(error, DmscError):
+                promise.set_exception(error)
+                promise.exception()  # seen, even if nobody repeated it meanwhile
+            else:
+                promise.cancel()
+            raise
+        promise.set_result(record)
+        return record
+
+    def _remember(self, known: tuple[str, str]) -> asyncio.Future[JobRecord]:
+        promise: asyncio.Future[JobRecord] = asyncio.get_running_loop().create_future()
+        self._submitted[known] = promise
+        while len(self._submitted) > self.config.submissions_kept:
+            self._submitted.popitem(last=False)
+        return promise
+
+    async def _queue(self, message: SubmitJob, command: str) -> JobRecord:
+        """
+        Raises:
+            OverQuota: its user has as much as they may.
+        """
+        async with self._admission.turn:  # the next one counts this one, too
+            self._admission.submission(message)
+            return await self._queued(message, command)
+
+    async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
+        names.refuse_taken("job", message.spec.name)
+        now = time.time()
+        record = JobRecord(
+            job=f"j{secrets.token_hex(3)}",
+            spec=message.spec,
+            state=JobState.QUEUED,
+            user=message.user,
+            may_read=message.may_read,
+            command=command,
+            correlation=current() or new_correlation(),
+            caller_span=message.caller_span,
+            submitted_at=now,
+            changed_at=now,
+        )
+        return await self._start(record, 0, message.gateway, "submitted")
+
+    async def _start(self, record: JobRecord, revision: int, gateway: str, reason: str) -> JobRecord:
+        """The first write of the new epoch fences whoever ran the job before.
+
+        Raises:
+            Fenced: the record is no longer the one of `revision`.
+        """
+        fresh = record.model_copy(update={"epoch": record.epoch + 1})
+        journal = Journal(self._bus, fresh, revision, self._candidate.confirmed)
+        run = self._new_run(journal, gateway)
+        # one that was ending only has to be cleaned up, and one that was parked goes on waiting
+        stays = record.ends_as is not None or record.state is JobState.PARKED
+        await journal.move(record.state if stays else JobState.QUEUED, record.reason if stays else reason)
+        self._runs[record.job] = run
+        self._spawn(self._drive(run))
+        return journal.record
+
+    def _new_run(self, journal: Journal, gateway: str, parked: Parked | None = None) -> JobRun:
+        return JobRun(self._bus, self.mesh, journal, gateway, self._room, self.faults, parked)
+
+    async def _drive(self, run: JobRun) -> None:
+        """To the job's end; one that was parked is taken up by a new run, in the next epoch."""
+        try:
+            while True:
+                await run.run()
+                if run.parked is None:
+                    return
+                await self.mesh.nudge()  # its slots are others' now
+                journal, before = run.journal, None if run.parking.resumed else run.parked
+                journal.begin_epoch()
+                run = self._runs[run.job] = self._new_run(journal, run.entry.sid, before)
+                await journal.move(JobState.PARKED, journal.record.reason)
+        finally:
+            del self._runs[run.job]
+            await self.mesh.nudge()  # whoever stood behind it looks again
+            self._ended[run.job] = run.journal.record
+            while len(self._ended) > self.config.ended_kept:
+                del self._ended[next(iter(self._ended))]
+            self._policies.forget(run.job)
+            self.mesh.forget_job(run.job)
+
+    async def _resume(self) -> None:
+        """Jobs that an earlier leader left open start again: new epoch, from their checkpoint."""
+        bucket = self._bus.bucket(subjects.JOB_RECORD)
+        entries = await self._insistently(partial(bucket.entries, strict=True))
+        # Each job reads its own decision when it is taken up: one of a newer version must be met before.
+        await self._insistently(partial(self._bus.bucket(subjects.STEP_DECISION).entries, strict=True))
+        found = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
+        for job in self._known.keys() - found.keys():
+            log.error("job record lost: it goes on as it was known here", job=job)
+            found[job] = (self._known[job], 0)
+        for record, revision in sorted(found.values(), key=lambda one: one[0].submitted_at):
+            if record.command:
+                self._remember((record.user, record.command)).set_result(record)
+            await self._resume_one(record, revision)
+
+    async def _resume_one(self, record: JobRecord, revision: int) -> None:
+        """The leader before us may still be writing, up to the moment in which our epoch stands there."""
+        while True:
+            if record.state in ENDED:
+                self._ended[record.job] = record
+                return
+            try:
+                await self._start(record, revision, "", f"term {self._candidate.term}: found {record.state}")
+                return
+            except (Fenced, Unavailable) as error:
+                log.info("job not taken over yet", job=record.job, reason=error.text)
+            fresh = await self._insistently(partial(self._read, record.job))
+            if fresh is None:
+                return
+            record, revision = above_all(fresh), fresh.revision
+
+    async def _read(self, job: str) -> Entry | None:
+        return await self._bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)
+
+    async def _insistently(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """What there is no leading without, however long the bus is away."""
+        while True:
+            try:
+                return await work()
+            except Unavailable as error:
+                log.warning("taking over waits for the bus", reason=error.text)
+                await asyncio.sleep(RETRY_S)
+
+    def _running(self, job: str) -> JobRun:
+        if (run := self._runs.get(job)) is None:
+            raise NotFound(f"no job {job} runs: `dmsc jobs` lists them")
+        return run
+
+    async def _scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
+        async with self._admission.turn:  # one that is being submitted counts, too
+            run = self._running(message.job)
+            self._admission.scaling(message, run.as_it_stands())
+            return Ack(note=run.scale(message.stage, message.replicas))
+
+    async def _change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
+        return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
+
+    async def _cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
+        run = self._going(message.job)
+        await run.cancel(message.reason or f"cancelled by {message.user}")
+        return run.journal.record
+
+    async def _park(self, message: ParkJob, envelope: Envelope) -> JobRecord:
+        run = self._going(message.job)
+        await run.parking.park(f"parked by {message.user}{message.reason and f': {message.reason}'}")
+        return run.journal.record
+
+    async def _unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
+        run = self._going(message.job)
+        await run.parking.resume(f"resumed by {message.user}")
+        return run.journal.record
+
+    def _going(self, job: str) -> JobRun:
+        """The job's run; it may wait, but has no end yet."""
+        run = self._runs.get(job)
+        if run is None:
+            record = self._ended.get(job)
+            if record is None:
+                raise NotFound(f"no job {job}: `dmsc jobs` lists them")
+            raise Conflict(f"job {job} has already ended: {record.state}")
+        if run.over:
+            raise Conflict(f"job {job} is ending: {run.journal.record.state}")
+        return run
+
+    async def _query(self, message: JobQuery, envelope: Envelope) -> JobList:
+        if message.job is None:
+            return JobList(jobs=tuple(self._records()))
+        run = self._runs.get(message.job)
+        record = run.journal.record if run is not None else self._ended.get(message.job)
+        if record is None:
+            raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
+        return JobList(jobs=(record,))
+
+    def _records(self) -> list[JobRecord]:
+        records = [*self._ended.values(), *(run.journal.record for run in self._runs.values())]
+        return sorted(records, key=lambda record: record.submitted_at)
+
+    # --- messages on their way to a job -----------------------------------------------------------------
+    async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:
+        if run := self._runs.get(message.job):
+            run.model_work.topology(message, envelope.sender.name)
+        return Ack()
+
+    async def _analysis_failed(self, message: AnalysisFailed, envelope: Envelope) -> Ack:
+        if run := self._runs.get(message.job):
+            run.model_work.analysis_failed(message, envelope.sender.name)
+        return Ack()
+
+    async def _sample_written(self, message: SampleWritten, envelope: Envelope) -> Ack:
+        if run := self._runs.get(message.job):
+            run.model_work.sample_written(message, envelope.sender.name)
+        return Ack()
+
+    async def _claim(self, message: MicrobatchClaim, envelope: Envelope) -> None:
+        if run := self._runs.get(message.job):
+            run.claimed(message)
+
+    async def _termination(self, message: TerminationReport, envelope: Envelope) -> None:
+        if run := self._runs.get(message.job):
+            run.clean_up.terminated(message)
+
+    async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
+        run = self._runs.get(message.job) if message.job else None
+        if message.kind == "device":  # who reports it repeats what was not answered
+            graph = run.instances.graph if run is not None else None
+            placements = graph.placements if graph is not None else ()
+            placed = next((one for one in placements if one.sid == message.sid), None)
+            await self._cordoning.device(message, placed)
+            return Ack(note="taken up")
+        if run is not None:
+            self._spawn(run.fault(message))
+        return Ack(note="taken up" if run else "no such job runs")
+
+    def _leaving(self, record: ServiceRecord) -> None:
+        run = self._runs.get(record.job) if record.job else None
+        if run is not None:
+            self._spawn(run.leaving(record))
+
+    async def _quality(self, message: QosReport, envelope: Envelope) -> None:
+        if run := self._runs.get(message.job or ""):
+            self.mesh.report(message)
+            run.training.reported(message)
+
+    def readings(self) -> Iterator[metrics.Reading]:
+        """For whoever scrapes this process: the jobs that have not ended."""
+        runs = list(self._runs.values())
+        for state, count in Counter(run.journal.record.state for run in runs).items():
+            yield metrics.JOBS(count, state=state)
+        for run in runs:
+            yield from run.training.readings(self.config.peak_tflops)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        assert self._tasks is not None
+        self._tasks.create_task(self._contained(work))
+
+    async def _contained(self, work: Coroutine[None, None, None]) -> None:
+        """One job's trouble must not end the service: a TaskGroup would take all down with it."""
+        try:
+            await work
+        except NewerRecord as error:
+            self._refuse(error)
+        except DmscError as error:
+            log.error("orchestrator task failed", reason=str(error))
+        except Exception as error:
+            log.error("orchestrator task failed", exc_info=error)

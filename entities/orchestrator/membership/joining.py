@@ -1,0 +1,150 @@
+"""New incarnations on their way into a running job (DESIGN §5 rule 10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+from bus.nats.liveness import Pulse
+from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.retry_limits import Parked, Unrecoverable
+from entities.orchestrator.membership.replacement import Replacement
+from entities.orchestrator.step.step_owner import Progress
+from entities.orchestrator.transaction.takeover_rules import Settled
+from schemas.step import Member
+
+PARKED_AFTER_S = 10.0
+"""How long a stage that has nobody waits for room: less is a node that restarts; more keeps the slots of all
+other stages from other jobs. In heard time (`bus.nats.liveness`)."""
+LOOK_S = 0.2
+
+
+class Recruits:
+    """Brings each unit's next incarnation in a task of its own, and tells the loop when it is there."""
+
+    def __init__(
+        self,
+        instances: Instances,
+        replacement: Replacement,
+        progress: Progress,
+        telling: Telling,
+        tasks: GuardedTasks,
+        pulse: Pulse,
+    ) -> None:
+        self._pulse = pulse
+        self._instances = instances
+        self._replacement = replacement
+        self._progress = progress
+        self._telling = telling
+        self._tasks = tasks
+        self._coming: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def coming(self) -> Collection[str]:
+        """Units whose new incarnation is not there yet."""
+        return self._coming.keys()
+
+    def bring(
+        self,
+        sid: str,
+        lost: Member | None = None,
+        first: Callable[[], Awaitable[None]] | None = None,
+        given_up: Callable[[Unrecoverable], None] | None = None,
+    ) -> None:
+        """Brings a new incarnation; one that is being brought already looks after its own failures.
+
+        Args:
+            sid: its unit.
+            lost: the one before, of which nothing may be left.
+            first: what has to be done before, at the end of the one before.
+            given_up: told that it can't be started, where the job can do without it; else the job fails.
+        """
+        present = self._coming.get(sid)
+        if present is not None and not present.done():
+            return
+        task = self._tasks.spawn(self._bring(sid, lost, first, given_up))
+        self._coming[sid] = task
+        task.add_done_callback(lambda done: self._brought(sid, done))
+
+    async def _bring(
+        self,
+        sid: str,
+        lost: Member | None,
+        first: Callable[[], Awaitable[None]] | None,
+        given_up: Callable[[Unrecoverable], None] | None,
+    ) -> None:
+        if first is not None:
+            await first()
+        try:
+            newcomer = await self._replacement.bring(sid, lost, dispensable=given_up is not None)
+        except Unrecoverable as error:
+            if given_up is None:
+                raise
+            given_up(error)
+            return
+        self._telling.changed(f"{newcomer.sid} is ready")
+        assert self._instances.graph is not None
+        self._progress.arrived(newcomer, self._instances.graph.unit(newcomer.sid).stage)
+
+    def _brought(self, sid: str, task: asyncio.Task[None]) -> None:
+        if self._coming.get(sid) is task:
+            del self._coming[sid]
+        member = self._instances.members.get(sid)
+        if member in self._instances.lost and not task.cancelled() and task.exception() is None:
+            self.bring(sid, member)  # it died as soon as it was there
+
+    async def until_there(self) -> None:
+        """Returns once every lost unit has its new incarnation, except those that nobody has to wait for.
+
+        Raises:
+            Parked: somebody must be waited for, and finds no room.
+        """
+        with self._pulse.held():  # a bus that stands still keeps everybody from coming
+            await self._until_there()
+
+    async def _until_there(self) -> None:
+        now, homeless = self._pulse.now, self._replacement.homeless
+        began = bare_since = now()
+        while coming := set(self._coming):
+            missing = self._indispensable() & coming
+            late = now() - began > PARKED_AFTER_S
+            if not missing and (late or coming <= homeless.keys()):
+                return
+            if not missing or not missing <= homeless.keys():
+                bare_since = now()
+            if now() - bare_since > PARKED_AFTER_S:
+                why = "; ".join(f"{sid}: {homeless[sid]}" for sid in sorted(missing))
+                raise Parked(why, for_room=True)
+            await self._tasks.unless_failed(asyncio.wait([*self._coming.values()], timeout=LOOK_S))
+
+    def _indispensable(self) -> set[str]:
+        """Units of which the job has none: of a stage without anybody, or data instances."""
+        instances = self._instances
+        present = {member.sid for member in instances.present()} - self._coming.keys()
+        working = {unit.stage for unit in instances.units if unit.sid in present}
+        return {unit.sid for unit in instances.units if unit.stage not in working}
+
+    async def newcomer(self, stage: int) -> Member | None:
+        """One for a stage that has nobody, once it is there to take the state; None: none comes."""
+        assert self._instances.graph is not None
+        sids = {unit.sid for unit in self._instances.graph.stage(stage)}
+        while self._progress.running:
+            machine = self._progress.loop.machine
+            for member in machine.newcomers:
+                if machine.stage_of(member) == stage and member not in self._instances.lost:
+                    return member
+            coming = [task for sid, task in self._coming.items() if sid in sids and not task.done()]
+            if not coming:
+                return None
+            await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+        return None
+
+    def introduce(self, settled: Settled) -> None:
+        """Those that came while no loop ran, or had not joined the one before, are told to this one."""
+        present = set(settled.everyone) | self._instances.lost
+        for unit in self._instances.units:
+            member, task = self._instances.members.get(unit.sid), self._coming.get(unit.sid)
+            if member is not None and member not in present and (task is None or task.done()):
+                self._progress.arrived(member, unit.stage)

@@ -1,0 +1,162 @@
+"""Changes of who works in a job that somebody asked for: other numbers of replicas, nodes to be left.
+
+Nothing is wrong with those that go, so they do when a step is decided, or at rest between two steps: then
+nothing is computed twice, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from bus.logs import get_logger
+from entities.orchestrator.checkpointing.checkpoints import Checkpoints
+from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.membership.drain_order import HandOver
+from entities.orchestrator.membership.joining import Recruits
+from entities.orchestrator.membership.replacement import Replacement
+from entities.orchestrator.membership.standbys import Standbys
+from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
+from entities.orchestrator.step.step_loop import StageGone
+from entities.orchestrator.step.step_owner import Progress
+from schemas.errors import Conflict
+from schemas.step import Member
+
+log = get_logger("orchestrator")
+
+
+class CrewChanges:
+    """`scale` and `drain` ask for them; `decided` and `at_rest` say when they may be carried out."""
+
+    def __init__(
+        self,
+        instances: Instances,
+        replacement: Replacement,
+        recruits: Recruits,
+        standbys: Standbys,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        telling: Telling,
+        tasks: GuardedTasks,
+    ) -> None:
+        self._instances = instances
+        self._replacement = replacement
+        self._recruits = recruits
+        self._standbys = standbys
+        self._checkpoints = checkpoints
+        self._progress = progress
+        self._telling = telling
+        self._tasks = tasks
+        self._hand_over = HandOver(instances, replacement)
+        self._leaving: set[str] = set()  # units that the job shall do without
+        self._going: set[str] = set()  # those that are being ended
+
+    def scale(self, stage: int, replicas: int) -> str:
+        """Gives a stage more or fewer working replicas; returns what will happen, in words.
+
+        More are placed and join when they hold the state; those that leave do so when the open step is
+        decided.
+
+        Raises:
+            BadInput: no such stage, or fewer than one replica.
+            Conflict: there is no room, or one is just leaving.
+        """
+        graph = self._instances.graph
+        assert graph is not None
+        stays = {unit.sid for unit in graph.units if unit.stage == stage}
+        if going := sorted(stays & self._going):
+            raise Conflict(f"{', '.join(going)} of stage {stage} is just leaving: ask again in a moment")
+        added = added_replicas(graph, stage, replicas)
+        removed = removed_replicas(graph, stage, replicas)
+        if added:
+            why = self._replacement.no_room(list(added))
+            if why:
+                raise Conflict(f"stage {stage} can't have {replicas} replicas now: {why}")
+            self._leaving -= stays
+            self._instances.graph = with_units(graph, added)
+            for unit in added:
+                self._recruits.bring(unit.sid)
+            return f"{', '.join(unit.sid for unit in added)} will join"
+        kept = sorted(self._leaving & stays - {unit.sid for unit in removed})
+        self._leaving = self._leaving - stays | {unit.sid for unit in removed}
+        if removed:
+            return f"{', '.join(unit.sid for unit in removed)} will leave"
+        return f"{', '.join(kept)} will stay" if kept else "nothing to do"
+
+    def drain(self, sid: str) -> str:
+        """Has an instance leave its node once the open step is decided; what stands in the way, or ''.
+
+        Asked again until it is gone.
+        """
+        if not self._progress.running:
+            return "the job is being brought back"
+        return self._hand_over.ask(sid, self._progress.stages, self._recruits.coming)
+
+    @property
+    def need_rest(self) -> bool:
+        """Somebody is to go who can't while training goes on."""
+        return self._hand_over.waits(self._progress.stages)
+
+    def decided(self) -> None:
+        """A step is: whoever is to leave may, for nothing of the next one is theirs yet."""
+        working = {member for members in self._progress.stages for member in members}
+        for sid in sorted(self._leaving):
+            member = self._instances.members.get(sid)
+            if member not in working or not self._progress.running:
+                continue  # it is still on its way in: it leaves once it is there
+            self._leaving.discard(sid)
+            self._going.add(sid)
+            self.part_with(member)
+            self._tasks.spawn(self._forget(member))
+        if not self._progress.at_end:
+            stages = self._progress.stages
+            member = self._hand_over.next(stages, self._recruits.coming, at_rest=False)
+            if member is not None:
+                self._move(member)
+
+    async def at_rest(self) -> None:
+        """One instance leaves its node. Alone in its stage, it leaves a checkpoint of this step behind.
+
+        Raises:
+            MemberLost: somebody died before that was written.
+            StageGone: it was alone; the checkpoint brings its stage back.
+        """
+        assert self._instances.graph is not None
+        stages = self._progress.stages
+        member = self._hand_over.next(stages, self._recruits.coming, at_rest=True)
+        if member is None:
+            return
+        stage = self._instances.graph.unit(member.sid).stage
+        if stage < 0:
+            self._move(member)
+            return
+        why, step = f"{member.sid} leaves its node", self._progress.step
+        if not await self._tasks.unless_failed(self._checkpoints.of_this_step(step, stages, why)):
+            return  # it told why; the drain asks again
+        log.info("hand-over by checkpoint", job=self._progress.job, sid=member.sid, step=step)
+        self._instances.mark_lost(member)
+        self._recruits.bring(member.sid, member)
+        raise StageGone(stage, why)
+
+    def _move(self, member: Member) -> None:
+        """It leaves its node, and a new incarnation takes its place."""
+        log.info("hand-over", job=self._progress.job, sid=member.sid, step=self._progress.step)
+        self.part_with(member)
+        self._recruits.bring(member.sid, member)
+        self._telling.recovery(f"{member.sid} leaves its node: another takes its place")
+
+    def part_with(self, member: Member) -> None:
+        """It leaves: nothing of the step that is open now is its own. Call it when a step is decided."""
+        self._instances.mark_lost(member)
+        self._progress.lost(member)
+        self._standbys.revise()
+
+    async def _forget(self, member: Member) -> None:
+        try:
+            await self._replacement.end(member)
+            assert self._instances.graph is not None
+            self._instances.graph = without_units(self._instances.graph, {member.sid})
+            if self._instances.members.get(member.sid) == member:
+                del self._instances.members[member.sid]
+        finally:
+            self._going.discard(member.sid)
+        self._telling.changed(f"{member.sid} has left")

@@ -1,0 +1,134 @@
+"""A job between two nodes that do not reach each other: one side goes on, the other is given up.
+
+What is a cut, and which side is kept, is decided in `partition`; here it is asked whether both nodes answer,
+and carried out: the instances of the side given up are fenced, and replaced where the others can reach them.
+"""
+
+from __future__ import annotations
+
+import time
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import JUDGE
+from entities.orchestrator.faults.job_faults import JobFaults
+from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.membership.failure_handling import Troubles
+from entities.orchestrator.membership.partition import Cut, FailedEdges, Node, Side, kept, name
+from entities.orchestrator.membership.replacement import Replacement
+from entities.orchestrator.step.step_owner import Progress
+from schemas.cluster import Judge
+from schemas.errors import DmscError
+from schemas.job import NodeCut
+from schemas.step import Member
+
+log = get_logger("orchestrator")
+
+ASK_DEADLINE_S = 3.0
+"""An agent answers in milliseconds."""
+
+
+class NodeCuts:
+    """One job's. `silence` returns at once."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        instances: Instances,
+        replacement: Replacement,
+        troubles: Troubles,
+        faults: JobFaults,
+        progress: Progress,
+        telling: Telling,
+        tasks: GuardedTasks,
+    ) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._instances = instances
+        self._replacement = replacement
+        self._troubles = troubles
+        self._faults = faults
+        self._progress = progress
+        self._telling = telling
+        self._tasks = tasks
+        self._edges = FailedEdges()
+        self._asking: set[tuple[Node, Node]] = set()
+
+    def silence(self, witness: Member, peer: Member) -> None:
+        """`witness` found nothing but silence where `peer` says that it is."""
+        if not (self._instances.is_present(witness) and self._instances.is_present(peer)):
+            return
+        here, there = self._replacement.node_of(witness.sid), self._replacement.node_of(peer.sid)
+        alone = [one for one, at in ((witness, here), (peer, there)) if self._stage_members(at) <= {one}]
+        cut = self._edges.silence(witness, here, peer, there, alone, time.monotonic())
+        if cut is not None and (cut.one, cut.other) not in self._asking:
+            self._asking.add((cut.one, cut.other))
+            self._tasks.spawn(self._take(cut))
+
+    async def _take(self, cut: Cut) -> None:
+        try:
+            if all([await self._answers(node) for node in (cut.one, cut.other)]):
+                self._act(cut)
+            else:
+                log.info("no cut: a node does not answer", job=self._progress.job, cut=str(cut))
+        finally:
+            self._edges.forget(cut)
+            self._asking.discard((cut.one, cut.other))
+
+    async def _answers(self, node: Node) -> bool:
+        """Its agent is there, and says so: a node that died is no side to be kept."""
+        agent = self._mesh.agent_of(*node)
+        someone = next(iter(self._at(node)), None)
+        if agent is None or someone is None:
+            return False
+        query = Judge(job=self._progress.job, sid=someone.sid, incarnation=someone.incarnation)
+        try:
+            await self._bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent)
+        except DmscError:
+            return False
+        return True
+
+    def _act(self, cut: Cut) -> None:
+        best, rest, why = kept(self._side(cut.one, cut.other), self._side(cut.other, cut.one))
+        lost = sorted(self._at(rest.node), key=lambda member: member.sid)
+        if not lost or not best.instances:
+            return  # it was moved, or lost, while the agents were asked
+        text = (
+            f"{cut}, but both answer on the bus: {name(best.node)} is kept ({why}), "
+            f"{len(lost)} instances on {name(rest.node)} are replaced elsewhere"
+        )
+        if not best.room:
+            text += ", as soon as there is room"
+        log.warning("nodes cut off from each other", job=self._progress.job, reason=text)
+        self._replacement.avoid(NodeCut(kept=best.node, given_up=rest.node, at=time.time(), reason=str(cut)))
+        agent = self._mesh.agent_of(*rest.node)
+        if agent is not None:
+            self._faults.cut(agent, text, step=self._progress.step, attempt=self._progress.attempt)
+        self._telling.cut(text, self._replacement.cuts)
+        self._troubles.losing(lost, f"cut off from node {name(best.node)}")
+
+    def _side(self, node: Node, other: Node) -> Side:
+        stages = self._progress.stages if self._progress.running else self._instances.stages()
+        beyond = self._at(other)
+        return Side(
+            node=node,
+            instances=len(self._at(node)),
+            stages=sum(any(member not in beyond for member in members) for members in stages),
+            room=self._replacement.fits_without(other),
+        )
+
+    def _at(self, node: Node) -> set[Member]:
+        return {
+            member
+            for member in self._instances.members.values()
+            if self._instances.is_present(member) and self._replacement.node_of(member.sid) == node
+        }
+
+    def _stage_members(self, node: Node) -> set[Member]:
+        """Without data instances, which have links to the first stage only."""
+        assert self._instances.graph is not None
+        return {one for one in self._at(node) if self._instances.graph.unit(one.sid).stage >= 0}

@@ -1,0 +1,204 @@
+"""Stages with one member keep a copy at a peer, from which they come back (DESIGN §5 rule 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import COPY_SEND, COPY_STATUS, COPY_TO, STATE_WAIT
+from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.membership.joining import Recruits
+from entities.orchestrator.step.step_owner import Progress
+from schemas.errors import DmscError, Fenced
+from schemas.peer_copy import CopyHeld, CopySend, CopyStatus, CopyTo
+from schemas.step import Member, StateWait
+
+log = get_logger("orchestrator")
+
+COPY_TO_DEADLINE_S = 5.0
+STATUS_TIMEOUT_S = 1.0
+"""A living instance answers within milliseconds, whatever it computes."""
+PATIENCE_S = 1.0
+"""How long to ask again for a copy of the open step: its last redo may have arrived a moment before."""
+AGAIN_S = 0.1
+SEND_DEADLINE_S = 120.0
+
+
+def choose_holders(
+    stages: Sequence[Sequence[Member]],
+    data: Iterable[Member],
+    *,
+    nodes: Mapping[str, str],
+    present: Mapping[Member, Member],
+) -> dict[Member, Member]:
+    """Who keeps the copy of each stage that has only one member. Pure.
+
+    Members of other stages do, on another node where there is one, spread evenly; with a single stage, a
+    data instance. A holder that is named already stays: another one would need everything again.
+
+    Args:
+        stages: living members by stage, standbys among them.
+        data: living data instances.
+        nodes: the node of each SID, as far as known.
+        present: holders as they are, by source.
+    """
+    peers = [(stage, member) for stage, members in enumerate(stages) for member in members]
+    chosen: dict[Member, Member] = {}
+    load: Counter[Member] = Counter()
+    sources = [(stage, members[0]) for stage, members in enumerate(stages) if len(members) == 1]
+    possible = {
+        source: [member for other, member in peers if other != stage] or list(data)
+        for stage, source in sources
+    }
+    for _, source in sources:
+        if present.get(source) in possible[source]:
+            chosen[source] = present[source]
+            load[chosen[source]] += 1
+    for _, source in sources:
+        if source in chosen or not possible[source]:
+            continue
+        node = nodes.get(source.sid)
+        chosen[source] = min(
+            possible[source],
+            key=lambda one: (nodes.get(one.sid) == node, load[one], one.sid, one.incarnation),
+        )
+        load[chosen[source]] += 1
+    return chosen
+
+
+class PeerCopies:
+    """Which member of a job keeps its copy where, and how a stage comes back from one."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        instances: Instances,
+        epoch: int,
+        progress: Progress,
+        recruits: Recruits,
+        telling: Telling,
+        tasks: GuardedTasks,
+    ) -> None:
+        self._bus = bus
+        self._instances = instances
+        self._job = progress.job
+        self._epoch = epoch
+        self._progress = progress
+        self._recruits = recruits
+        self._telling = telling
+        self._tasks = tasks
+        self._told: dict[Member, Member | None] = {}
+
+    # --- copies are kept ------------------------------------------------------------------------------
+    def revise(self) -> None:
+        """Has every stage that has only one member now keep a copy at a peer."""
+        if self._progress.running:
+            news = self._news(self._progress.stages, self._progress.data)
+            if news:
+                self._tasks.spawn(self._tell(news))
+
+    def _news(
+        self, stages: Sequence[Sequence[Member]], data: Sequence[Member]
+    ) -> dict[Member, Member | None]:
+        """What has to be told to whom, now that these live; counts as told."""
+        graph = self._instances.graph
+        nodes = {} if graph is None else {one.sid: f"{one.cluster}/{one.node}" for one in graph.placements}
+        members = [member for stage in stages for member in stage]
+        present = {source: holder for source, holder in self._told.items() if holder is not None}
+        holders = choose_holders(stages, data, nodes=nodes, present=present)
+        wanted: dict[Member, Member | None] = {member: holders.get(member) for member in members}
+        news = {
+            member: holder
+            for member, holder in wanted.items()
+            if member not in self._told or self._told[member] != holder
+        }
+        self._told = wanted
+        return news
+
+    async def _tell(self, orders: Mapping[Member, Member | None]) -> None:
+        """Whoever does not take its order is asked again at the next revision."""
+
+        async def one(source: Member, holder: Member | None) -> None:
+            order = CopyTo(job=self._job, epoch=self._epoch, holder=holder)
+            try:
+                await self._instances.order(COPY_TO, order, [source], deadline_s=COPY_TO_DEADLINE_S)
+            except Fenced:
+                raise
+            except DmscError as error:
+                self._told.pop(source, None)
+                log.info("copy not ordered", job=self._job, sid=source.sid, reason=str(error))
+
+        await asyncio.gather(*(one(source, holder) for source, holder in orders.items()))
+
+    # --- a stage comes back ---------------------------------------------------------------------------
+    async def bring_back(self, stage: int, version: int) -> Member | None:
+        """A newcomer for a stage that has nobody, at `version` by its copy; None: that is not to be had."""
+        began = time.monotonic()
+        peers = [one for members in self._progress.stages for one in members] + list(self._progress.data)
+        holder = await self._find(stage, version, peers)
+        newcomer = await self._recruits.newcomer(stage) if holder is not None else None
+        if holder is None or newcomer is None:
+            return None
+        if not await self._send(stage, version, holder, newcomer):
+            return None
+        text = f"stage {stage} is back from its copy at {holder.sid} after {time.monotonic() - began:.2f} s"
+        self._telling.recovery(f"{text}, at step {version}")
+        return newcomer
+
+    async def _find(self, stage: int, version: int, peers: Sequence[Member]) -> Member | None:
+        """One of `peers` whose copy of `stage` reaches exactly `version`; None if there is none."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_S
+        while True:
+            reached = await asyncio.gather(*(self._ask(stage, one) for one in peers))
+            for member, reach in zip(peers, reached, strict=True):
+                if reach == version and member not in self._instances.lost:
+                    return member
+            best = max(reached, default=-1)
+            if not peers or loop.time() > deadline:
+                log.info("no copy", job=self._job, stage=stage, version=version, reached=best)
+                return None
+            await asyncio.sleep(AGAIN_S)
+
+    async def _ask(self, stage: int, member: Member) -> int:
+        query = CopyStatus(job=self._job, epoch=self._epoch, stage=stage)
+        try:
+            answer = await self._bus.command(
+                COPY_STATUS,
+                query,
+                deadline_s=STATUS_TIMEOUT_S,
+                while_heard=True,
+                job=self._job,
+                sid=member.sid,
+            )
+        except DmscError:
+            return -1
+        return answer.version if isinstance(answer, CopyHeld) and answer.member == member else -1
+
+    async def _send(self, stage: int, version: int, holder: Member, newcomer: Member) -> bool:
+        """Has the holder bring the newcomer to `version`; whether that worked."""
+        send = CopySend(
+            job=self._job,
+            epoch=self._epoch,
+            stage=stage,
+            to=newcomer,
+            version=version,
+            transfer=next(self._progress.transfers),
+        )
+        wait = StateWait(job=self._job, epoch=self._epoch, version=version)
+        patience_s = self._instances.patience_s(SEND_DEADLINE_S)
+        try:
+            await self._instances.order(COPY_SEND, send, [holder], deadline_s=patience_s, moving=True)
+            await self._instances.order(STATE_WAIT, wait, [newcomer], deadline_s=patience_s, moving=True)
+        except Fenced:
+            raise
+        except DmscError as error:
+            log.info("copy not sent", job=self._job, to=newcomer.sid, reason=str(error))
+            return False
+        return True

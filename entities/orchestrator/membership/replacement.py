@@ -1,0 +1,287 @@
+"""New instances for lost ones, while the job runs on without them (DESIGN §5 rule 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import STOP_INSTANCE
+from entities.orchestrator.job_state.instances import Instances, NodeLost, NotReady, StartFailed
+from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.job_state.retry_limits import Unrecoverable
+from entities.orchestrator.membership.partition import Node, avoided, name
+from entities.orchestrator.planning.placement import NoRoom, is_cordoned, place
+from schemas.cluster import InstanceStop
+from schemas.errors import DmscError
+from schemas.job import NodeCut
+from schemas.registry import ServiceRecord
+from schemas.step import Member
+from schemas.task_graph import Placement, TaskUnit, UnitKind
+
+log = get_logger("orchestrator")
+
+OccupiedFn = Callable[[str], dict[str, list[Placement]]]
+"""Slots promised to all jobs but the named one, by node agent."""
+
+STOP_DEADLINE_S = 3.0
+RETRY_S = 0.5
+"""Pause before a start that failed is tried again, at first."""
+RETRY_MOST_S = 30.0
+"""And at most: it doubles with each failure in a row."""
+LAST_WORDS_S = 1.0
+"""How long to wait until the registry says how a lost instance ended; mostly it has already."""
+FREE_S = 3.0
+"""How long to wait for the agent to say that a slot is free, before another one is looked for."""
+CUTS_KEPT = 16
+"""Cuts between nodes remembered in a job's record, the latest."""
+STARTS = 5
+"""Starts of one unit in a row that ended by themselves, until it is given up where nobody has its state."""
+
+
+class Replacement:
+    """Finds room for lost units of one job and starts their next incarnations."""
+
+    def __init__(
+        self, bus: Bus, mesh: MeshView, instances: Instances, journal: Journal, occupied: OccupiedFn
+    ) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._instances = instances
+        self._journal = journal
+        self._job = journal.job
+        self._occupied = occupied
+        self._placing = asyncio.Lock()
+        self.homeless: dict[str, str] = {}
+        """Units for which there is no room now, and why."""
+        self.cuts = journal.record.cuts
+        """Between nodes: what was given up for them is left out of the job (see `partition`)."""
+
+    async def last_words(self, member: Member) -> ServiceRecord | None:
+        """How it ended, as far as the registry knows."""
+        await self._mesh.until(lambda: self._mesh.has_ended(member), LAST_WORDS_S)
+        return self._mesh.last_of(member)
+
+    def known(self, sid: str) -> Member | None:
+        """The incarnation of a unit that the registry knows, whatever became of it."""
+        record = self._mesh.records.get(sid)
+        return None if record is None else Member(sid=sid, incarnation=record.incarnation)
+
+    async def bring(self, sid: str, lost: Member | None, *, dispensable: bool = False) -> Member:
+        """Ends what is left of a lost instance, and starts its unit again where there is room, however long
+        that takes.
+
+        Args:
+            sid: its unit.
+            lost: the one before, of which nothing may be left.
+            dispensable: the job does without, if it fails to start again and again.
+
+        Returns:
+            The newcomer, built and ready to take the state.
+
+        Raises:
+            Unrecoverable: it fails to start again and again.
+        """
+        assert self._instances.graph is not None
+        unit = self._instances.graph.unit(sid)
+        own_ends, pause_s = 0, RETRY_S
+        while True:
+            if lost is not None:
+                await self._clear(lost)
+            await self._find_room(unit)
+            try:
+                (started,) = await self._instances.start([unit], joins=True)
+                if self.node_of(sid) not in self._avoided():
+                    return started
+                lost = started  # its node was given up meanwhile
+                self._instances.mark_lost(lost)
+            except StartFailed as error:
+                lost = error.member
+                self._instances.mark_lost(lost)
+                own_ends += 1
+                if own_ends >= STARTS and (dispensable or not self._has_state(unit)):
+                    raise Unrecoverable(
+                        f"{unit.sid} could not be started {STARTS} times, the last: {error}"
+                    ) from None
+                await self._journal.reason(f"{unit.sid} is not replaced yet: {error.text}")
+            except NodeLost as error:
+                if error.agent is not None:
+                    self._mesh.forget_node(error.agent)
+                log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
+            except NotReady as error:
+                (lost,) = error.members
+                self._instances.mark_lost(lost)
+                log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
+            except DmscError as error:  # an agent or the registry is being restarted
+                log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MOST_S)
+
+    def _has_state(self, unit: TaskUnit) -> bool:
+        """Somebody else of its stage lives, and goes on without it."""
+        assert self._instances.graph is not None
+        others = (one.sid for one in self._instances.graph.stage(unit.stage) if one.sid != unit.sid)
+        members = (self._instances.members.get(sid) for sid in others)
+        return any(member is not None and self._instances.is_present(member) for member in members)
+
+    def no_room(self, units: list[TaskUnit]) -> str:
+        """Why these units can't be placed (those that are: elsewhere) now; empty if they can."""
+        assert self._instances.graph is not None
+        placed = self._place(units, self._instances.graph.placements)
+        return placed.reason if isinstance(placed, NoRoom) else ""
+
+    def finds_room(self) -> bool:
+        """One of the homeless would not be any more, if it looked now."""
+        graph = self._instances.graph
+        return graph is not None and any(not self.no_room([graph.unit(sid)]) for sid in self.homeless)
+
+    def is_open(self, sid: str) -> bool:
+        """Its node is there, and its slot may host something new."""
+        assert self._instances.graph is not None
+        where = self._instances.graph.placement(sid)
+        agent = self._mesh.agent_of(where.cluster, where.node)
+        return agent is not None and not is_cordoned(self._closed(self._avoided()), agent, where.slot)
+
+    async def until_free(self, unit: TaskUnit) -> None:
+        """Returns once the slot that a unit is placed in is free for it, or that does not come about."""
+        await self._mesh.until(lambda: self.may_stay(unit), FREE_S)
+
+    # --- nodes that are left out ----------------------------------------------------------------------
+    def node_of(self, sid: str) -> Node:
+        """Where the present incarnation of a unit was placed."""
+        assert self._instances.graph is not None
+        where = self._instances.graph.placement(sid)
+        return where.cluster, where.node
+
+    def avoid(self, cut: NodeCut) -> None:
+        """Nothing of the job goes to the node that was given up, for a while."""
+        others = (one for one in self.cuts if (one.kept, one.given_up) != (cut.kept, cut.given_up))
+        self.cuts = (*others, cut)[-CUTS_KEPT:]
+
+    def fits_without(self, node: Node) -> bool:
+        """All that the job has on this node fits elsewhere, beside the rest of it."""
+        graph = self._instances.graph
+        assert graph is not None
+        leaving = [unit for unit in graph.units if self.node_of(unit.sid) == node]
+        others = [one for one in graph.placements if (one.cluster, one.node) != node]
+        return not isinstance(self._place(leaving, others, without=node), NoRoom)
+
+    def _avoided(self) -> Mapping[Node, NodeCut]:
+        present = {
+            self.node_of(one.sid)
+            for one in self._instances.members.values()
+            if self._instances.is_present(one)
+        }
+        return avoided(self.cuts, present, time.time())
+
+    def _closed(self, nodes: Iterable[Node]) -> dict[str, set[int | None]]:
+        """What placement leaves out: cordons, and these nodes."""
+        closed = self._mesh.cordons.places()
+        for cluster, node in nodes:
+            agent = self._mesh.agent_of(cluster, node)
+            if agent is not None:
+                closed.setdefault(agent, set()).add(None)
+        return closed
+
+    async def end(self, member: Member) -> None:
+        """Ends an instance that the job needs no more."""
+        await self._clear(member)
+
+    async def _clear(self, lost: Member) -> None:
+        """Makes sure that what was judged lost is dead, so that its slot is free and it can't wake up."""
+        assert self._instances.graph is not None
+        where = self._instances.graph.placement(lost.sid)
+        agent = self._mesh.agent_of(where.cluster, where.node)
+        if agent is None:
+            return
+        stop = InstanceStop(job=self._job, sid=lost.sid, incarnation=lost.incarnation, now=True)
+        try:
+            await self._bus.command(
+                STOP_INSTANCE, stop, deadline_s=STOP_DEADLINE_S, while_heard=True, agent=agent
+            )
+        except DmscError as error:
+            log.warning("stop of a lost instance failed", sid=lost.sid, reason=str(error))
+
+    async def _find_room(self, unit: TaskUnit) -> None:
+        """Keeps the unit's slot if its node is there and it is free, else places it anew; waits for room."""
+        try:
+            while True:
+                in_turn = self._placing if unit.kind is UnitKind.STAGE else contextlib.nullcontext()
+                async with in_turn:  # a data instance takes no slot
+                    why = self._settle(unit)
+                if not why:
+                    break
+                self.homeless[unit.sid] = why
+                await self._journal.reason(f"{unit.sid}: {why}")
+                await self._mesh.next_change()
+        finally:
+            waited = self.homeless.pop(unit.sid, None)
+        if waited is not None:
+            left = [f"{sid}: {why}" for sid, why in self.homeless.items()]
+            await self._journal.reason("; ".join(left) or f"{unit.sid} has found room")
+
+    def _settle(self, unit: TaskUnit) -> str:
+        """Gives the unit a place; why that can't be now, or ''."""
+        instances = self._instances
+        assert instances.graph is not None
+        if self.may_stay(unit):
+            return ""
+        others = tuple(one for one in instances.graph.placements if one.sid != unit.sid)
+        placed = self._place([unit], others)
+        if isinstance(placed, NoRoom):
+            return placed.reason
+        instances.graph = instances.graph.model_copy(update={"placements": (*others, *placed)})
+        return ""
+
+    def _place(
+        self, units: list[TaskUnit], others: Iterable[Placement], without: Node | None = None
+    ) -> tuple[Placement, ...] | NoRoom:
+        left_out = self._avoided()
+        placed = place(
+            units,
+            list(self._mesh.nodes.values()),
+            clusters=self._journal.record.spec.parallel.clusters,
+            occupied=self._taken(others),
+            cordoned=self._closed([*left_out, *([without] if without else [])]),
+        )
+        if not isinstance(placed, NoRoom) or not left_out:
+            return placed
+        why = "; ".join(f"{name(node)} is left out: {cut.reason}" for node, cut in left_out.items())
+        return NoRoom(f"{placed.reason} ({why})")
+
+    def may_stay(self, unit: TaskUnit) -> bool:
+        """Its node is there, and its slot free, nobody else's, and not cordoned."""
+        graph = self._instances.graph
+        assert graph is not None
+        where = next((one for one in graph.placements if one.sid == unit.sid), None)
+        if where is None:
+            return False
+        agent = self._mesh.agent_of(where.cluster, where.node)
+        if agent is None or is_cordoned(self._closed(self._avoided()), agent, where.slot):
+            return False
+        if unit.kind is UnitKind.DATA:
+            return True
+        rivals = [*graph.placements, *self._occupied(self._job).get(agent, [])]
+        if any(
+            one.sid != unit.sid
+            and (one.cluster, one.node, one.slot) == (where.cluster, where.node, where.slot)
+            for one in rivals
+        ):
+            return False
+        return any(
+            slot.index == where.slot and slot.busy_with in (None, unit.sid)
+            for slot in self._mesh.nodes[agent].slots
+        )
+
+    def _taken(self, own: Iterable[Placement]) -> dict[str, list[Placement]]:
+        """Slots promised to other jobs and to the rest of this one, by node agent."""
+        taken = self._occupied(self._job)
+        for one in own:
+            agent = self._mesh.agent_of(one.cluster, one.node)
+            if agent is not None and one.slot >= 0:
+                taken.setdefault(agent, []).append(one)
+        return taken

@@ -1,0 +1,36 @@
+"""Standbys of a job's stages (DESIGN §5 rule 9): work while they are all that a stage has, else rest."""
+
+from __future__ import annotations
+
+from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.planning.scaling import standby_weights
+from entities.orchestrator.step.step_owner import Progress
+
+
+class Standbys:
+    """Has the routers told the weights of stages whose standbys must work now, or may rest again."""
+
+    def __init__(
+        self, instances: Instances, communication: Communication, progress: Progress, telling: Telling
+    ) -> None:
+        self._instances = instances
+        self._communication = communication
+        self._progress = progress
+        self._telling = telling
+
+    def revise(self) -> None:
+        """Looks again at who lives."""
+        graph = self._instances.graph
+        if graph is None or not self._progress.running:
+            return
+        living = {one.sid for members in self._progress.stages for one in members}
+        for stage, weights in standby_weights(graph, self._communication.weights(), living).items():
+            awake = [unit.sid for unit in graph.stage(stage) if unit.standby and weights[unit.sid]]
+            reason = f"standbys of stage {stage} {'work' if awake else 'rest'}"
+            self._communication.revise(reason, weights=(stage, weights))
+            takers = [sid for sid in awake if sid in living]
+            if takers:
+                who = f"standby {', '.join(takers)} takes over"
+                self._telling.recovery(f"stage {stage}: {who}, no other replica lives")

@@ -1,0 +1,161 @@
+"""A job's alerts: loss spike, gradient norm, straggler, temperature. Pure; who runs the job tells them.
+
+Fed with each decided step and with the Type 5 reports of its clusters. The job's record has those that are
+raised: a new orchestrator goes on with them, beside what was usual before, and learns anew what is usual of
+everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from statistics import median
+
+from entities.detection.fail_slow import FailSlow, FailSlowConfig
+from entities.orchestrator.monitoring.hardware_risk import WARM_C
+from entities.orchestrator.monitoring.outlier_detector import RobustTrigger, TriggerConfig, Turn
+from schemas.alert import Alert, AlertKind
+from schemas.job import StepResult
+from schemas.signals import QosReport
+from schemas.step import MicrobatchClaim
+
+COOL_C = WARM_C - 5.0
+"""Below this a device that was too warm is well again."""
+CONFIRM = 5
+"""Steps in a row in which an instance is slow: of a step's few microbatches one pause moves the median."""
+HOT_REPORTS = 3
+"""Reports in a row, one a second, before a device is called too warm."""
+
+LOSS = TriggerConfig()
+LOG_NORM = TriggerConfig(floor=0.0, least=0.1)
+"""Of the norm's logarithm, for norms vary by factors. The least deviation is then one of 10 %."""
+
+
+class Alerts:
+    """One job's. Each call returns what is news."""
+
+    def __init__(self, raised: Iterable[Alert] = ()) -> None:
+        """`raised`: those of an orchestrator before this one that were not over."""
+        self._loss = RobustTrigger(LOSS)
+        self._norm = RobustTrigger(LOG_NORM)
+        self._slow = FailSlow(FailSlowConfig(confirm=CONFIRM))
+        self._incarnations: dict[str, str] = {}
+        self._computed: Counter[str] = Counter()
+        self._warm: dict[str, int] = defaultdict(int)
+        self._raised = {(alert.kind, alert.subject): alert for alert in raised}
+        self._inherited: dict[str, float] = {}  # SIDs that were slow, and what was usual of them
+        self.counted: Counter[AlertKind] = Counter()
+        for alert in self._raised.values():
+            self._inherit(alert)
+
+    def _inherit(self, alert: Alert) -> None:
+        usual = alert.usual
+        if usual is None:
+            return
+        if alert.kind is AlertKind.LOSS_SPIKE:
+            self._loss.resume(usual)
+        elif alert.kind is AlertKind.GRADIENT_NORM:
+            self._norm.resume(math.log(usual) if usual > 0 else 0.0)
+        elif alert.kind is AlertKind.STRAGGLER:
+            self._inherited[alert.subject] = usual
+
+    @property
+    def raised(self) -> tuple[Alert, ...]:
+        """Those that are not over."""
+        return tuple(self._raised.values())
+
+    def decided(self, result: StepResult, claims: Iterable[MicrobatchClaim]) -> list[Alert]:
+        """A step is decided; `claims` are all of it."""
+        found = []
+        turn = self._loss.observe(result.loss)
+        if turn is not None:
+            found.append(_of_step(AlertKind.LOSS_SPIKE, "loss", turn, result.step, result.loss, turn.usual))
+        norm = result.gradient_norm
+        turn = self._norm.observe(math.log(norm) if norm > 0 else norm if math.isnan(norm) else 0.0)
+        if turn is not None:
+            usual = math.exp(turn.usual)
+            found.append(_of_step(AlertKind.GRADIENT_NORM, "gradient norm", turn, result.step, norm, usual))
+        found += self._stragglers(result, claims)
+        return [self._note(alert) for alert in found]
+
+    def _stragglers(self, result: StepResult, claims: Iterable[MicrobatchClaim]) -> Iterable[Alert]:
+        """Who became slower than it was while the others did not (`entities.detection.fail_slow`)."""
+        took: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for claim in claims:
+            took[claim.owner.sid, claim.owner.incarnation].append(claim.forward_ms + claim.backward_ms)
+        yield from self._left(result, dict(took.keys()))
+        for (sid, incarnation), times in sorted(took.items()):
+            self._computed[sid] += len(times)
+            if sid in self._inherited:
+                self._slow.resume(sid, incarnation, self._inherited.pop(sid))
+            verdict = self._slow.observe(sid, incarnation, median(times), self._computed[sid])
+            if verdict is not None:
+                yield Alert(
+                    kind=AlertKind.STRAGGLER,
+                    subject=sid,
+                    raised=verdict.slow,
+                    step=result.step,
+                    value=median(times),
+                    usual=verdict.usual_ms,
+                    text=verdict.evidence,
+                )
+
+    def _left(self, result: StepResult, working: dict[str, str]) -> Iterable[Alert]:
+        """Those who have left, or were replaced by another incarnation. `working`: SID → incarnation."""
+        known = self._incarnations
+        for sid in sorted({*known, *self._inherited}):
+            same = sid in self._inherited or working.get(sid, known[sid]) == known[sid]
+            if sid in result.shares and same:
+                continue
+            self._slow.forget(sid)
+            self._computed.pop(sid, None)
+            self._inherited.pop(sid, None)
+            known.pop(sid, None)
+            if (AlertKind.STRAGGLER, sid) in self._raised:
+                text = f"the one that had become slow as {sid} is gone"
+                yield Alert(kind=AlertKind.STRAGGLER, subject=sid, raised=False, step=result.step, text=text)
+        known.update(working)
+
+    def reported(self, report: QosReport, step: int) -> list[Alert]:
+        """Type 5 of one of its clusters: how warm its hottest device is."""
+        warm = report.temperature_c
+        if warm is None:
+            return []
+        held = self._raised.get((AlertKind.TEMPERATURE, report.cluster))
+        self._warm[report.cluster] = self._warm[report.cluster] + 1 if warm >= WARM_C else 0
+        if held is None and self._warm[report.cluster] >= HOT_REPORTS:
+            text = f"a device in cluster {report.cluster} is at {warm:.0f} °C (from {WARM_C:.0f} on too warm)"
+        elif held is not None and warm < COOL_C:
+            text = f"the devices in cluster {report.cluster} are below {COOL_C:.0f} °C again"
+        else:
+            return []
+        alert = Alert(
+            kind=AlertKind.TEMPERATURE,
+            subject=report.cluster,
+            raised=held is None,
+            step=step,
+            value=warm,
+            usual=WARM_C,
+            text=text,
+        )
+        return [self._note(alert)]
+
+    def _note(self, alert: Alert) -> Alert:
+        key = alert.kind, alert.subject
+        if alert.raised:
+            self._raised[key] = alert
+            self.counted[alert.kind] += 1
+        else:
+            self._raised.pop(key, None)
+        return alert
+
+
+def _of_step(kind: AlertKind, name: str, turn: Turn, step: int, value: float, usual: float) -> Alert:
+    if turn.raised:
+        text = f"{name} {value:.4g} at step {step}, usually {usual:.4g}"
+        text += f" (z {turn.z:.0f})" if math.isfinite(turn.z) else ""
+    else:
+        text = f"{name} {value:.4g} at step {step} is usual again"
+    finite = value if math.isfinite(value) else None
+    return Alert(kind=kind, raised=turn.raised, step=step, value=finite, usual=usual, text=text)

@@ -1,0 +1,197 @@
+"""Cordons at work: what operators and devices ask for, kept in the bucket `cordons`, so that neither a
+restart of the orchestrator nor one of the node agent lifts them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from entities.orchestrator.faults.fault_queue import FaultQueue
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.nodes.cordons import affected_slots, find_node, works_on
+from schemas.cluster import Cordon, NodeStatus
+from schemas.door import CordonPlace, Cordons, UncordonPlace
+from schemas.envelope import Envelope
+from schemas.errors import BadInput, NotFound
+from schemas.fault import FaultReport, FaultTask, FaultVerdict
+from schemas.step import Member
+from schemas.task_graph import Placement
+
+log = get_logger("orchestrator")
+
+WHOLE_NODE = "node"
+"""Stands for the slot in the key of a whole node's cordon."""
+
+
+class Cordoning:
+    """Serves cordon, drain and uncordon, and cordons devices that tell of errors."""
+
+    def __init__(self, bus: Bus, mesh: MeshView, faults: FaultQueue) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._faults = faults
+        self._bucket = bus.bucket(subjects.CORDON)
+        self._turn = asyncio.Lock()
+        """Of changes: between looking at what is cordoned and writing, nobody else's comes in."""
+
+    async def load(self) -> None:
+        """What is cordoned, whoever led before; what was known here of an earlier term is forgotten."""
+        entries = await self._bucket.entries(strict=True)
+        await self._mesh.cordoned([one.message for one in entries if isinstance(one.message, Cordon)])
+
+    async def cordon(self, message: CordonPlace, envelope: Envelope) -> Cordons:
+        """Also of a place that is cordoned already: the newer reason counts.
+
+        Raises:
+            NotFound: no such node or slot.
+            BadInput: several nodes have that name; or a drain of a single slot.
+        """
+        agent, cluster, node = find_node(message.node, self._mesh.nodes.values(), self._mesh.cordons)
+        if message.drain and message.slot is not None:
+            raise BadInput(f"{message.node}/{message.slot}: whole nodes are drained, slots cordoned")
+        self._check_slot(agent, message.slot)
+        wanted = Cordon(
+            agent=agent,
+            cluster=cluster,
+            node=node,
+            slot=message.slot,
+            reason=message.reason or ("drained" if message.drain else "cordoned"),
+            by=message.user,
+            at=time.time(),
+            draining=message.drain,
+        )
+        async with self._turn:
+            await self._keep(wanted)
+            return self._answer(agent)
+
+    async def uncordon(self, message: UncordonPlace, envelope: Envelope) -> Cordons:
+        """Opens a slot, or a whole node with all its slots; a drain under way ends.
+
+        Raises:
+            NotFound: no such node, or nothing is cordoned there.
+            BadInput: several nodes have that name.
+        """
+        agent, _, _ = find_node(message.node, self._mesh.nodes.values(), self._mesh.cordons)
+        self._check_slot(agent, message.slot)
+        async with self._turn:
+            held = [
+                cordon
+                for cordon in self._mesh.cordons.active(agent)
+                if message.slot is None or cordon.slot == message.slot
+            ]
+            if not held:
+                place = agent if message.slot is None else f"{agent}/{message.slot}"
+                whole = " by itself; the whole node is" if self._mesh.cordons.whole(agent) else ""
+                raise NotFound(f"{place} is not cordoned{whole}; `dmsc nodes` shows what is")
+            for cordon in held:
+                await self._lift(cordon, message.user)
+            return self._answer(agent)
+
+    async def tell_progress(self, cordon: Cordon, progress: str) -> None:
+        """How far a drain is; nothing if it was lifted, or another took its place, since it was looked at."""
+        async with self._turn:
+            if self._mesh.cordons.of(cordon.agent, cordon.slot) is cordon:
+                await self._keep(cordon.model_copy(update={"progress": progress}))
+
+    def _check_slot(self, agent: str, slot: int | None) -> None:
+        status = self._mesh.nodes.get(agent)
+        if slot is None or status is None or not status.slots:  # it is away, or warming up: who knows
+            return
+        if any(one.index == slot for one in status.slots):
+            return
+        raise NotFound(f"{agent} has no slot {slot}; it has {len(status.slots)}, numbered from 0")
+
+    async def _lift(self, cordon: Cordon, user: str) -> None:
+        log.info("uncordoned", agent=cordon.agent, slot=cordon.slot, by=user)
+        if cordon.ecc_errors:  # the driver counts on: only more of them are news
+            await self._keep(cordon.model_copy(update={"lifted": True, "by": user, "at": time.time()}))
+            return
+        await self._bucket.delete(agent=cordon.agent, slot=_key(cordon))
+        await self._mesh.uncordon(cordon)
+
+    async def _keep(self, cordon: Cordon) -> None:
+        """Writes a cordon; it holds from here on, whatever becomes of this process."""
+        await self._bucket.put(cordon, agent=cordon.agent, slot=_key(cordon))
+        await self._mesh.cordon(cordon)
+        if not cordon.lifted:
+            log.info(
+                "cordoned",
+                agent=cordon.agent,
+                slot=cordon.slot,
+                reason=cordon.reason,
+                by=cordon.by,
+                draining=cordon.draining,
+                progress=cordon.progress,
+            )
+
+    def _answer(self, agent: str) -> Cordons:
+        return Cordons(agent=agent, cordons=self._mesh.cordons.active(agent))
+
+    async def device(self, report: FaultReport, placed: Placement | None) -> None:
+        """An instance's device told of errors: none of its slots gets anything new, and what runs there moves
+        elsewhere, as for a drain; where nothing else has room, it works on, and the drain says so.
+
+        `placed`: where the instance's job has it.
+        """
+        async with self._turn:  # the instances of one device tell of it at the same time
+            await self._close_device(report, placed)
+
+    async def _close_device(self, report: FaultReport, placed: Placement | None) -> None:
+        record = self._mesh.last_of(Member(sid=report.sid, incarnation=report.incarnation))
+        if record is None or report.device is None:
+            return
+        where = record.endpoint
+        agent = self._mesh.agent_of(where.cluster, where.node)
+        status = self._mesh.nodes.get(agent) if agent is not None else None
+        if status is None:
+            return
+        if not works_on(status, report.device.device, report.sid, placed):
+            log.warning(
+                "an instance tells of a device that it is not on: ignored",
+                sid=report.sid,
+                agent=status.sid,
+                device=report.device.device,
+            )
+            return
+        slots = affected_slots(status, report.device, self._mesh.cordons)
+        if not slots:
+            return
+        task = FaultTask(job=None, sid=status.sid, device=report.device.device)
+        fault = self._faults.opened("device", task, reporter=report.reporter, log=(report.evidence,))
+        verdict = FaultVerdict(
+            job=report.job,
+            sid=report.sid,
+            incarnation=report.incarnation,
+            verdict="structural",
+            scope="node",
+            action=f"drain {_words(status, slots)}",
+            reason=str(report.device),
+        )
+        self._faults.located(fault, verdict)
+        for slot in slots:
+            await self._keep(
+                Cordon(
+                    agent=status.sid,
+                    cluster=status.cluster,
+                    node=status.node,
+                    slot=slot,
+                    reason=str(report.device),
+                    by=self._bus.sender.name,
+                    at=time.time(),
+                    ecc_errors=report.device.ecc_errors,
+                    draining=True,
+                )
+            )
+        self._faults.handled(fault, f"draining {_words(status, slots)}")
+
+
+def _key(cordon: Cordon) -> str:
+    return WHOLE_NODE if cordon.slot is None else str(cordon.slot)
+
+
+def _words(status: NodeStatus, slots: Iterable[int]) -> str:
+    return f"{status.sid}, slots {', '.join(map(str, slots))}"

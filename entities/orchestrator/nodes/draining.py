@@ -1,0 +1,90 @@
+"""Places that are to be empty (nodes, slots of broken devices): their instances move elsewhere, one after the
+other, at step boundaries.
+
+The orchestrator asks the job's run for one instance at a time and looks at what is left; how the hand-over
+goes is the run's affair. Nothing is moved that would have no place elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from bus.logs import get_logger
+from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.nodes.cordon_service import Cordoning
+from schemas.cluster import Cordon
+from schemas.errors import DmscError
+
+log = get_logger("orchestrator")
+
+LOOK_EVERY_S = 0.5
+"""How often the jobs on a draining node are asked again."""
+
+EMPTY = "empty"
+"""`progress` of a drain that is done."""
+
+
+class Draining:
+    """Empties the places that are being drained.
+
+    Args:
+        runs: the running jobs, by id.
+        confirmed: returns while this orchestrator leads.
+    """
+
+    def __init__(
+        self,
+        mesh: MeshView,
+        cordoning: Cordoning,
+        runs: Callable[[], Mapping[str, JobRun]],
+        confirmed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._mesh = mesh
+        self._cordoning = cordoning
+        self._runs = runs
+        self._confirmed = confirmed
+
+    async def run(self) -> None:
+        """Until cancelled; goes on with what an orchestrator before this one began."""
+        while True:
+            await self._confirmed()
+            for cordon in self._mesh.cordons.active():
+                if cordon.draining:
+                    await self._push(cordon)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _push(self, cordon: Cordon) -> None:
+        try:
+            progress = self._ask_next(cordon)
+            if progress != cordon.progress:
+                await self._cordoning.tell_progress(cordon, progress)
+        except DmscError as error:
+            log.warning("drain held up", agent=cordon.agent, reason=str(error))
+        except Exception as error:  # one job's trouble must not end the orchestrator
+            log.error("drain held up", agent=cordon.agent, exc_info=error)
+
+    def _ask_next(self, cordon: Cordon) -> str:
+        """Asks for the first instance that can go, and says in words what is left."""
+        left = self._left(cordon)
+        if not left:
+            return EMPTY
+        waits = ""
+        for run, sid in left:
+            why = run.drain(sid)
+            if not why:
+                return f"{len(left)} left; {sid} is moving"
+            waits = waits or f"{sid}: {why}"
+        return f"{len(left)} left; {waits}"
+
+    def _left(self, cordon: Cordon) -> list[tuple[JobRun, str]]:
+        return [
+            (run, place.sid)
+            for run in self._runs().values()
+            if run.instances.graph is not None and not run.over
+            for place in run.instances.graph.placements
+            if (place.cluster, place.node) == (cordon.cluster, cordon.node)
+            and cordon.slot in (None, place.slot)
+            and place.sid in run.instances.members
+        ]

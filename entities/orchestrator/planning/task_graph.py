@@ -1,0 +1,171 @@
+"""From an analysed model to a task graph and its first communication policy (draft §4.4(1), §4.5(2))."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from entities.orchestrator.planning.placement import Cordoned, NoRoom, place
+from entities.orchestrator.planning.segmentation import segment
+from schemas.cluster import NodeStatus
+from schemas.job import JobSpec
+from schemas.signals import CommunicationPolicy, StagePolicy
+from schemas.task_graph import (
+    ComputeRequirements,
+    Constraint,
+    ModelTopology,
+    Placement,
+    TaskEdge,
+    TaskGraph,
+    TaskUnit,
+    UnitKind,
+)
+
+OPTIMIZER_BYTES_PER_PARAMETER = 4 + 8 + 16
+"""fp32 weights, two AdamW moments, and the int64 gradient sum with its scratch (DESIGN §5)."""
+
+
+def plan(
+    job: str,
+    spec: JobSpec,
+    topology: ModelTopology,
+    nodes: Sequence[NodeStatus],
+    occupied: Mapping[str, Sequence[Placement]] | None = None,
+    cordoned: Cordoned | None = None,
+) -> TaskGraph | NoRoom:
+    """Decomposes the job into units, links them, and places them.
+
+    Raises:
+        BadJob: the model can't be cut as asked.
+    """
+    replicas = spec.parallel.replicas_per_stage()
+    standbys = spec.parallel.standbys_per_stage()
+    cuts, why = segment(topology.layers, replicas, tied=topology.tied, method=spec.parallel.segmentation)
+    clusters = list(spec.parallel.clusters) or sorted({node.cluster for node in nodes})
+    data_replicas = max(1, min(len(clusters), replicas[0]))
+    units: list[TaskUnit] = [
+        TaskUnit(
+            sid=f"{job}-data-r{replica}",
+            kind=UnitKind.DATA,
+            stage=-1,
+            replica=replica,
+            tags=(f"job:{job}", "data", f"replica:{replica}"),
+        )
+        for replica in range(data_replicas)
+    ]
+    constraints: list[Constraint] = []
+    for stage, (first, last) in enumerate(cuts):
+        layers = topology.layers[first:last]
+        parameters = sum(layer.parameters for layer in layers)
+        requirements = ComputeRequirements(
+            memory_bytes=parameters * OPTIMIZER_BYTES_PER_PARAMETER
+            + sum(layer.activation_bytes for layer in layers) * in_flight(len(cuts), stage, replicas[stage]),
+            cost_ms=sum(layer.forward_ms + layer.backward_ms for layer in layers),
+            compute_threads=spec.training.compute_threads,
+        )
+        count = replicas[stage] + standbys[stage]
+        sids = tuple(f"{job}-s{stage}-r{replica}" for replica in range(count))
+        for replica, sid in enumerate(sids):
+            units.append(
+                TaskUnit(
+                    sid=sid,
+                    kind=UnitKind.STAGE,
+                    stage=stage,
+                    replica=replica,
+                    first_layer=first,
+                    last_layer=last,
+                    input_schema=topology.layers[first - 1].output if first else (),
+                    output_schema=layers[-1].output,
+                    requirements=requirements,
+                    tags=(f"job:{job}", f"stage:{stage}", f"replica:{replica}"),
+                    standby=replica >= replicas[stage],
+                )
+            )
+        if len(sids) > 1:
+            constraints.append(
+                Constraint(kind="spread", sids=sids, reason="losing a cluster must not lose the stage")
+            )
+        if stage:
+            constraints.append(
+                Constraint(
+                    kind="order",
+                    sids=(f"{job}-s{stage - 1}-r0", sids[0]),
+                    reason="layer-wise propagation",
+                )
+            )
+    edges = [TaskEdge(upstream=-1, downstream=0, bytes_per_microbatch=topology.input_bytes)]
+    edges += [
+        TaskEdge(
+            upstream=stage - 1,
+            downstream=stage,
+            bytes_per_microbatch=topology.layers[cuts[stage][0] - 1].output_bytes,
+        )
+        for stage in range(1, len(cuts))
+    ]
+    placed = place(units, nodes, clusters=spec.parallel.clusters, occupied=occupied, cordoned=cordoned)
+    if isinstance(placed, NoRoom):
+        return placed
+    return TaskGraph(
+        units=tuple(units),
+        edges=tuple(edges),
+        constraints=tuple(constraints),
+        placements=placed,
+        reason=why,
+        code_digest=topology.code_digest,
+        inexact=topology.inexact,
+        layer_count=len(topology.layers),
+        parameters=topology.parameters,
+    )
+
+
+def why_inexact(spec: JobSpec, graph: TaskGraph) -> str:
+    """Why the weights' bits may depend on who did what; empty where they don't."""
+    sums = "" if spec.training.exact_accumulation else "training.exact_accumulation is off"
+    return "; ".join(filter(None, (sums, graph.inexact)))
+
+
+def first_policy(
+    job: str, spec: JobSpec, graph: TaskGraph, entry_gateway: str, revision: int
+) -> CommunicationPolicy:
+    """Equal weights, and windows that keep a pipeline full without hiding load (see `window`)."""
+    stages = sorted({unit.stage for unit in graph.units if unit.kind is UnitKind.STAGE})
+
+    def workers(stage: int) -> int:
+        return sum(not unit.standby for unit in graph.stage(stage))
+
+    return CommunicationPolicy(
+        job=job,
+        revision=revision,
+        entry_gateway=entry_gateway,
+        clusters=tuple(sorted({place.cluster for place in graph.placements})),
+        stages=tuple(
+            StagePolicy(
+                stage=stage,
+                weights={unit.sid: float(not unit.standby) for unit in graph.stage(stage)},
+                window=window(len(stages), stage, workers(stage - 1), workers(stage)),
+            )
+            for stage in stages
+        ),
+        algorithm=spec.routing.algorithm,
+        reason="initial: equal weights",
+    )
+
+
+def in_flight(stages: int, stage: int, replicas: int) -> int:
+    """Microbatches that a replica may hold at once: computed forward, and not yet backward.
+
+    A stage needs `stages - stage` of them to keep those behind it busy (1F1B), if hops took no time and all
+    were equally fast. As many again hide the hops; replicas that differ queue up behind each other's slower
+    ones, and need two more before the last stage. The price is activations in memory.
+    `tests/sim/test_routing.py` prints what remains of the bubble, and of the bound of unequal replicas.
+    """
+    unequal = 2 if replicas > 1 and stage < stages - 1 else 0
+    return 2 * (stages - stage) + unequal
+
+
+def window(stages: int, stage: int, senders: int, replicas: int) -> int:
+    """Microbatches one sender may have open at one receiver: its part of what the receiver may hold.
+
+    More would only queue where load can no longer be seen.
+    """
+    return max(1, math.ceil(in_flight(stages, stage, replicas) / max(1, senders)))

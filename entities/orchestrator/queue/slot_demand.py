@@ -1,0 +1,44 @@
+"""Who holds which slots, and who waits for some: what jobs know of each other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.queue.job_queue import Waiting
+from schemas.task_graph import Placement
+
+if TYPE_CHECKING:
+    from entities.orchestrator.job.job_run import JobRun
+
+
+class Room:
+    """Of one term: `runs` are the jobs that have not ended, by id."""
+
+    def __init__(self, mesh: MeshView, runs: Mapping[str, JobRun]) -> None:
+        self._mesh = mesh
+        self._runs = runs
+
+    def occupied(self, job: str) -> dict[str, list[Placement]]:
+        """Slots promised to all jobs but this one, by node agent."""
+        taken: dict[str, list[Placement]] = defaultdict(list)
+        for run in self._runs.values():
+            if run.job == job or run.instances.graph is None:
+                continue
+            for place in run.instances.graph.placements:
+                agent = self._mesh.agent_of(place.cluster, place.node)
+                if agent is not None and place.slot >= 0:
+                    taken[agent].append(place)
+        return taken
+
+    def line(self) -> Iterator[Waiting]:
+        """Jobs that wait until there is room for all of them."""
+        for run in self._runs.values():
+            if (waiting := run.waiting) is not None:
+                yield waiting
+
+    def urgent(self) -> bool:
+        """A running job is about to place an instance that it lost: it goes before all that wait."""
+        return any(run.training.finds_room for run in self._runs.values())

@@ -1,0 +1,119 @@
+"""Repair of what the bus lost (DESIGN §5 rule 11): who is quiet for long is asked what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from bus.connection import Bus
+from bus.subjects import STEP_STATUS
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.transaction.step_events import Event, Stalled
+from entities.orchestrator.transaction.step_machine import StepMachine
+from schemas.errors import DmscError
+from schemas.step import Member, MicrobatchClaim, Phase, StepStatus, StepStatusReply
+
+QUIET_S = 1.0
+"""Without a claim for this long, instances are asked what they hold."""
+STALL_S = 30.0
+"""Without progress for max(this, 10 × the way through the pipeline): the step is begun again."""
+STATUS_TIMEOUT_S = 2.0
+
+
+class ClaimRepair:
+    """Watches the claims of the open step. `claimed` hears those that were asked for, `post` of a stall."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        instances: Instances,
+        machine: StepMachine,
+        claimed: Callable[[MicrobatchClaim], None],
+        post: Callable[[Event], None],
+    ) -> None:
+        self._bus = bus
+        self._instances = instances
+        self._machine = machine
+        self._claimed = claimed
+        self._post = post
+        self._progress = asyncio.Event()
+        self._look = asyncio.Event()
+        self._now = bus.pulse.now
+        self._moved_at = self._now()
+
+    def begun(self) -> None:
+        """A step is handed out from now on."""
+        self._moved_at = self._now()
+
+    def heard(self) -> None:
+        """A claim came in."""
+        self._progress.set()
+
+    async def reconnected(self) -> None:
+        """Claims may have been lost meanwhile: ask at once."""
+        self._look.set()
+        self._progress.set()
+
+    def now(self) -> float:
+        """Seconds in which the bus was heard."""
+        return self._now()
+
+    @property
+    def patience_s(self) -> float:
+        """A first claim needs a whole way through the pipeline: ten times what was measured for that."""
+        return max(STALL_S, 10 * self._instances.expected_ms / 1e3)
+
+    async def run(self) -> None:
+        """Repairs lost claims; gives up on a step that no longer moves while the bus is heard."""
+        with self._bus.pulse.held():
+            await self._run()
+
+    async def _run(self) -> None:
+        self._moved_at = self._now()
+        while True:
+            self._progress.clear()
+            try:
+                async with asyncio.timeout(QUIET_S):
+                    await self._progress.wait()
+                self._moved_at = self._now()
+                if not self._look.is_set():
+                    continue
+            except TimeoutError:
+                pass
+            self._look.clear()
+            machine = self._machine
+            if machine.phase is not Phase.GATHERING or not machine.settled or not machine.ledger.missing():
+                self._moved_at = self._now()  # its orders have their own deadlines
+                continue
+            held = len(machine.ledger.claims)
+            await self.ask(machine.step, [one for members in machine.stages for one in members])
+            if len(machine.ledger.claims) > held:
+                self._moved_at = self._now()
+            times = sorted(claim.forward_ms + claim.backward_ms for claim in machine.ledger.claims.values())
+            patience = max(self.patience_s, 0.02 * times[len(times) // 2] if times else 0.0)
+            if self._now() - self._moved_at > patience:
+                self._moved_at = self._now()
+                missing = machine.ledger.missing()[:4]
+                self._post(
+                    Stalled(f"step {machine.step}: no progress for {patience:.0f} s, missing {missing}")
+                )
+
+    async def ask(self, step: int, members: Iterable[Member], *, evaluate: bool = False) -> None:
+        """Asks instances what they hold of a step, and counts what they say like claims."""
+        machine = self._machine
+        query = StepStatus(
+            job=machine.job, epoch=machine.epoch, step=step, attempt=machine.attempt, evaluate=evaluate
+        )
+
+        async def one(sid: str) -> None:
+            try:
+                reply = await self._bus.request(
+                    STEP_STATUS, query, timeout_s=STATUS_TIMEOUT_S, job=machine.job, sid=sid
+                )
+            except DmscError:
+                return
+            assert isinstance(reply, StepStatusReply)
+            for claim in reply.claims:
+                self._claimed(claim)
+
+        await asyncio.gather(*(one(member.sid) for member in members))

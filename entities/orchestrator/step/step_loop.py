@@ -1,0 +1,233 @@
+"""The step transaction's shell (DESIGN §5): has the step machine decide, and carries out what it asks for.
+
+Everything that is decided is decided in `step_machine`; the orders are in `step_orders`, the repair of what
+the bus lost in `claim_repair`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from bus.connection import Bus
+from entities.orchestrator.job_state.decision_record import DecisionRecord
+from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.retry_limits import StepBroken
+from entities.orchestrator.step.claim_repair import ClaimRepair
+from entities.orchestrator.step.step_clock import StepClock
+from entities.orchestrator.step.step_observer import StepObserver
+from entities.orchestrator.step.step_orders import StepOrders
+from entities.orchestrator.step.validation_pass import PassBroken, ValidationPass
+from entities.orchestrator.transaction import step_events as ev
+from entities.orchestrator.transaction.step_machine import StepMachine
+from schemas.errors import DmscError
+from schemas.job import JobSpec
+from schemas.step import Member, MicrobatchClaim, Phase
+
+TICK_S = 0.1
+PAUSE_S = 0.2
+"""A moment for others: as long as an order waits before it is given again."""
+
+
+class StageGone(DmscError):
+    """Nobody of a stage lives any more: its state must come from elsewhere."""
+
+    code = "stage_gone"
+
+    def __init__(self, stage: int, why: str = "") -> None:
+        super().__init__(why or f"stage {stage} has lost all its instances")
+        self.stage = stage
+
+
+class StepGivenUp(DmscError):
+    """The open step can't be computed, whoever tries: this loop is over, and its members wait."""
+
+    code = "step_given_up"
+
+
+class StepLoop:
+    """Runs steps of one job. `async with` it: orders and answers go on between steps, too."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        spec: JobSpec,
+        instances: Instances,
+        machine: StepMachine,
+        record: DecisionRecord,
+        observer: StepObserver,
+        gateway: Callable[[], str],
+    ) -> None:
+        self._bus = bus
+        self._spec = spec
+        self._observer = observer
+        self.machine = machine
+        self._tasks = GuardedTasks()
+        self._orders = StepOrders(
+            bus, spec.training, instances, record, machine, observer, gateway, self.post
+        )
+        self._repair = ClaimRepair(bus, instances, machine, self.claimed, self.post)
+        self._pending: deque[ev.Event] = deque()
+        self._deciding = False
+        self.clock = StepClock()
+        self._boundary: asyncio.Future[int] | None = None
+        self._validation: ValidationPass | None = None
+        self._forget_callback: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> StepLoop:
+        self._forget_callback = self._bus.on_reconnect(self._repair.reconnected)
+        self._tasks.spawn(self._repair.run())
+        self._tasks.spawn(self._ticks())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._forget_callback()
+        await self._tasks.close()
+
+    # --- what its owner calls -------------------------------------------------------------------------
+    async def to_boundary(self, step: int) -> int:
+        """Runs steps from `step` on; returns the step before which a pause is wanted.
+
+        Raises:
+            StageGone: a stage lost everyone; nothing of this loop can go on.
+            StepGivenUp: see `give_up`.
+            Fenced: another orchestrator leads this job.
+            StepBroken: something breaks the step each time.
+        """
+        self._boundary = asyncio.get_running_loop().create_future()
+        self.post(ev.Opened(step, self.machine.attempt))
+        return await self._tasks.unless_failed(self._boundary)
+
+    async def pause(self) -> None:
+        """Waits a moment for others, or raises what ends this loop."""
+        await self._tasks.unless_failed(asyncio.sleep(PAUSE_S))
+
+    def give_up(self, step: int, why: str) -> None:
+        """Ends the loop in `step`, if that is open and not decided; members are all at its version then."""
+        if (self.machine.step, self.machine.phase) == (step, Phase.GATHERING):
+            self._tasks.fail(StepGivenUp(why))
+
+    def break_off(self, error: StepBroken) -> None:
+        """Ends the loop, whatever is under way."""
+        self._tasks.fail(error)
+
+    @property
+    def over(self) -> bool:
+        """It has failed: nothing more is decided."""
+        return self._tasks.failed
+
+    def post(self, event: ev.Event) -> None:
+        """Has the machine decide about an event, and begins to carry out what it asks for."""
+        if isinstance(event, ev.Begun):
+            self.clock.mark("begun")
+        self._pending.append(event)
+        if self._deciding:
+            return
+        self._deciding = True
+        try:
+            while self._pending and not self._tasks.failed:
+                for effect in self.machine.decide(self._pending.popleft(), time.monotonic()):
+                    self._carry_out(effect)
+        except Exception as error:
+            self._tasks.fail(error)
+        finally:
+            self._deciding = False
+
+    def lost(self, member: Member) -> None:
+        """This incarnation counts no more (the instances have been told)."""
+        self.post(ev.Lost(member))
+
+    def claimed(self, claim: MicrobatchClaim) -> None:
+        """A claim came in (from the bus, or in an answer to `StepStatus`)."""
+        machine = self.machine
+        if (claim.job, claim.epoch, claim.attempt) != (machine.job, machine.epoch, machine.attempt):
+            return
+        if not claim.evaluate:
+            self.post(ev.Claimed(claim))
+            self._repair.heard()
+        elif self._validation is not None:
+            self._validation.claimed(claim)
+
+    async def validate(self, version: int) -> float:
+        """The mean validation loss at a boundary.
+
+        A loss of a member on the way begins the pass again with whoever is left.
+        """
+        while True:
+            try:
+                return await self._validate(version)
+            except PassBroken as broken:
+                self._boundary = None
+                self.post(ev.Stalled(f"validation at step {version}: {broken.text}"))
+                while not self.machine.settled:
+                    await self.pause()
+
+    async def _validate(self, version: int) -> float:
+        count = self._spec.training.validation_microbatches
+        self._validation = ValidationPass(self.machine, self._orders, self._repair, version, count)
+        try:
+            return await self._tasks.unless_failed(self._validation.run())
+        finally:
+            self._validation = None
+
+    # --- effects --------------------------------------------------------------------------------------
+    def _carry_out(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.Begin(step, attempt):
+                self.clock.begin()
+                self._repair.begun()
+                self._tasks.spawn(self._orders.begin_step(step, attempt))
+            case ev.Fence():
+                self._tasks.spawn(self._orders.fence(effect))
+            case ev.Assign():
+                self._tasks.spawn(self._orders.assign(effect))
+            case ev.FormGroup():
+                self._tasks.spawn(self._orders.form(effect))
+            case ev.Prepare():
+                self.clock.mark("prepare")
+                for member in effect.members:
+                    self._tasks.spawn(self._orders.prepare(effect, member))
+            case ev.Record(decision):
+                self.clock.mark("record")
+                self._tasks.spawn(self._orders.record(decision))
+            case ev.Commit(decision, ledger):
+                self._observer.decided(ledger, decision)
+                self._tasks.spawn(self._orders.commit(decision))
+            case ev.Boundary(step):
+                if self._boundary is not None and not self._boundary.done():
+                    self._boundary.set_result(step)
+            case ev.SendState():
+                give = self._orders.follow if effect.follow else self._orders.send_state
+                self._tasks.spawn(give(effect))
+            case ev.AwaitState():
+                self._tasks.spawn(self._orders.await_state(effect))
+            case ev.Withdraw():
+                self._tasks.spawn(self._orders.withdraw(effect))
+            case ev.StageLost(stage, version):
+                if not self._spec.parallel.copies:
+                    raise StageGone(stage)
+                self._tasks.spawn(self._bring_back(stage, version))
+            case ev.Condemn(member, reason):
+                self._observer.losing([member], reason)
+            case ev.Restart():
+                self._observer.restarting(self.machine.step, effect.reason)
+                self._tasks.spawn(self._orders.restart(effect))
+            case ev.Replay():
+                self._observer.replayed(effect)
+
+    async def _bring_back(self, stage: int, version: int) -> None:
+        newcomer = await self._observer.bring_back(stage, version)
+        if newcomer is None or version != self.machine.step:
+            raise StageGone(stage)
+        self.post(ev.Restored(stage, (newcomer,)))
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.post(ev.Tick())

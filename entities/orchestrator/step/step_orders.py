@@ -1,0 +1,395 @@
+"""The orders that carry out what the step machine asks for, and what becomes of them.
+
+One coroutine per effect of `step_events`. Its answers come back as events, by `post`; the observer is told
+who does not answer. Orders are idempotent, and repeated until they are answered (DESIGN §5 rule 11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.messaging.request_progress import Progress
+from bus.subjects import (
+    GROUP_FORM,
+    STATE_SEND,
+    STATE_WAIT,
+    STEP_ABORT,
+    STEP_ASSIGN,
+    STEP_BEGIN,
+    STEP_COMMIT,
+    STEP_FENCE,
+    STEP_PREPARE,
+)
+from entities.orchestrator.job_state.decision_record import DecisionRecord
+from entities.orchestrator.job_state.instances import Instances, MemberLost
+from entities.orchestrator.step.step_observer import StepObserver
+from entities.orchestrator.transaction import step_events as ev
+from entities.orchestrator.transaction.step_machine import StepMachine
+from schemas.errors import DmscError, Fenced, Unavailable
+from schemas.job import TrainingSpec
+from schemas.step import (
+    GroupForm,
+    Member,
+    PathUpdate,
+    StateReady,
+    StateSend,
+    StateWait,
+    StepAbort,
+    StepAssign,
+    StepBegin,
+    StepCommit,
+    StepDecision,
+    StepFence,
+    StepFenced,
+    StepPrepare,
+    StepVote,
+)
+
+log = get_logger("orchestrator")
+
+BEGIN_DEADLINE_S = 5.0
+"""Longer than a gateway takes to start again; then another one dispatches."""
+FENCE_DEADLINE_S = 20.0
+PREPARE_DEADLINE_S = 30.0
+COMMIT_DEADLINE_S = 30.0
+"""Both without progress: what is computed for them, and that the others of an all-reduce can be reached."""
+GROUP_DEADLINE_S = 20.0
+STATE_DEADLINE_S = 120.0
+"""Without progress, of a small state. A large one has more: it may be one tensor (`Instances.patience_s`)."""
+FOLLOW_DEADLINE_S = 30.0
+"""An instance that a newcomer follows answers every 10 s, however far that is."""
+LAST_REDO_S, LAST_REDO_PART = 5.0, 0.25
+"""How long a stage waits for a newcomer's last redo: that of a small state, and the part of the time for a
+whole large one that its redo may take."""
+AGAIN_S = 0.2
+"""Pause before an order that failed without a culprit is given again."""
+
+
+class StepOrders:
+    """Gives the orders of one step loop. `Fenced`, where raised: another orchestrator leads the job.
+
+    `machine` is looked at only: an order that it has left behind is not given again.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        training: TrainingSpec,
+        instances: Instances,
+        record: DecisionRecord,
+        machine: StepMachine,
+        observer: StepObserver,
+        gateway: Callable[[], str],
+        post: Callable[[ev.Event], None],
+    ) -> None:
+        self._bus = bus
+        self._training = training
+        self._instances = instances
+        self._record = record
+        self._machine = machine
+        self._observer = observer
+        self._gateway = gateway
+        self._post = post
+        self._job = machine.job
+        self._epoch = machine.epoch
+
+    async def begin_step(self, step: int, attempt: int) -> None:
+        """Has the gateway dispatch, whichever can; given up once the step is begun anew."""
+        while (step, attempt) == (self._machine.step, self._machine.attempt):
+            gateway = self._gateway()
+            try:
+                await self.begin(step, attempt)
+                self._post(ev.Begun(step, attempt))
+                return
+            except Unavailable as error:
+                if gateway == self._gateway() and self._machine.data:
+                    log.warning("step not begun", job=self._job, step=step, reason=str(error))
+                    await self._observer.other_gateway(gateway)
+            except DmscError as error:
+                log.warning("step not begun", job=self._job, step=step, reason=str(error))
+            await asyncio.sleep(AGAIN_S)
+
+    async def begin(self, step: int, attempt: int, *, evaluate: bool = False) -> None:
+        """Has the entry gateway dispatch a step, or a validation pass; raises what keeps it from that."""
+        count = self._training.validation_microbatches if evaluate else self._training.microbatches
+        order = StepBegin(
+            job=self._job,
+            epoch=self._epoch,
+            step=step,
+            attempt=attempt,
+            microbatches=tuple(range(count)),
+            evaluate=evaluate,
+        )
+        gateway = self._gateway()
+        await self._bus.command(
+            STEP_BEGIN, order, deadline_s=BEGIN_DEADLINE_S, while_heard=True, job=self._job, gateway=gateway
+        )
+
+    async def fence(self, effect: ev.Fence) -> None:
+        order = StepFence(
+            job=self._job,
+            epoch=self._epoch,
+            step=effect.step,
+            attempt=effect.attempt,
+            round=effect.round,
+            fenced=effect.fenced,
+        )
+        answers = await self._ordered(STEP_FENCE, order, effect.targets, FENCE_DEADLINE_S)
+        if answers is not None:
+            told = tuple(answer for answer in answers.values() if isinstance(answer, StepFenced))
+            self._post(ev.Fenced(effect.round, told))
+
+    async def assign(self, effect: ev.Assign) -> None:
+        async def one(member: Member, paths: tuple[PathUpdate, ...]) -> bool:
+            order = StepAssign(
+                job=self._job,
+                epoch=self._epoch,
+                step=effect.step,
+                attempt=effect.attempt,
+                round=effect.round,
+                paths=paths,
+            )
+            return await self._ordered(STEP_ASSIGN, order, [member], FENCE_DEADLINE_S) is not None
+
+        if all(await asyncio.gather(*(one(member, paths) for member, paths in effect.paths.items()))):
+            self._post(ev.Assigned(effect.round))
+
+    async def _ordered(
+        self, row: Any, order: Any, members: Iterable[Member], deadline_s: float
+    ) -> Mapping[str, Any] | None:
+        """The answers; None if somebody was lost (that is told) or refuses (the step is begun again)."""
+        try:
+            return await self._instances.order(row, order, members, deadline_s=deadline_s)
+        except MemberLost as lost:
+            self._observer.losing(lost.members, str(lost))
+        except Fenced:
+            raise
+        except DmscError as error:
+            self._post(ev.Stalled(str(error)))
+        return None
+
+    async def form(self, effect: ev.FormGroup) -> None:
+        order = GroupForm(
+            job=self._job,
+            epoch=self._epoch,
+            stage=effect.stage,
+            step=effect.step,
+            attempt=effect.attempt,
+            round=effect.round,
+            generation=effect.generation,
+            members=effect.members,
+            fenced=effect.fenced,
+        )
+
+        async def one(member: Member) -> tuple[tuple[Member, Member], ...] | None:
+            """None: it has its group; else what it found silent."""
+            try:
+                await self._instances.order(GROUP_FORM, order, [member], deadline_s=GROUP_DEADLINE_S)
+            except DmscError as error:
+                if isinstance(error, MemberLost):
+                    lost.extend(error.members)
+                log.info("group not formed", job=self._job, stage=effect.stage, reason=str(error))
+                return self._silent(member, effect.members, error)
+            return None
+
+        lost: list[Member] = []
+        answers = await asyncio.gather(*(one(member) for member in effect.members))
+        if lost:
+            self._observer.losing(lost, f"no answer to group form of stage {effect.stage}")
+            return
+        if all(edges is None for edges in answers):
+            self._post(ev.GroupFormed(effect.stage, effect.generation))
+        else:
+            found = tuple(edge for edges in answers for edge in edges or ())
+            self._post(ev.GroupFailed(effect.stage, effect.generation, found))
+
+    def _silent(
+        self, witness: Member, members: Iterable[Member], error: DmscError
+    ) -> tuple[tuple[Member, Member], ...]:
+        """Edges to whom this error names as silent: that is told, before what follows from it is decided."""
+        named = str(error.fields.get("unreached", "")).split()
+        silent = tuple(peer for peer in members if peer.incarnation in named)
+        for peer in silent:
+            self._observer.silence(witness, peer)
+        return tuple((witness, peer) for peer in silent)
+
+    async def prepare(self, effect: ev.Prepare, member: Member) -> None:
+        order = StepPrepare(
+            job=self._job,
+            epoch=self._epoch,
+            step=effect.step,
+            attempt=effect.attempt,
+            generation=effect.generation,
+        )
+        try:
+            answers = await self._instances.order(
+                STEP_PREPARE, order, [member], deadline_s=PREPARE_DEADLINE_S, moving=True
+            )
+        except MemberLost as lost:
+            self._observer.losing(lost.members, str(lost))
+        except DmscError as error:
+            log.info("not prepared", job=self._job, sid=member.sid, reason=str(error))
+            silent = self._silent(member, effect.members, error)
+            self._post(ev.GroupFailed(effect.stage, effect.generation, silent))
+        else:
+            vote = answers[member.sid]
+            assert isinstance(vote, StepVote)
+            self._post(ev.Voted(effect.stage, vote))
+
+    async def record(self, decision: StepDecision) -> None:
+        await self._record.write(decision)
+        self._post(ev.Recorded(decision))
+
+    async def commit(self, decision: StepDecision) -> None:
+        """Has every member apply the decision.
+
+        Whoever does not answer is lost to the job, whatever became of it: the decision stands (rule 6).
+        """
+        silent: list[Member] = []
+
+        async def one(stage: int, member: Member) -> None:
+            order = commit_order(decision, stage, self._epoch)
+            try:
+                await self._instances.order(
+                    STEP_COMMIT, order, [member], deadline_s=COMMIT_DEADLINE_S, moving=True
+                )
+            except DmscError as error:
+                if isinstance(error, Fenced):
+                    raise
+                log.warning("not committed", job=self._job, sid=member.sid, reason=str(error))
+                silent.append(member)
+
+        await asyncio.gather(
+            *(one(stage, member) for stage, members in enumerate(decision.membership) for member in members)
+        )
+        self._post(ev.Committed(decision.step, tuple(silent)))
+        self._observer.committed(decision.step)
+        if silent:
+            self._observer.losing(silent, f"no commit of step {decision.step}")
+
+    async def follow(self, effect: ev.SendState) -> None:
+        """A living source answers within moments, however long the transfer takes."""
+        ready: StateReady | None = None
+        while ready is None or (ready.version < 0 and not ready.slow):
+            try:
+                answers = await self._instances.order(
+                    STATE_SEND, self._state_send(effect), [effect.source], deadline_s=FOLLOW_DEADLINE_S
+                )
+            except DmscError as error:
+                await self._join_failed(effect.to, effect.transfer, [error])
+                return
+            ready = answers[effect.source.sid]
+            assert isinstance(ready, StateReady)
+            if self._machine.transfer_of(effect.to) != effect.transfer:
+                return
+        self._post(ev.Followed(effect.to, effect.transfer, ready.version, ready.slow))
+
+    def _state_send(self, effect: ev.SendState) -> StateSend:
+        return StateSend(
+            job=self._job,
+            epoch=self._epoch,
+            to=effect.to,
+            version=effect.version,
+            transfer=effect.transfer,
+            follow=effect.follow,
+        )
+
+    async def await_state(self, effect: ev.AwaitState) -> None:
+        """A stage waits for this one redo: whoever does not have it in time is tried again in another way."""
+        within_s = self._instances.patience_s(LAST_REDO_S, times=LAST_REDO_PART)
+        wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version, within_s=within_s)
+        try:
+            await self._instances.order(
+                STATE_WAIT, wait, [effect.to], deadline_s=within_s + FOLLOW_DEADLINE_S
+            )
+        except DmscError as error:
+            await self._join_failed(effect.to, effect.transfer, [error])
+        else:
+            self._post(ev.Joined(effect.to, effect.transfer, effect.version))
+
+    async def send_state(self, effect: ev.SendState) -> None:
+        send = self._state_send(effect)
+        wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version)
+        patience_s = self._instances.patience_s(STATE_DEADLINE_S)
+        moving = Progress()  # of the newcomer's work counts for who sends, too
+        order = partial(self._instances.order, deadline_s=patience_s, moving=moving)
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(order(STATE_SEND, send, [effect.source]))
+                both.create_task(order(STATE_WAIT, wait, [effect.to]))
+        except* DmscError as errors:
+            await self._join_failed(effect.to, effect.transfer, errors.exceptions)
+        else:
+            self._post(ev.Joined(effect.to, effect.transfer, effect.version))
+
+    async def _join_failed(self, to: Member, transfer: int, errors: Iterable[BaseException]) -> None:
+        """Another transfer begins after a pause, where this one was not given up before."""
+        given_up = self._machine.transfer_of(to) != transfer
+        stage = self._machine.stage_of(to)
+        self._post(ev.JoinFailed(to, transfer))
+        for error in errors:
+            log.info("state not sent", job=self._job, to=to.sid, reason=str(error))
+            if isinstance(error, MemberLost):
+                self._observer.losing(error.members, str(error))
+        if stage is None or given_up:
+            return
+        await asyncio.sleep(AGAIN_S)
+        if to not in self._instances.lost:
+            self._post(ev.Arrived(to, stage))
+
+    async def withdraw(self, effect: ev.Withdraw) -> None:
+        """A fence like any other, but of no round: nothing is mended by what it answers."""
+        order = StepFence(
+            job=self._job,
+            epoch=self._epoch,
+            step=effect.step,
+            attempt=effect.attempt,
+            round=0,
+            fenced=(effect.newcomer,),
+        )
+        try:
+            await self._instances.order(STEP_FENCE, order, [effect.source], deadline_s=FENCE_DEADLINE_S)
+        except Fenced:
+            raise
+        except DmscError as error:  # whoever is behind with the step has fenced nevertheless
+            log.info("state not withdrawn", job=self._job, sid=effect.source.sid, reason=str(error))
+
+    async def restart(self, effect: ev.Restart) -> None:
+        order = StepAbort(
+            job=self._job,
+            epoch=self._epoch,
+            step=self._machine.step,
+            attempt=effect.attempt,
+            fenced=effect.fenced,
+        )
+
+        async def one(member: Member) -> None:
+            try:
+                await self._instances.order(STEP_ABORT, order, [member], deadline_s=FENCE_DEADLINE_S)
+            except Fenced:
+                raise
+            except DmscError as error:
+                self._observer.losing([member], str(error))
+
+        await asyncio.gather(*(one(member) for member in effect.targets))
+        self._post(ev.Restarted(effect.attempt))
+
+
+def commit_order(decision: StepDecision, stage: int, epoch: int) -> StepCommit:
+    """What the members of `stage` are told of a decision, by the orchestrator of `epoch`."""
+    return StepCommit(
+        job=decision.job,
+        epoch=epoch,
+        step=decision.step,
+        attempt=decision.attempt,
+        generation=decision.generations[stage],
+        checksum=decision.checksums[stage],
+        clip=decision.clip,
+        action=decision.action,
+        quarantined=decision.quarantined,
+    )

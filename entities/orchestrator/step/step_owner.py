@@ -1,0 +1,162 @@
+"""How far a job is: its open step, and the step loop that takes it further, while one runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+
+from bus.connection import Bus
+from entities.orchestrator.job_state.decision_record import DecisionRecord
+from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.retry_limits import StepBroken
+from entities.orchestrator.step.step_loop import StepLoop
+from entities.orchestrator.step.step_observer import StepObserver
+from entities.orchestrator.transaction.step_events import Arrived, in_order
+from entities.orchestrator.transaction.step_machine import StepMachine
+from entities.orchestrator.transaction.takeover_rules import Settled
+from schemas.job import JobSpec
+from schemas.step import Member, MicrobatchClaim
+from schemas.task_graph import UnitKind
+
+
+class Progress:
+    """Opens a loop where the job is settled, and closes it. `pauses(step)`: whether training rests before it.
+
+    While no loop runs, news of members are not passed on: the next one opens with those that live then.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        spec: JobSpec,
+        epoch: int,
+        instances: Instances,
+        record: DecisionRecord,
+        gateway: Callable[[], str],
+        observer: StepObserver,
+        pauses: Callable[[int], bool],
+    ) -> None:
+        self._bus = bus
+        self._spec = spec
+        self._epoch = epoch
+        self._instances = instances
+        self._record = record
+        self._gateway = gateway
+        self._observer = observer
+        self._pauses = pauses
+        self.job = record.job
+        self._loop: StepLoop | None = None
+        self._last_attempt = 0
+        self.step = 0
+        self.transfers = itertools.count(1)
+        """Numbers for what newcomers are sent."""
+
+    # --- the loop -------------------------------------------------------------------------------------
+    async def open(self, settled: Settled) -> None:
+        machine = StepMachine(
+            job=self.job,
+            epoch=self._epoch,
+            microbatches=self._spec.training.microbatches,
+            clip_norm=self._spec.training.clip_norm,
+            stages=settled.stages,
+            data=settled.data,
+            pauses=self._pauses,
+            generation=settled.generation,
+            transfers=self.transfers,
+        )
+        machine.attempt = settled.attempt
+        self._loop = StepLoop(
+            self._bus, self._spec, self._instances, machine, self._record, self._observer, self._gateway
+        )
+        await self._loop.__aenter__()
+        for member in in_order(self._instances.lost):
+            self._loop.lost(member)
+
+    async def close(self) -> Settled:
+        """Returns where a next loop would begin: a new attempt, in new generations, by the same members."""
+        loop, self._loop = self.loop, None
+        machine = loop.machine
+        self._last_attempt = machine.attempt
+        await loop.__aexit__(None, None, None)
+        return Settled(
+            step=self.step,
+            attempt=machine.attempt + 1,
+            generation=max(machine.generations) + 1,
+            stages=machine.stages,
+            data=machine.data,
+        )
+
+    @property
+    def running(self) -> bool:
+        return self._loop is not None
+
+    @property
+    def loop(self) -> StepLoop:
+        assert self._loop is not None
+        return self._loop
+
+    def claimed(self, claim: MicrobatchClaim) -> None:
+        if self._loop is not None:
+            self._loop.claimed(claim)
+
+    def lost(self, member: Member) -> None:
+        if self._loop is not None:
+            self._loop.lost(member)
+
+    def arrived(self, newcomer: Member, stage: int) -> None:
+        if self._loop is not None:
+            self._loop.post(Arrived(newcomer, stage))
+
+    def give_up(self, why: str) -> None:
+        """Ends the loop in the open step, as soon as that is safe."""
+        if self._loop is not None:
+            self._loop.give_up(self.step, why)
+
+    def break_off(self, error: StepBroken) -> None:
+        """Ends the loop, wherever it is: all go back to the checkpoint. Without one they are on their way."""
+        if self._loop is not None:
+            self._loop.break_off(error)
+
+    # --- where it is ----------------------------------------------------------------------------------
+    @property
+    def at_end(self) -> bool:
+        """The last step is committed."""
+        return self.step >= self._spec.training.steps
+
+    @property
+    def attempt(self) -> int:
+        """The present attempt of the open step."""
+        return self._loop.machine.attempt if self._loop is not None else self._last_attempt
+
+    @property
+    def stages(self) -> tuple[tuple[Member, ...], ...]:
+        """Members with the state of the present version, by stage."""
+        return tuple(self._living(members) for members in self.loop.machine.stages)
+
+    @property
+    def data(self) -> tuple[Member, ...]:
+        return self._living(self.loop.machine.data)
+
+    def afresh(self, crew: Collection[Member], attempt: int = 0, generation: int = 0) -> Settled:
+        """`crew` are at the present step, and nothing of it was begun."""
+        members = self._instances.members
+        data = [members.get(unit.sid) for unit in self._instances.units if unit.kind is UnitKind.DATA]
+        return Settled(
+            step=self.step,
+            attempt=attempt,
+            generation=generation,
+            stages=[[one for one in stage if one in crew] for stage in self._instances.stages()],
+            data=[one for one in data if one is not None and one in crew],
+        )
+
+    def living(self, settled: Settled) -> Settled:
+        """The same, by those that are not lost."""
+        return replace(
+            settled,
+            stages=tuple(self._living(members) for members in settled.stages),
+            data=self._living(settled.data),
+        )
+
+    def _living(self, members: Iterable[Member]) -> tuple[Member, ...]:
+        return tuple(one for one in members if one not in self._instances.lost)

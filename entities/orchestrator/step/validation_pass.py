@@ -1,0 +1,63 @@
+"""One validation pass at a boundary: forward only, losses from the last stage."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from entities.orchestrator.step.claim_repair import QUIET_S, ClaimRepair
+from entities.orchestrator.step.step_orders import StepOrders
+from entities.orchestrator.transaction.step_machine import StepMachine
+from schemas.errors import DmscError
+from schemas.step import MicrobatchClaim
+
+
+class PassBroken(DmscError):
+    """The validation pass has to be repeated."""
+
+    code = "again"
+
+
+class ValidationPass:
+    """Of the weights at `version`, by the members that are there when it begins."""
+
+    def __init__(
+        self, machine: StepMachine, orders: StepOrders, repair: ClaimRepair, version: int, microbatches: int
+    ) -> None:
+        self._machine = machine
+        self._orders = orders
+        self._repair = repair
+        self._version = version
+        self._count = microbatches
+        self._losses: dict[int, float] = {}
+        self._progress = asyncio.Event()
+
+    def claimed(self, claim: MicrobatchClaim) -> None:
+        """The last stage has computed a microbatch; others have nothing to say."""
+        if claim.loss is not None:
+            self._losses[claim.microbatch] = claim.loss
+            self._progress.set()
+
+    async def run(self) -> float:
+        """Returns the mean loss, summed in order so that it does not depend on arrival.
+
+        Raises:
+            PassBroken: somebody was lost or joined, or nothing comes any more.
+        """
+        machine = self._machine
+        attempt, members = machine.attempt, machine.stages
+        await self._orders.begin(self._version, attempt, evaluate=True)
+        moved_at = self._repair.now()
+        while len(self._losses) < self._count:
+            self._progress.clear()
+            try:
+                async with asyncio.timeout(QUIET_S):
+                    await self._progress.wait()
+                moved_at = self._repair.now()
+            except TimeoutError:
+                await self._repair.ask(self._version, machine.stages[-1], evaluate=True)
+                if self._repair.now() - moved_at > self._repair.patience_s:
+                    raise PassBroken("no progress") from None
+            if (machine.attempt, machine.stages) != (attempt, members):
+                raise PassBroken("somebody was lost, or joined")
+        return math.fsum(self._losses[number] for number in sorted(self._losses)) / len(self._losses)

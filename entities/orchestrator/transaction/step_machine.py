@@ -1,0 +1,483 @@
+"""The orchestrator's part of the step transaction, pure (DESIGN §5): `decide(event, now) -> effects`.
+
+No I/O and no clock of its own: the shell (`step_loop`) carries the effects out and brings the answers back
+as events; `tests/sim` runs the same code under a virtual clock, on a bus that drops and reorders.
+
+A step is open (`gathering`) until all microbatches are in living members' sums and every stage has prepared;
+then its decision is written (`deciding`), then applied (`committing`) while the next one is already open for
+claims. A loss while the step is open fences the lost (one `round` at a time, with the answers of all that
+live), mends the paths of its microbatches, and rebuilds the stage's reduction group; the survivors' work
+stays. A loss while deciding or committing waits: the decision stands, whoever lives applies it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from entities.orchestrator.transaction import step_events as ev
+from entities.orchestrator.transaction.fence_round import FenceRound
+from entities.orchestrator.transaction.newcomers import Newcomers
+from entities.orchestrator.transaction.path_repair import mend
+from entities.orchestrator.transaction.stage_group import StageGroup
+from entities.orchestrator.transaction.step_events import in_order
+from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger
+from schemas.errors import IllegalTransition
+from schemas.step import PHASES, Member, Phase, StepDecision, StepFenced, StepVote
+
+
+class StepMachine:
+    """One job's steps. `pauses(step)`: whether the shell wants a boundary before that step.
+
+    `transfers`: numbers for what is sent to newcomers, above any that were given in this epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        epoch: int,
+        microbatches: int,
+        clip_norm: float | None,
+        stages: Iterable[Iterable[Member]],
+        data: Iterable[Member],
+        pauses: Callable[[int], bool],
+        generation: int = 0,
+        transfers: Iterator[int] | None = None,
+    ) -> None:
+        self.job = job
+        self.epoch = epoch
+        self.phase = Phase.CLOSED
+        self.step = 0
+        self.attempt = 0
+        self.dead: set[Member] = set()
+        self.history: list[str] = []
+        self._microbatches = microbatches
+        self._clip_norm = clip_norm
+        self._pauses = pauses
+        self._groups = [StageGroup(stage, tuple(members), generation) for stage, members in enumerate(stages)]
+        self._data = list(data)
+        self._newcomers = Newcomers()
+        self._transfer_numbers = transfers or itertools.count(1)
+        self._begun = False
+        self._torn = False  # a data instance was lost while the gateway dispatched
+        self._round: FenceRound | None = None
+        self._rounds = 0
+        self._answered = 0  # the last round of this step that all have answered
+        self._again = False  # another round is due after this one
+        self._restarting = False
+        self._started = False
+        self._pausing = False
+        self.ledger = self._new_ledger()
+
+    # --- what others look at ----------------------------------------------------------------------------
+    @property
+    def stages(self) -> tuple[tuple[Member, ...], ...]:
+        """Members by stage, those with a vote; newcomers are not among them until they have joined."""
+        return tuple(group.members for group in self._groups)
+
+    @property
+    def data(self) -> tuple[Member, ...]:
+        return tuple(self._data)
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        return tuple(group.generation for group in self._groups)
+
+    def is_formed(self, stage: int) -> bool:
+        return self._groups[stage].formed
+
+    def stage_of(self, newcomer: Member) -> int | None:
+        """The stage that a newcomer is about to join."""
+        return self._newcomers.stage_of(newcomer)
+
+    def transfer_of(self, newcomer: Member) -> int:
+        """The number of what a newcomer is being sent; 0: nothing."""
+        return self._newcomers.transfer_of(newcomer)
+
+    @property
+    def newcomers(self) -> tuple[Member, ...]:
+        return self._newcomers.members
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is being mended: whoever is missing is missing from the figures, too."""
+        return self._round is None and all(group.members for group in self._groups)
+
+    # --- deciding ---------------------------------------------------------------------------------------
+    def decide(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        """The one door. `now` in seconds, from any origin; only differences count."""
+        try:
+            return self._decide(event, now)
+        except Inconsistent as error:
+            return self._restart(str(error))
+
+    def _decide(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        match event:  # the frequent ones first: one or two per microbatch and stage
+            case ev.Claimed(claim):
+                news = self.ledger.claim(claim)
+                return self._prepare_ready() if news and self.ledger.complete(claim.stage) else []
+            case ev.Voted(stage, vote):
+                return self._voted(stage, vote)
+            case ev.Opened(step, attempt):
+                return self._open(step, attempt)
+            case ev.Begun(step, attempt):
+                if (step, attempt) == (self.step, self.attempt):
+                    self._begun = True
+                    return self._start_round() if self._again and self._still else []
+                return []
+            case ev.Lost(member):
+                return self._lost([member])
+            case ev.Fenced(number, answers):
+                return self._fenced(number, answers)
+            case ev.Assigned(number):
+                return self._assigned(number)
+            case ev.GroupFormed(stage, generation):
+                return self._formed(stage, generation)
+            case ev.GroupFailed(stage, generation, edges):
+                return self._failed(stage, generation, edges, now)
+            case ev.Recorded(decision):
+                return self._recorded(decision)
+            case ev.Committed(step, silent):
+                return self._committed(step, silent)
+            case ev.Arrived(member, stage):
+                return self._arrive(member, stage)
+            case ev.Followed(member, transfer, version, slow):
+                self._newcomers.followed(member, transfer, version, slow=slow)
+                return self._transfers()
+            case ev.Joined(member, transfer, version):
+                return self._join(member, transfer, version)
+            case ev.JoinFailed(member, transfer):
+                self._newcomers.failed(member, transfer)
+                return self._prepare_ready()
+            case ev.Restored(stage, members):
+                return self._restored(stage, members)
+            case ev.Stalled(reason):
+                return self._restart(reason)
+            case ev.Restarted(attempt):
+                return self._restarted(attempt)
+            case ev.Tick():
+                return self._tick(now)
+
+    def _enter(self, phase: Phase) -> None:
+        if phase not in PHASES[self.phase]:
+            raise IllegalTransition(
+                f"step {self.step} of {self.job}: {self.phase} → {phase} "
+                f"(history: {', '.join(self.history[-12:]) or 'none'})"
+            )
+        self.history = [*self.history[-30:], f"{self.step}/{self.attempt} {phase}"]
+        self.phase = phase
+
+    def _new_ledger(self) -> StepLedger:
+        return StepLedger(
+            job=self.job,
+            epoch=self.epoch,
+            step=self.step,
+            attempt=self.attempt,
+            microbatches=self._microbatches,
+            membership=self.stages,
+            generations=self.generations,
+            clip_norm=self._clip_norm,
+        )
+
+    # --- opening ----------------------------------------------------------------------------------------
+    def _open(self, step: int, attempt: int) -> list[ev.Effect]:
+        # a boundary's rounds are of the step behind it: who joins must know that all have answered them
+        answered = self._answered if (step, attempt) == (self.step, self.attempt) else 0
+        self.step, self.attempt = step, attempt
+        if self._restarting or self._round is not None:
+            self._again = True  # what was begun at the boundary is done again
+        self._restarting, self._started = False, True
+        self._enter(Phase.GATHERING)
+        self._fresh_step()
+        self._answered = answered
+        return [*self._go_on(), ev.Begin(step, attempt)] if not self._torn else self._go_on()
+
+    def _fresh_step(self) -> None:
+        """The account of a step or attempt that begins now."""
+        self._begun = False
+        self._answered = 0
+        self._torn = self._any_dead(self._data)
+        self._round = None
+        for group in self._groups:
+            group.preparing = False
+        self.ledger = self._new_ledger()
+
+    def _go_on(self) -> list[ev.Effect]:
+        """Whatever was put off while no step was open."""
+        empty = any(not group.members and not group.lost_told for group in self._groups)
+        torn = bool(self.dead) and self._any_dead(self._present())
+        effects = self._mend() if self._again or empty or torn else []
+        if self._restarting:
+            return effects
+        asked = {effect.stage for effect in effects if isinstance(effect, ev.FormGroup)}
+        for stage, group in enumerate(self._groups):
+            if not group.formed and group.members and not group.broken and stage not in asked:
+                effects.append(self._form(stage))
+        return effects + self._transfers() + self._prepare_ready()
+
+    # --- losses -----------------------------------------------------------------------------------------
+    @property
+    def _still(self) -> bool:
+        """Membership may change: no decision is under way, nor a restart. At a boundary, too."""
+        return self._started and not self._restarting and self.phase in (Phase.GATHERING, Phase.CLOSED)
+
+    def _present(self) -> set[Member]:
+        return {member for group in self._groups for member in group.members} | set(self._data)
+
+    def _any_dead(self, members: Iterable[Member]) -> bool:
+        """Mostly nobody is: then nothing is hashed, thousands of members neither."""
+        return bool(self.dead) and not self.dead.isdisjoint(members)
+
+    def _lost(self, members: Iterable[Member]) -> list[ev.Effect]:
+        news = [member for member in members if member not in self.dead]
+        self.dead.update(news)
+        effects: list[ev.Effect] = []
+        for member in news:
+            source = self._newcomers.drop(member)
+            if source is not None and source not in self.dead:
+                effects.append(ev.Withdraw(member, source, self.step, self.attempt))
+        self._newcomers.forsaken(self.dead, self._groups)
+        return effects + self._without(news) + self._transfers()
+
+    def _without(self, news: list[Member]) -> list[ev.Effect]:
+        if not self._present() & set(news):
+            return []  # a newcomer, or long gone
+        self._torn = self._torn or (not self._begun and bool(set(self._data) & set(news)))
+        self._again = True
+        if not self._still:
+            return []  # the decision stands, or the restart will see to it
+        return self._mend() + self._prepare_ready()
+
+    def _mend(self) -> list[ev.Effect]:
+        """A round; but if a data instance was lost while the gateway dispatched, the step begins again.
+
+        Nobody knows then what was handed out twice: to the lost one, and to whoever came after it.
+        """
+        if self.phase is Phase.GATHERING and self._torn:
+            return self._restart("a data instance was lost while the step was dispatched")
+        return self._start_round()
+
+    def _drop_dead(self) -> list[ev.Effect]:
+        """Takes the dead out of stages; a stage whose group they were in gets a new one."""
+        effects: list[ev.Effect] = []
+        self._data = [member for member in self._data if member not in self.dead]
+        for stage, group in enumerate(self._groups):
+            living = tuple(member for member in group.members if member not in self.dead)
+            if living != group.members:
+                self._regroup(stage, living)
+                if living:
+                    effects.append(self._form(stage))
+            if not group.members and not group.lost_told:
+                group.lost_told = True
+                effects.append(ev.StageLost(stage, self.step))
+        return effects
+
+    def _regroup(self, stage: int, members: tuple[Member, ...]) -> None:
+        group = self._groups[stage]
+        group.regroup(members)
+        self.ledger.replace(stage, members, group.generation)
+
+    def _form(self, stage: int) -> ev.FormGroup:
+        return self._groups[stage].order(self.step, self.attempt, self._answered, self.dead)
+
+    def _start_round(self) -> list[ev.Effect]:
+        """Fences the dead at all that live; what they answer is the picture that paths are mended by."""
+        effects = self._drop_dead()
+        self._again = False
+        self._rounds += 1
+        self._round = FenceRound(self._rounds, self.step, self.attempt, in_order(self.dead), self._begun)
+        return [*effects, self._round.order(in_order(self._present()))]
+
+    def _fenced(self, number: int, answers: tuple[StepFenced, ...]) -> list[ev.Effect]:
+        if self._round is None or number != self._round.number or self._round.answered:
+            return []
+        if not self._still:
+            self._round, self._again = None, True  # what it showed is the past by the time of the next step
+            return []
+        self._answered = number
+        effects: list[ev.Effect] = []
+        for answer in answers:
+            for claim in answer.claims:
+                self.ledger.claim(claim)
+        held = {answer.member: answer.held for answer in answers}
+        if self.phase is Phase.CLOSED:
+            self._round = None
+            return effects  # nothing is open that could be mended
+        dispatched = self._round.dispatched
+        if self._begun and not dispatched:
+            return effects + self._start_round()
+        mending = mend(self.stages, self.data, held, self._microbatches, dispatched=dispatched)
+        if mending.waiting or not dispatched:
+            self._again = True  # once the stage is there, or the gateway has told all data instances
+        if mending.replayed:
+            effects.append(ev.Replay(self._round.fenced, tuple(mending.replayed)))
+        effects += self._told(self._round.mended(mending))
+        return effects + self._prepare_ready()
+
+    def _assigned(self, number: int) -> list[ev.Effect]:
+        if self._round is None or number != self._round.number or not self._round.answered:
+            return []
+        return self._told(self._round.assigned())
+
+    def _told(self, order: ev.Assign | None) -> list[ev.Effect]:
+        """The next order of the present round; without one, it is over."""
+        if order is None:
+            self._round = None
+            return []
+        return [order]
+
+    def _restored(self, stage: int, members: tuple[Member, ...]) -> list[ev.Effect]:
+        group = self._groups[stage]
+        there = (*group.members, *(member for member in members if member not in group.members))
+        living = tuple(member for member in there if member not in self.dead)
+        group.lost_told = False
+        self._regroup(stage, living)
+        for member in living:
+            self._newcomers.joined(member)
+        self._again = True
+        if not self._still:
+            return []
+        effects = self._start_round()
+        if living:
+            effects.append(self._form(stage))
+        return effects
+
+    # --- newcomers --------------------------------------------------------------------------------------
+    def _arrive(self, member: Member, stage: int) -> list[ev.Effect]:
+        if member in self.dead:
+            return []
+        if stage < 0:
+            if member not in self._data:
+                self._data.append(member)
+            # the gateway may have told one that is fenced: what nobody living was told goes to this one
+            self._again = True
+            return self._start_round() if self._still else []
+        if member in self._groups[stage].members:
+            return []  # it has joined since it was told to be tried again
+        self._newcomers.arrived(member, stage)
+        return self._transfers()
+
+    def _transfers(self) -> list[ev.Effect]:
+        """Newcomers are sent the state, or waited for: while nothing is decided, versions stand still."""
+        if not self._still:
+            return []
+        return [*self._newcomers.transfers(self._groups, self.dead, self.step, self._transfer_numbers)]
+
+    def _join(self, member: Member, transfer: int, version: int) -> list[ev.Effect]:
+        stage = self._newcomers.reached(member, transfer, version)
+        if stage is None:
+            return []
+        if version != self.step or not self._still:
+            return self._transfers() + self._prepare_ready()  # too late for this step: once more at the next
+        group = self._groups[stage]
+        if group.preparing:
+            return []
+        if not group.members:
+            return self._restored(stage, (member,))  # the last of the others has handed its state on
+        self._newcomers.joined(member)
+        self._regroup(stage, (*group.members, member))
+        effects: list[ev.Effect] = [self._form(stage)]
+        asking = self._round is not None and not self._round.answered
+        return effects + self._start_round() if asking else effects  # the newcomer belongs into the picture
+
+    # --- groups and votes -------------------------------------------------------------------------------
+    def _formed(self, stage: int, generation: int) -> list[ev.Effect]:
+        group = self._groups[stage]
+        if generation != group.generation:
+            return []
+        group.formed = True
+        return self._prepare_ready()
+
+    def _failed(
+        self, stage: int, generation: int, edges: tuple[tuple[Member, Member], ...], now: float
+    ) -> list[ev.Effect]:
+        group = self._groups[stage]
+        if generation != group.generation or self.phase is Phase.DECIDING:
+            return []
+        self.ledger.votes.pop(stage, None)
+        condemned = group.failed(edges, now)
+        return [] if condemned is None else [condemned]
+
+    def _tick(self, now: float) -> list[ev.Effect]:
+        effects: list[ev.Effect] = []
+        for stage, group in enumerate(self._groups):
+            if group.is_due(now):
+                self._regroup(stage, group.members)
+                effects.append(self._form(stage))
+        return effects
+
+    def _prepare_ready(self) -> list[ev.Effect]:
+        """Stages whose microbatches are all summed by present members, whose group stands, prepare."""
+        if self.phase is not Phase.GATHERING or self._restarting:
+            return []
+        effects: list[ev.Effect] = []
+        for stage, group in enumerate(self._groups):
+            if group.preparing or not group.formed or not group.members:
+                continue
+            if self._newcomers.is_receiving(stage):
+                continue
+            if not self.ledger.complete(stage) or self._any_dead(group.members):
+                continue
+            group.preparing = True
+            effects.append(ev.Prepare(stage, self.step, self.attempt, group.generation, group.members))
+        return effects
+
+    def _voted(self, stage: int, vote: StepVote) -> list[ev.Effect]:
+        if self.phase is not Phase.GATHERING or self._restarting:
+            return []
+        if not self.ledger.vote(stage, vote):
+            return []
+        decision = self.ledger.decide()
+        if decision is None:
+            return []
+        self._enter(Phase.DECIDING)
+        return [ev.Record(decision)]
+
+    # --- the decision -----------------------------------------------------------------------------------
+    def _recorded(self, decision: StepDecision) -> list[ev.Effect]:
+        if self.phase is not Phase.DECIDING or decision.step != self.step:
+            return []
+        decided = self.ledger
+        self._enter(Phase.COMMITTING)
+        self.step += 1
+        effects: list[ev.Effect] = [ev.Commit(decision, decided)]
+        self._fresh_step()
+        self._pausing = self._pauses(self.step)
+        if not self._pausing:
+            effects.append(ev.Begin(self.step, self.attempt))
+        return effects
+
+    def _committed(self, step: int, silent: tuple[Member, ...]) -> list[ev.Effect]:
+        if self.phase is not Phase.COMMITTING or step + 1 != self.step:
+            return []
+        effects = self._lost(silent)
+        if self._pausing:
+            self._enter(Phase.CLOSED)
+            return [*effects, ev.Boundary(self.step), *self._go_on()]
+        self._enter(Phase.GATHERING)
+        return effects + self._go_on()
+
+    # --- beginning again --------------------------------------------------------------------------------
+    def _restart(self, reason: str) -> list[ev.Effect]:
+        """The fallback for what should not be: all forget the open step, and it begins again."""
+        if not self._still:
+            return []
+        self._restarting = True
+        self.attempt += 1
+        self._round = None
+        lost = [effect for effect in self._drop_dead() if isinstance(effect, ev.StageLost)]
+        return [*lost, ev.Restart(self.attempt, in_order(self.dead), in_order(self._present()), reason)]
+
+    def _restarted(self, attempt: int) -> list[ev.Effect]:
+        if attempt != self.attempt or not self._restarting:
+            return []
+        self._restarting = False
+        for stage, group in enumerate(self._groups):
+            self._regroup(stage, group.members)
+        self._fresh_step()
+        self._again = True  # fences anew, and finds a stage that has nobody
+        if self.phase is Phase.CLOSED:
+            return self._go_on()
+        self._enter(Phase.GATHERING)
+        return [ev.Begin(self.step, self.attempt), *self._go_on()]

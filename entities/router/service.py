@@ -1,0 +1,496 @@
+"""SR, service router: one per cluster (draft §3, §4.3 Types 2, 4 and 5, §4.4).
+
+It follows the registry (Type 2), holds the orchestrator's policies (Type 5 down), and writes the
+weighted route tables that its cluster's instances watch. It hears its cluster's samples, tells the
+gateways and the other routers about them (Type 4), aggregates them for the orchestrator (Type 5 up), and
+reports faults, slow instances among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.mesh.registration import Presence
+from bus.messaging.handlers import Subscription
+from bus.messaging.key_value import Watch
+from entities.detection.fail_slow import FailSlow, FailSlowConfig
+from entities.metrics import REFUSED_SAMPLES, ROUTE_CHANGES, Reading
+from entities.presence.instance_subscriptions import InstanceFeed
+from entities.presence.mesh_registration import keep_registered
+from entities.presence.registry_view import FollowConfig, RegistryFollower
+from entities.qos.fault_reporter import FaultReporter, FaultReporterConfig, death_of
+from entities.qos.policy_book import PolicyBook
+from entities.qos.reporter import QosReporter
+from entities.qos.window import QosWindow
+from entities.router.compute_notification import compute_entries, is_news, kept_loads, stage_loads
+from entities.router.core import (
+    TableDecision,
+    changed_stages,
+    decide_table,
+    kept_routes,
+    member_of,
+    worth_writing,
+)
+from entities.router.device_health import device_errors
+from entities.router.link_statistics import LinkStatistics
+from entities.router.load_statistics import LoadStatistics
+from entities.router.outlier_ejection import Ejection, EjectionConfig, Health
+from entities.router.route_table_store import RouteTables
+from entities.router.samples import SampleBook
+from schemas.data_plane import RouteTable
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, DmscError
+from schemas.fault import FaultReport, LinkFault
+from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.signals import (
+    CommunicationPolicy,
+    ComputeEntry,
+    ComputeNotification,
+    NodeRegistration,
+    StagePolicy,
+)
+from schemas.step import Member
+from schemas.telemetry import InstanceSample
+
+log = get_logger("router")
+
+
+TURN_S = 0.002
+"""Pause after the tables of a stage: everything else gets its turn, what changes them first of all."""
+
+StageKey = tuple[str, int]
+"""(job, stage)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """Settings of one cluster's router."""
+
+    cluster: str
+    sid: str = ""  # default: router-<cluster>
+    node: str = "mesh"
+    compute_gap_s: float = 0.2  # at most 5 Type 4 a second, however many samples come
+    compute_every_s: float = 5.0  # Type 4 without a change, for gateways that started later
+    report_every_s: float = 1.0  # Type 5 while a job runs
+    retry_s: float = 0.2  # pause before a table that the bucket did not take is written again
+    energy_price: float | None = None  # of a kWh in any currency, for the metrics; None: not told
+    measured_s: float = 1.0  # least pause between tables of a stage that only measurements have changed
+    fail_slow: FailSlowConfig = field(default_factory=FailSlowConfig)
+    ejection: EjectionConfig = field(default_factory=EjectionConfig)
+    follow: FollowConfig = field(default_factory=FollowConfig)
+    faults: FaultReporterConfig = field(default_factory=FaultReporterConfig)
+
+    def __post_init__(self) -> None:
+        if not self.sid:
+            object.__setattr__(self, "sid", f"router-{self.cluster}")
+        if not 0 < self.compute_gap_s < self.compute_every_s:
+            raise ValueError(
+                f"compute_gap_s {self.compute_gap_s} must be above 0 "
+                f"and below compute_every_s {self.compute_every_s}"
+            )
+
+
+class Router:
+    """The router's service."""
+
+    def __init__(self, bus: Bus, config: RouterConfig) -> None:
+        self.config = config
+        self.book = PolicyBook()
+        self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
+        self._bus = bus
+        self._tables = RouteTables(bus, config.cluster)
+        self._table_lock = asyncio.Lock()
+        self._places: dict[str, tuple[str, int | None, str]] = {}  # SID → job, stage, cluster
+        # Stages to look at again, in order: instances changed; time passed; the bucket did not take a table.
+        self._changed: dict[StageKey, None] = {}
+        self._due: dict[StageKey, None] = {}
+        self._failed: dict[StageKey, None] = {}
+        self._kept_routes, self._kept_loads = kept_routes(), kept_loads()
+        self._heard: set[StageKey] = set()  # something was measured since they were looked at
+        self._dirty = asyncio.Event()
+        self._measured = LoadStatistics()
+        self._links = LinkStatistics()
+        self._samples = SampleBook(config.cluster, config.energy_price)
+        self._route_changes: Counter[tuple[str, int]] = Counter()
+        self._slow: dict[str, FailSlow] = {}
+        self._ejections: dict[tuple[str, int], Ejection] = {}
+        self._feed = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
+        self._compute_news = asyncio.Event()
+        self._qos = QosWindow()
+        self._reporter = QosReporter(
+            bus,
+            sid=config.sid,
+            cluster=config.cluster,
+            book=self.book,
+            window=self._qos,
+            follower=self.follower,
+            every_s=config.report_every_s,
+            links=self._links.report,
+        )
+        self._faults = FaultReporter(bus, config.faults)
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Serve until cancelled."""
+        config = self.config
+        subscriptions: list[Subscription | Watch] = []
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                subscriptions.append(await self._tables.guard(self._mend_table))
+                subscriptions += [
+                    await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
+                    await self._bus.subscribe(subjects.LINK_FAULT, self._link_fault, cluster=config.cluster),
+                    await self._bus.subscribe(
+                        subjects.COMPUTE, self._told, ignored=subjects.COMPUTE(cluster=config.cluster)
+                    ),
+                ]
+                for work in (
+                    self.follower.follow(),
+                    self._faults.run(),
+                    self._keep_tables(),
+                    self._remeasure(),
+                    self._feed.run(lambda: self.follower.view.instances(cluster=config.cluster)),
+                    self._notify_compute(),
+                    self._reporter.run(),
+                    keep_registered(self._bus, self._registration()),
+                ):
+                    tasks.create_task(work)
+                async with Presence(self._bus, self._record()):
+                    log.info("router ready", cluster=config.cluster)
+                    if ready is not None:
+                        ready.set()
+                    await asyncio.get_running_loop().create_future()
+            finally:
+                for subscription in subscriptions:
+                    await subscription.stop()
+                await self._feed.stop()
+
+    # --- Type 5 down: policy ---------------------------------------------------------------------------
+    async def _policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
+        before = self.book.active.get(message.job)
+        outcome = self.book.take(message)
+        log.info("policy", job=message.job, revision=message.revision, outcome=outcome, reason=message.reason)
+        if outcome == "ended":
+            await self._end(message.job)
+        elif outcome == "adopted":
+            await self._write_tables(message.job, changed_stages(before, message))
+            self._compute_news.set()
+        return Ack(note=outcome)
+
+    async def _end(self, job: str) -> None:
+        """Draft §4.4(6): the job's tables go, and SMO and SRD hear of it."""
+        async with self._table_lock:
+            await self._tables.remove(job)
+            self._ejections = {key: value for key, value in self._ejections.items() if key[0] != job}
+            self._slow.pop(job, None)
+            self._samples.forget(job)
+            for key in [key for key in self._route_changes if key[0] == job]:
+                del self._route_changes[key]
+        await self._reporter.end(job, "route tables removed")
+
+    # --- Type 2 → route tables ---------------------------------------------------------------------------
+    def _registry_changed(self, sids: frozenset[str]) -> None:
+        records = self.follower.view.records
+        moved = ours = False
+        for sid in sids:
+            record = records.get(sid)
+            before = self._places.pop(sid, None)
+            here = None
+            if record is not None and record.job is not None:
+                here = self._places[sid] = (record.job, record.stage, record.endpoint.cluster)
+            moved = moved or here != before
+            for job, stage, cluster in (place for place in (before, here) if place is not None):
+                ours = ours or cluster == self.config.cluster
+                if stage is not None:
+                    self._changed[job, stage] = None
+            if record is None:
+                self._measured.forget(sid)
+                self._links.forget(sid)
+                self._kept_routes.forget(sid)
+                self._kept_loads.forget(sid)
+                for judge in self._slow.values():
+                    judge.forget(sid)
+                continue
+            if record.state is InstanceState.FAULTED and self._is_ours(record):
+                self._report_faulted(record)
+        self._dirty.set()
+        if moved:
+            self._feed.refresh()
+        if ours:
+            self._compute_news.set()
+
+    async def _keep_tables(self) -> None:
+        """One stage after the other, those whose instances changed first: all of a large job take a while."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            while not self._failed and (waiting := self._changed or self._due):
+                job, stage = key = next(iter(waiting))
+                self._changed.pop(key, None)
+                if key in self._due:
+                    del self._due[key]
+                    self._judge_latency(job, stage)
+                await self._write_tables(job, frozenset({stage}))
+                await asyncio.sleep(TURN_S)  # what has come meanwhile may be more urgent
+            if self._failed:
+                await asyncio.sleep(self.config.retry_s)
+                self._changed, self._failed = self._failed | self._changed, {}
+                self._dirty.set()
+
+    async def _write_tables(self, job: str, only: frozenset[int] | None = None) -> None:
+        """The tables of a job's stages, or only of these."""
+        if not self.follower.informed:
+            return  # knowing nothing is no reason to empty a table; the first full state brings us back
+        async with self._table_lock:
+            policy = self.book.active.get(job)
+            if policy is None:
+                return
+            now = asyncio.get_running_loop().time()
+            stages = [one for one in policy.stages if one.stage >= 0 and (only is None or one.stage in only)]
+            for number, stage in enumerate(stages):
+                instances = self.follower.view.instances(job=job, stage=stage.stage)
+                health = self._health(job, stage.stage, instances, now)
+                decision = decide_table(
+                    policy, stage, instances, self._measured, health, self._links, self._kept_routes
+                )
+                try:
+                    await self._write_table(policy, stage, decision, now)
+                except DmscError as error:
+                    log.warning("route table not written yet", job=job, code=error.code, error=error.text)
+                    self._failed |= dict.fromkeys((job, one.stage) for one in stages[number:])
+                    self._dirty.set()
+                    return
+
+    async def _write_table(
+        self, policy: CommunicationPolicy, stage: StagePolicy, decision: TableDecision, now: float
+    ) -> None:
+        known = await self._tables.known(policy.job, stage.stage)
+        worth = worth_writing(known.decision, decision)
+        waits = worth == "measured" and now - known.at < self.config.measured_s
+        if waits:
+            self._heard.add((policy.job, stage.stage))
+        if waits or worth == "no":
+            return
+        table = RouteTable(
+            job=policy.job,
+            cluster=self.config.cluster,
+            stage=stage.stage,
+            revision=known.revision + 1,
+            router=self.config.sid,
+            entries=decision.entries,
+            algorithm=decision.algorithm,
+            reason=f"{decision.reason}; {policy.reason}" if policy.reason else decision.reason,
+        )
+        await self._tables.write(table, decision, now)
+        self._route_changes[policy.job, stage.stage] += 1
+        log.info(
+            "route table", job=policy.job, stage=stage.stage, revision=table.revision, reason=table.reason
+        )
+
+    async def _mend_table(self, key: str, revision: int) -> None:
+        """Somebody wrote over a table of ours: it is written again."""
+        stage = self._tables.overwritten(key, revision, self.book.active)
+        if stage is not None:
+            self._changed[stage] = None
+            self._dirty.set()
+
+    async def _remeasure(self) -> None:
+        """Looks at tables again as time passes: where something was measured, or somebody is ejected or comes
+        back."""
+        while True:
+            await asyncio.sleep(self.config.measured_s)
+            heard, self._heard = self._heard, set()
+            heard |= {key for key, ejection in self._ejections.items() if ejection.suspects}
+            for policy in self.book.active.values():
+                self._due |= dict.fromkeys(heard & {(policy.job, stage.stage) for stage in policy.stages})
+            if self._due:
+                self._dirty.set()
+
+    def _judge_latency(self, job: str, stage: int) -> None:
+        """Far outliers of a stage count as failing, by what the instances of all clusters say."""
+        latencies: dict[Member, float] = {}
+        for record in self.follower.view.active(job=job, stage=stage):
+            figures = self._measured.of(record.sid, record.incarnation)
+            if figures is not None:
+                latencies[member_of(record)] = figures.latency_ms
+        self._ejection(job, stage).measured(latencies, asyncio.get_running_loop().time())
+
+    def _ejection(self, job: str, stage: int) -> Ejection:
+        return self._ejections.setdefault((job, stage), Ejection(self.config.ejection))
+
+    def _health(
+        self, job: str, stage: int, instances: Iterable[ServiceRecord], now: float
+    ) -> dict[Member, Health]:
+        if not self._ejection(job, stage).suspects:
+            return {}
+        active = [member_of(record) for record in instances if record.state is InstanceState.ACTIVE]
+        return self._ejection(job, stage).health(active, now)
+
+    # --- samples → Types 4 and 5 up ------------------------------------------------------------------------
+    async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
+        if self._measured.add(message):
+            self._judge_speed(message)
+        if (errors := device_errors(message.device)) is not None:
+            self._faults.report(
+                FaultReport(
+                    reporter=self.config.sid,
+                    job=message.job,
+                    sid=message.sid,
+                    incarnation=message.incarnation,
+                    kind="device",
+                    evidence=f"{message.sid} on node {message.node}: {errors}",
+                    device=errors,
+                )
+            )
+        self._links.add(message)
+        self._heard |= {(message.job, message.stage), (message.job, message.stage + 1)}  # and its links' ends
+        self._samples.take(message)
+        if message.job in self.book.active:
+            self._qos.add_sample(message)
+        self._compute_news.set()
+
+    async def _notify_compute(self) -> None:
+        revision = 0
+        last: tuple[ComputeEntry, ...] | None = None
+        while True:
+            due = False
+            try:
+                async with asyncio.timeout(self.config.compute_every_s):
+                    await self._compute_news.wait()
+            except TimeoutError:
+                due = True
+            self._compute_news.clear()
+            entries = self._compute_entries()
+            if due or is_news(last, entries):
+                revision += 1
+                message = ComputeNotification(
+                    router=self.config.sid,
+                    cluster=self.config.cluster,
+                    revision=revision,
+                    entries=entries,
+                    stages=stage_loads(entries, self.book.active),
+                )
+                try:
+                    await self._bus.publish(subjects.COMPUTE, message, cluster=self.config.cluster)
+                    last = entries
+                except DmscError as error:
+                    log.info("type 4 not sent", code=error.code, error=error.text)
+            await asyncio.sleep(self.config.compute_gap_s)
+
+    def _compute_entries(self) -> tuple[ComputeEntry, ...]:
+        ours = self.follower.view.instances(cluster=self.config.cluster)
+        now = asyncio.get_running_loop().time()
+        weights: dict[Member, float] = {}
+        for (job, stage), ejection in self._ejections.items():
+            if not ejection.suspects:
+                continue
+            everyone = self.follower.view.instances(job=job, stage=stage)
+            health = self._health(job, stage, everyone, now)
+            weights.update((member, state.factor) for member, state in health.items())
+        return compute_entries(ours, self._measured, self.book.active, weights, self._kept_loads)
+
+    async def _told(self, message: ComputeNotification, envelope: Envelope) -> None:
+        """What another cluster's router says of its instances (draft §3: routers are linked)."""
+        for entry in message.entries:
+            record = self.follower.view.records.get(entry.sid)
+            theirs = record is not None and record.endpoint.cluster == message.cluster
+            if theirs and entry.job in self.book.active:
+                self._measured.add_told(entry)
+                self._heard.add((entry.job, entry.stage))
+
+    def _judge_speed(self, sample: InstanceSample) -> None:
+        if sample.job not in self.book.active or sample.stage < 0 or sample.service_ms <= 0:
+            return
+        judge = self._slow.setdefault(sample.job, FailSlow(self.config.fail_slow))
+        verdict = judge.observe(sample.sid, sample.incarnation, sample.service_ms, sample.microbatches)
+        if verdict is None:
+            return
+        log.warning("instance speed", sid=sample.sid, slow=verdict.slow, evidence=verdict.evidence)
+        if verdict.slow:
+            self._faults.report(
+                FaultReport(
+                    reporter=self.config.sid,
+                    job=sample.job,
+                    sid=sample.sid,
+                    incarnation=sample.incarnation,
+                    kind="slow",
+                    evidence=verdict.evidence,
+                )
+            )
+
+    def readings(self) -> Iterator[Reading]:
+        """For whoever scrapes this process: its cluster's instances, by their last samples."""
+        ours = self.follower.view.instances(cluster=self.config.cluster)
+        over = (InstanceState.FAULTED, InstanceState.GONE)
+        yield from self._samples.readings({record.sid for record in ours if record.state not in over})
+        for (job, stage), count in self._route_changes.items():
+            yield ROUTE_CHANGES(count, job=job, stage=str(stage), cluster=self.config.cluster)
+        yield REFUSED_SAMPLES(self._measured.refused, cluster=self.config.cluster)
+
+    # --- faults ------------------------------------------------------------------------------------------
+    def _report_faulted(self, record: ServiceRecord) -> None:
+        if record.stage is not None and record.stage < 0:
+            return  # data instances are the gateway's
+        self._faults.report(death_of(record, self.config.sid))
+
+    async def _link_fault(self, message: LinkFault, envelope: Envelope) -> None:
+        told = "does not reach it" if message.unreachable else "lost its link to it"
+        self._count_fault(message, told)
+        # without its incarnation nobody knows whether it is fenced itself: then it is no witness
+        witness = Member(sid=message.reporter, incarnation=message.reporter_incarnation or "unknown")
+        self._faults.report(
+            FaultReport(
+                reporter=self.config.sid,
+                job=message.job,
+                sid=message.peer,
+                incarnation=message.peer_incarnation,
+                kind="unreachable" if message.unreachable else "link",
+                evidence=f"{message.reporter} {told}: {message.text}",
+                witness=witness,
+                silent=message.silent,
+            )
+        )
+
+    def _count_fault(self, message: LinkFault, told: str) -> None:
+        """Against the instance's health, for this cluster's senders; the orchestrator judges by itself."""
+        record = self.follower.view.records.get(message.peer)
+        if (
+            record is None
+            or record.incarnation != message.peer_incarnation
+            or message.job not in self.book.active
+        ):
+            return
+        if record.stage is None or record.stage < 0:
+            return
+        now = asyncio.get_running_loop().time()
+        self._ejection(message.job, record.stage).failed(member_of(record), f"{message.reporter} {told}", now)
+        self._changed[message.job, record.stage] = None
+        self._dirty.set()
+
+    def _is_ours(self, record: ServiceRecord) -> bool:
+        return record.kind is EntityKind.INSTANCE and record.endpoint.cluster == self.config.cluster
+
+    # --- who we are ----------------------------------------------------------------------------------------
+    def _record(self) -> ServiceRecord:
+        return ServiceRecord(
+            sid=self.config.sid,
+            prefix=f"entity/router/{self.config.cluster}",
+            kind=EntityKind.ROUTER,
+            incarnation=self._bus.sender.incarnation,
+            state=InstanceState.ACTIVE,
+            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node),
+        )
+
+    def _registration(self) -> NodeRegistration:
+        return NodeRegistration(
+            sid=self.config.sid,
+            kind=EntityKind.ROUTER,
+            incarnation=self._bus.sender.incarnation,
+            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node),
+            services=("routing", "telemetry"),
+        )

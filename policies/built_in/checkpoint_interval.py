@@ -1,0 +1,86 @@
+"""How often failures are to be expected now, so that checkpoints are neither too rare nor too dear.
+
+The orchestrator spaces checkpoints by Daly's formula from their cost and the mean time between failures,
+which it takes as one for all time. This module follows a rate that changes (`failure_rate`): it counts what
+costs the job work (its recoveries), notices a change by the gaps, and says what is to be expected now.
+Cost, loss trend and signs of a failing device stay the orchestrator's (`checkpoint_schedule`): one formula,
+one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.kit.policy import Policy, Suggestions
+from policies.kit.view import JobView
+from policies.numerics.failure_rate import FailureRate
+from schemas.job import ENDED, JobEvent
+from schemas.policy import ExpectFailures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointIntervalConfig:
+    """What is expected before anything is seen, and when another expectation is worth a word."""
+
+    expected_instance_s: float = 14 * 86_400.0
+    """Seconds between two failures of one instance; a job of n fails n times as often."""
+
+    least_failures: int = 2
+    """Before so many the orchestrator's own mean is as good."""
+
+    same_s: float = 5.0
+    """Events of recovery within so many seconds are of one failure."""
+
+    min_change: float = 0.2
+    """Another expectation is said if it differs by this part; the interval goes by the root of it."""
+
+    valid_s: float = 600.0
+    """Seconds a suggestion holds; renewed at half of that."""
+
+
+class CheckpointInterval(Policy):
+    """Tells what time between failures to reckon with."""
+
+    name: ClassVar[str] = "checkpoint-interval"
+    version: ClassVar[str] = "1"
+    every_s: ClassVar[float] = 5.0
+
+    def __init__(self, config: CheckpointIntervalConfig | None = None) -> None:
+        self.config = config or CheckpointIntervalConfig()
+        self._rates: dict[str, FailureRate] = {}
+
+    def on_job_event(self, event: JobEvent, at: float) -> None:
+        """The job's first event begins the observation; each recovery is a failure."""
+        if event.state in ENDED:
+            self._rates.pop(event.job, None)
+            return
+        rate = self._rates.get(event.job)
+        if rate is None:
+            instances = max(1, len(event.instances or ()))
+            expected_s = self.config.expected_instance_s / instances
+            rate = self._rates[event.job] = FailureRate(expected_s, since_s=event.at)
+        if event.kind == "instances" and event.instances and not rate.failures:
+            rate.expected_s = self.config.expected_instance_s / len(event.instances)
+        if event.kind == "recovery" and not (rate.failures and event.at - rate.since_s < self.config.same_s):
+            rate.failed(event.at)
+
+    def decide(self, view: JobView, now: float) -> Suggestions:
+        config, rate = self.config, self._rates.get(view.job)
+        if rate is None or rate.failures < config.least_failures:
+            return None
+        between_s = rate.between_s(now)
+        own = view.own.get("failures")
+        if own is not None and isinstance(own.suggestion.action, ExpectFailures):
+            held_s = own.suggestion.action.between_s
+            changed = abs(between_s / held_s - 1) > config.min_change
+            if not (changed or now - own.at >= config.valid_s / 2):
+                return None
+        reason = (
+            f"{rate.failures} failures, the last {now - rate.since_s:.0f} s ago: "
+            f"one every {between_s:.0f} s is to be expected now"
+        )
+        confidence = round(1 - 0.5 / (1 + rate.failures) ** 0.5, 3)
+        return self.expect_failures(
+            view, between_s, reason=reason, confidence=confidence, valid_s=config.valid_s
+        )

@@ -1,0 +1,205 @@
+"""Which port is at fault, and with what, from packet rates and carrier changes of all ports (pure).
+
+Features per port are robust mean shifts (median and MAD over the last minutes, as in change detection:
+E. S. Page, Continuous inspection schemes, Biometrika 41, 1954) and the signatures that faults leave in a Clos
+fabric (C. Tan et al., NetBouncer, NSDI 2019; B. Arzani et al., 007, NSDI 2018): a port that falls silent in
+both directions, one that wakes, a carrier that changed. A logistic regression over them is learnt from
+labelled recordings. What concerns no single port is told from how many ports of a device or of the network
+shift together: hashing that changed moves traffic among one device's ports and keeps its sum, a black hole
+takes traffic away everywhere. A port whose carrier changes again and again is flapping, and speaks no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.numerics.features import Floats
+from policies.numerics.logistic import Logistic, fit_logistic
+
+USUAL = 12
+"""Samples that a port's usual rate is the median of."""
+RECENT = 2
+"""Samples that belong to the present, not to the usual."""
+BUSY = 100.0
+"""Packets per second below which a port's silence says nothing."""
+SILENT = 0.3
+"""Of the usual rate; less is silence. The first sample after a fault covers some time before it."""
+FLAPPING_SAMPLES, FLAPPING = 60, 2
+"""A port with so many changes of carrier in so many samples before is flapping."""
+SHIFTED_PART, SHIFTED_PORTS = 0.25, 4
+"""Part of the network's busy ports that shift with a black hole; ports of one device with new hashing."""
+MOST_Z = 30.0
+
+
+class Fault(StrEnum):
+    """What a fault looks like."""
+
+    LINK_DOWN = "link down"
+    LINK_UP = "link up"
+    SESSION_LOST = "session lost"
+    """The carrier stayed, and all traffic left."""
+    REHASHED = "hashing changed"
+    TRAFFIC_LOST = "traffic lost"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """One finding: the fault, its port (index), its device, the probability, and what it rests on."""
+
+    fault: Fault
+    port: int
+    device: str
+    probability: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """The last samples of all ports; `USUAL + RECENT` of them or more, oldest first.
+
+    Attributes:
+        packets: `(times, ports, 2)`, received and sent per second.
+        carrier: `(times, ports)`, changes since the sample before.
+        devices: of each port.
+    """
+
+    packets: Floats
+    carrier: Floats
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signatures:
+    """What each port shows now. All `(ports,)`; `shift` is `(ports, 2)`, signed, in usual deviations."""
+
+    shift: Floats
+    usual: Floats
+    now: Floats
+    changed: NDArray[np.bool_]
+    flapping: NDArray[np.bool_]
+
+    @property
+    def busy(self) -> NDArray[np.bool_]:
+        return self.usual >= BUSY
+
+    @property
+    def left(self) -> Floats:
+        """What is left of the usual rate, 0 to 1; 1 for idle ports."""
+        return np.where(self.busy, np.minimum(self.now / np.maximum(self.usual, 1.0), 1.0), 1.0)
+
+    @property
+    def woken(self) -> NDArray[np.bool_]:
+        """An idle port whose carrier came, or whose traffic did."""
+        came = self.changed | (self.now > 10 * BUSY)
+        return (self.usual < BUSY) & came & ~self.flapping
+
+    @property
+    def suspect(self) -> NDArray[np.bool_]:
+        """Ports that a fault of their own could be about: silent or woken, and not flapping."""
+        return ((self.left <= SILENT) | self.woken) & ~self.flapping
+
+    def table(self) -> Floats:
+        """Features of the port model, `(ports, 6)`."""
+        size = np.minimum(np.abs(self.shift).max(axis=1), MOST_Z)
+        both = np.minimum(np.abs(self.shift).min(axis=1), MOST_Z)
+        silent = np.where(self.flapping, 0.0, 1 - self.left)
+        columns = [size, both, silent, silent**4, (self.changed & ~self.flapping).astype(float)]
+        return np.stack([*columns, self.woken.astype(float)], axis=1)
+
+
+def signatures(window: Window) -> Signatures:
+    """What the last sample shows, beside the `USUAL` ones that are not recent."""
+    root = np.sqrt(window.packets)
+    before = root[-USUAL - RECENT : -RECENT]
+    middle = np.median(before, axis=0)
+    spread = 1.4826 * np.median(np.abs(before - middle), axis=0) + 0.02 * middle + 1.0
+    changes = window.carrier[-FLAPPING_SAMPLES - RECENT : -RECENT] > 0
+    return Signatures(
+        shift=(root[-1] - middle) / spread,
+        usual=(middle**2).sum(axis=1),
+        now=window.packets[-1].sum(axis=1),
+        changed=np.asarray((window.carrier[-RECENT:] > 0).any(axis=0)),
+        flapping=changes.sum(axis=0) >= FLAPPING,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultModel:
+    """The learnt part: of ports, and how far a port must shift to count for the network."""
+
+    port: Logistic
+    threshold: float
+
+    def diagnose(self, window: Window) -> list[Diagnosis]:
+        """What is at fault now, the surest first."""
+        seen = signatures(window)
+        chance = self.port.probability(seen.table())
+        at = int(np.argmax(np.where(seen.suspect, chance, -1.0)))
+        if seen.suspect[at] and chance[at] >= 0.5:
+            fault = _port_fault(seen, at)
+            reason = f"{seen.left[at]:.0%} of its {seen.usual[at]:.0f} packets/s left"
+            if seen.changed[at]:
+                reason += ", carrier changed"
+            return [
+                Diagnosis(
+                    fault=fault,
+                    port=at,
+                    device=window.devices[at],
+                    probability=float(chance[at]),
+                    reason=reason,
+                )
+            ]
+        found = self._network(seen, window.devices)
+        return [] if found is None else [found]
+
+    def _network(self, seen: Signatures, devices: tuple[str, ...]) -> Diagnosis | None:
+        """Shifts of many ports at once."""
+        sent = np.where(seen.busy, seen.shift[:, 1], 0.0)
+        fallen, risen = sent <= -self.threshold, sent >= self.threshold
+        part = fallen.sum() / max(1, seen.busy.sum())
+        if part >= SHIFTED_PART and fallen.sum() > 3 * risen.sum():
+            at = int(np.argmin(sent))
+            reason = f"{part:.0%} of the busy ports send less than usual"
+            return Diagnosis(
+                fault=Fault.TRAFFIC_LOST, port=at, device=devices[at], probability=float(part), reason=reason
+            )
+        names = np.array(devices)
+        best = None
+        for device in sorted(set(devices)):
+            own = names == device
+            moved = (fallen | risen) & own
+            if moved.sum() < SHIFTED_PORTS or not (fallen & own).any() or not (risen & own).any():
+                continue
+            size = float(np.minimum(np.abs(sent[moved]), MOST_Z).sum())
+            if best is None or size > best[0]:
+                at = int(np.argmax(np.where(own, np.abs(sent), -1.0)))
+                best = (size, device, at, int((risen & own).sum()), int((fallen & own).sum()))
+        if best is None:
+            return None
+        _, device, at, more, less = best
+        reason = f"{more} of its ports send more than usual and {less} less"
+        return Diagnosis(fault=Fault.REHASHED, port=at, device=device, probability=0.9, reason=reason)
+
+
+def _port_fault(seen: Signatures, at: int) -> Fault:
+    if seen.woken[at]:
+        return Fault.LINK_UP
+    return Fault.LINK_DOWN if seen.changed[at] else Fault.SESSION_LOST
+
+
+def learn(tables: Floats, at_fault: NDArray[np.bool_], quiet: Floats, *, margin: float = 1.5) -> FaultModel:
+    """Fit to labelled recordings.
+
+    Args:
+        tables: `Signatures.table()` of many moments, `(examples, 6)`.
+        at_fault: whether that port was at fault then.
+        quiet: the fourth largest shift of any device in each moment without a fault, `(moments,)`.
+        margin: how much further than ever without a fault ports must shift.
+    """
+    return FaultModel(
+        port=fit_logistic(tables, at_fault, ridge=1.0), threshold=margin * float(np.quantile(quiet, 0.999))
+    )

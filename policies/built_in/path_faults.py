@@ -1,0 +1,183 @@
+"""Tells broken links from broken instances, by what links report: errors, loss, transfer times that shifted.
+
+One link at fault is the link's; most links of one instance at fault, at both of their ends' word, is the
+instance's (the vote of B. Arzani et al., 007: Democratically finding the cause of packet drops, NSDI 2018).
+The core is `locate`. For fabrics whose ports are counted, the learnt model of
+`policies.built_in.fault_signatures` goes further; in the mesh, routing itself moves traffic among links, so
+that rates say nothing here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+from typing import ClassVar
+
+from policies.kit.policy import Policy, Suggestions
+from policies.kit.view import JobView
+from policies.numerics.link_history import Link
+from schemas.job import ENDED, JobEvent
+from schemas.policy import PolicySuggestion
+from schemas.telemetry import InstanceSample, LinkFigures
+
+USUAL, RECENT = 12, 2
+"""Figures that the usual transfer time is the median of, and those that are compared with it."""
+LOSSY = 0.1
+BROKEN = 2
+"""Errors within the last `RECENT` samples."""
+SLOWER_TIMES, SLOWER_DEVIATIONS, SLOWER_MS = 2.0, 6.0, 10.0
+"""By all three a transfer must take longer than usual. Busy cores alone cost some milliseconds."""
+MOST_OF = 2 / 3
+"""Part of an instance's links at fault from which the instance is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkFault:
+    """What is wrong with one link."""
+
+    link: Link
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Located:
+    """Instances at fault, each with its links' faults and how many links it has; and links for themselves."""
+
+    instances: Mapping[str, tuple[Sequence[LinkFault], int]]
+    links: Sequence[LinkFault]
+
+
+def link_fault(
+    link: Link, transfer_ms: Sequence[float], errors: Sequence[int], loss: float
+) -> LinkFault | None:
+    """What is wrong with a link.
+
+    Args:
+        link: which.
+        transfer_ms: its last figures, oldest first.
+        errors: of its last samples.
+        loss: part of transfers that had to be made again.
+    """
+    if sum(errors[-RECENT:]) >= BROKEN:
+        return LinkFault(link=link, what=f"{sum(errors[-RECENT:])} errors in {RECENT} samples")
+    if loss >= LOSSY:
+        return LinkFault(link=link, what=f"{loss:.0%} of transfers made again")
+    if len(transfer_ms) < USUAL + RECENT:
+        return None
+    usual = transfer_ms[-USUAL - RECENT : -RECENT]
+    if min(transfer_ms[-RECENT:]) <= min(usual) + SLOWER_MS:
+        return None  # nearly always, and soon told
+    middle = median(usual)
+    deviation = 1.4826 * median(abs(value - middle) for value in usual)
+    now = min(transfer_ms[-RECENT:])
+    limit = max(SLOWER_TIMES * middle, middle + SLOWER_DEVIATIONS * deviation, middle + SLOWER_MS)
+    return LinkFault(link=link, what=f"{now:.1f} ms, usually {middle:.1f} ms") if now > limit else None
+
+
+def locate(links: Sequence[Link], faults: Sequence[LinkFault]) -> Located:
+    """Whose faults these are. An instance needs two links or more to be told from its link."""
+    count: dict[str, int] = defaultdict(int)
+    bad: dict[str, list[LinkFault]] = defaultdict(list)
+    for link in links:
+        for end in link:
+            count[end] += 1
+    for fault in faults:
+        for end in fault.link:
+            bad[end].append(fault)
+    suspects = {
+        sid: found for sid, found in bad.items() if len(found) >= 2 and len(found) >= MOST_OF * count[sid]
+    }
+    # Of two ends that explain the same faults, the one that explains more.
+    instances: dict[str, tuple[Sequence[LinkFault], int]] = {}
+    explained: set[Link] = set()
+    for sid, found in sorted(suspects.items(), key=lambda item: (-len(item[1]), item[0])):
+        if sum(fault.link not in explained for fault in found) >= 2:
+            instances[sid] = (found, count[sid])
+            explained.update(fault.link for fault in found)
+    return Located(instances=instances, links=[fault for fault in faults if fault.link not in explained])
+
+
+class PathFaults(Policy):
+    """Avoids an instance most of whose links are at fault, where its stage has others; notes single links."""
+
+    name: ClassVar[str] = "path-faults"
+    version: ClassVar[str] = "1"
+    every_s: ClassVar[float] = 2.0
+    valid_s: ClassVar[float] = 30.0
+
+    def __init__(self) -> None:
+        self._times: dict[str, dict[Link, deque[float]]] = {}
+        self._errors: dict[str, dict[Link, deque[int]]] = {}
+        self._loss: dict[str, dict[Link, float]] = {}
+        self._incarnations: dict[str, dict[str, str]] = {}
+
+    def on_job_event(self, event: JobEvent, at: float) -> None:
+        if event.state in ENDED:
+            for known in (self._times, self._errors, self._loss, self._incarnations):
+                known.pop(event.job, None)
+
+    def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
+        times = self._times.setdefault(sample.job, {})
+        errors = self._errors.setdefault(sample.job, {})
+        loss = self._loss.setdefault(sample.job, {})
+        known = self._incarnations.setdefault(sample.job, {})
+        if known.get(sample.sid, sample.incarnation) != sample.incarnation:
+            for old in [link for link in errors if sample.sid in link]:  # another process has other links
+                errors.pop(old)
+                times.pop(old)
+                loss.pop(old, None)
+        known[sample.sid] = sample.incarnation
+        for link in sample.links:
+            key = (sample.sid, link.peer)
+            if key not in errors:
+                errors[key], times[key] = deque(maxlen=RECENT), deque(maxlen=USUAL + RECENT)
+            errors[key].append(link.errors)
+            figures: LinkFigures | None = link.figures
+            if figures is None:
+                continue
+            loss[key] = figures.loss
+            if figures.transfer_ms is not None and isfinite(figures.transfer_ms):
+                times[key].append(figures.transfer_ms)
+
+    def decide(self, view: JobView, now: float) -> Suggestions:
+        errors = self._errors.get(view.job, {})
+        alive = [
+            link
+            for link in sorted(errors)
+            if all(sid in view.instances and view.instances[sid].usable for sid in link)
+        ]
+        times, loss = self._times.get(view.job, {}), self._loss.get(view.job, {})
+        found = [
+            fault
+            for link in alive
+            if (fault := link_fault(link, list(times[link]), list(errors[link]), loss.get(link, 0.0)))
+        ]
+        located = locate(alive, found)
+        said: list[PolicySuggestion] = []
+        for sid, (faults, count) in located.instances.items():
+            stage = view.instances[sid].stage
+            others = {one.sid for one in view.stage(stage, now)} - located.instances.keys()
+            if others and self._due(view, f"instance {sid}", now):
+                told = "; ".join(f"{fault.link[0]} → {fault.link[1]}: {fault.what}" for fault in faults[:4])
+                said.append(
+                    self.avoid(
+                        view,
+                        sid,
+                        reason=f"{len(faults)} of {count} links of {sid} at fault: {told}",
+                        confidence=round(min(0.95, 0.5 + 0.45 * len(faults) / count), 3),
+                        valid_s=self.valid_s,
+                    )
+                )
+        if located.links and self._due(view, "note", now):
+            told = "; ".join(
+                f"{fault.link[0]} → {fault.link[1]}: {fault.what}" for fault in located.links[:4]
+            )
+            said.append(self.note(view, f"links at fault: {told}", confidence=0.8))
+        return said or None
+
+    def _due(self, view: JobView, topic: str, now: float) -> bool:
+        own = view.own.get(topic)
+        return own is None or now - own.at >= self.valid_s / 2

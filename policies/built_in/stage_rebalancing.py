@@ -1,0 +1,160 @@
+"""Suggests that an instance changes its stage, where one stage holds all others up (SWARM §3.2).
+
+What it would bring is predicted in `rebalancing`; this is what it is predicted from, and when that may be
+trusted: the same crew for some steps, every working instance measured, medians instead of means. The
+orchestrator carries a move out, measures what it brought, and says so in the job's events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import ClassVar
+
+import numpy as np
+
+from bus.subject import Subject
+from bus.subjects import COMPUTE
+from policies.kit.policy import Policy, Suggestions
+from policies.kit.view import InstanceView, JobView
+from policies.numerics.features import Floats
+from policies.numerics.stage_balance import Limits, Proposal, Situation, StageState, Worker, best_move
+from schemas.job import JobState, StepResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRebalancingConfig:
+    """How much evidence a move needs. What it must be worth stands in `Limits`."""
+
+    min_steps: int = 8
+    """Steps in a row by the same instances. Fewer reacts sooner, also to what passes by itself."""
+
+    min_samples: int = 4
+    """Samples of each working instance, in its present incarnation."""
+
+    recent: int = 16
+    """Samples that a service time is the median of."""
+
+    retry_s: float = 10.0
+    """Seconds until a suggestion is made again, whatever became of it."""
+
+    limits: Limits = field(default_factory=Limits)
+
+
+class StageRebalancing(Policy):
+    """Moves one instance from where it is least missed to the slowest stage, if that pays."""
+
+    name: ClassVar[str] = "stage-rebalancing"
+    version: ClassVar[str] = "1"
+
+    def __init__(self, config: StageRebalancingConfig | None = None) -> None:
+        self.config = config or StageRebalancingConfig()
+
+    def subscribes(self) -> tuple[Subject, ...]:
+        return (COMPUTE,)
+
+    def decide(self, view: JobView, now: float) -> Suggestions:
+        own = view.own.get("move")
+        if own is not None and now - own.at < self.config.retry_s:
+            return None
+        situation = self._situation(view, now)
+        if situation is None:
+            return None
+        found = best_move(situation, self.config.limits)
+        if isinstance(found, str):
+            return None
+        return self.move(
+            view,
+            found.sid,
+            found.to_stage,
+            found.forecast,
+            reason=_reason(found, situation),
+            confidence=self._confidence(view, situation),
+        )
+
+    def _situation(self, view: JobView, now: float) -> Situation | None:
+        """None: there is not enough evidence yet, or somebody is coming or going."""
+        steps = self._same_crew(view)
+        if view.state not in (None, JobState.RUNNING):  # None: it ran before this module did
+            return None
+        if len(steps) < self.config.min_steps or not view.total_steps:
+            return None
+        stages: dict[int, StageState] = {}
+        for stage in view.stages:
+            workers = [one for one in view.stage(stage, now) if one.weight > 0]
+            if any(one.samples < self.config.min_samples for one in workers):
+                return None
+            stages[stage] = self._stage(view, workers)
+        crew = {worker.sid for state in stages.values() for worker in state.workers}
+        if not stages or crew != {sid for sid, share in steps[-1].shares.items() if share or sid in crew}:
+            return None
+        return Situation(
+            stages=stages,
+            microbatches=sum(steps[-1].shares.values()) // len(stages),
+            step_s=median(result.step_s for result in steps),
+            steps_left=view.total_steps - view.step - 1,
+            bytes_per_s=_bytes_per_s(view),
+        )
+
+    def _same_crew(self, view: JobView) -> list[StepResult]:
+        """The last steps, as many as the same instances did in a row."""
+        steps: list[StepResult] = []
+        for event in reversed(view.events):
+            if event.move is not None:
+                break  # what came before it says nothing of what is
+            if event.result is None:
+                continue
+            if steps and event.result.shares.keys() != steps[0].shares.keys():
+                break
+            steps.append(event.result)
+        return steps[::-1]
+
+    def _stage(self, view: JobView, workers: Sequence[InstanceView]) -> StageState:
+        samples = [one.sample for one in workers if one.sample is not None]
+        sids = [one.sid for one in workers]
+        times = np.nanmedian(self._recent(view, sids), axis=1) if sids else ()
+        return StageState(
+            workers=tuple(Worker(sid=sid, service_ms=float(ms)) for sid, ms in zip(sids, times, strict=True)),
+            cost_ms=max((sample.stage_cost_ms for sample in samples), default=0.0),
+            state_bytes=max((sample.state_bytes for sample in samples), default=0),
+        )
+
+    def _recent(self, view: JobView, sids: list[str]) -> Floats:
+        """The latest service times, shape `(sids, recent)`."""
+        return view.series("service_ms", sids)[:, -self.config.recent :]
+
+    def _confidence(self, view: JobView, situation: Situation) -> float:
+        """0.5…0.95, by how far the service times scatter about their medians."""
+        sids = [worker.sid for state in situation.stages.values() for worker in state.workers]
+        recent = self._recent(view, sids)
+        usual = np.nanmedian(recent, axis=1, keepdims=True)
+        scatter = float(np.nanmax(np.nanmedian(np.abs(recent - usual) / usual, axis=1)))
+        return round(float(np.clip(0.95 - scatter, 0.5, 0.95)), 3)
+
+
+def _bytes_per_s(view: JobView) -> float:
+    """The median of what instances' last samples say of their links; NaN where nothing was sent."""
+    rates = []
+    for instance in view.instances.values():
+        links = () if instance.sample is None else instance.sample.links
+        sent = sum(link.sent_bytes + link.received_bytes for link in links)
+        took_ms = sum(link.transfer_ms for link in links)
+        if sent > 0 and took_ms > 0:
+            rates.append(1e3 * sent / took_ms)
+    return median(rates) if rates else float("nan")
+
+
+def _reason(found: Proposal, situation: Situation) -> str:
+    stages = ", ".join(
+        f"stage {stage}: {len(state.workers)} × {median(one.service_ms for one in state.workers):.1f} ms"
+        for stage, state in situation.stages.items()
+    )
+    forecast = found.forecast
+    return (
+        f"{stages}; with {found.sid} in stage {found.to_stage} a step would take "
+        f"{forecast.step_after_s:.3f} s instead of {forecast.step_before_s:.3f} s "
+        f"(bound {found.bound_before:.1f} → {found.bound_after:.1f} microbatches/s), "
+        f"for at most {forecast.cost_s:.1f} s; {forecast.gain_s:.1f} s in the {forecast.steps_left} steps "
+        "that are left"
+    )

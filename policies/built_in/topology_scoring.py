@@ -1,0 +1,164 @@
+"""Weights of a stage from the measured links to it and its instances' speed, by a graph network.
+
+A hop from S senders to R receivers is a small network: a link per pair, which takes `transfer_ms` per
+microbatch, and a link per receiver, its device, which takes `service_ms`. Each sender's demand has R paths.
+`path_scoring` splits the demands so that the fullest link or device is as empty as can be, whatever S and R
+are; a receiver's weight is what arrives at it. As `service-time-weights`, it keeps quiet where the job's
+algorithm measures by itself (ADR-0016).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from bus.subject import Subject
+from bus.subjects import COMPUTE
+from policies.kit.policy import Policy, Suggestions
+from policies.kit.view import InstanceView, JobView
+from policies.numerics.features import Floats, shares
+from policies.numerics.path_scoring import PathScoring, trained
+from policies.numerics.path_split import Paths, paths_of
+from schemas.policy import PolicySuggestion, SetWeights
+from schemas.routing import MEASURING
+
+FREE_MS = 1e-3
+"""What a transfer over a link counts that nobody has measured: nothing bad is thought of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopologyScoringConfig:
+    """When another split is worth a change of routes."""
+
+    min_samples: int = 3
+    """Samples of each receiver before the stage is judged."""
+
+    half_life_s: float = 10.0
+    """Seconds after which a sample of service time counts half."""
+
+    min_gain: float = 0.05
+    """Suggest only if the fullest link or device gets emptier by this fraction."""
+
+    valid_s: float = 60.0
+    """Seconds a suggestion holds; renewed at half of that."""
+
+    retry_s: float = 5.0
+    """Seconds until a declined suggestion is made again."""
+
+    most_paths: int = 4096
+    """Of S × R; a larger hop is left alone, so that an inference stays below its 10 ms."""
+
+
+def stage_paths(transfer_ms: Floats, service_ms: Floats) -> Paths:
+    """A hop as a network: links `sender × receiver`, then one per receiver for its device.
+
+    Args:
+        transfer_ms: `(S, R)` per microbatch; NaN where not known.
+        service_ms: `(R,)` per microbatch.
+    """
+    senders, receivers = transfer_ms.shape
+    known = np.where(np.isfinite(transfer_ms), np.maximum(transfer_ms, FREE_MS), FREE_MS)
+    capacity = 1e3 / np.concatenate([known.ravel(), service_ms])
+    links = senders * receivers
+    routes = [
+        [[sender * receivers + receiver, links + receiver] for receiver in range(receivers)]
+        for sender in range(senders)
+    ]
+    return paths_of(capacity, routes)
+
+
+class TopologyScoring(Policy):
+    """Weights by `path_scoring` over the measured links between two stages and the devices behind them."""
+
+    name: ClassVar[str] = "topology-scoring"
+    version: ClassVar[str] = "1"
+
+    def __init__(
+        self, config: TopologyScoringConfig | None = None, scoring: PathScoring | None = None
+    ) -> None:
+        self.config = config or TopologyScoringConfig()
+        self.scoring = scoring or trained()
+
+    def subscribes(self) -> tuple[Subject, ...]:
+        return (COMPUTE,)
+
+    def decide(self, view: JobView, now: float) -> Suggestions:
+        found = [self._stage(view, stage, now) for stage in view.stages]
+        return [suggestion for suggestion in found if suggestion is not None]
+
+    def _stage(self, view: JobView, stage: int, now: float) -> PolicySuggestion | None:
+        config = self.config
+        receivers, senders = view.stage(stage, now), view.stage(stage - 1, now)
+        if view.algorithms.get(stage) in MEASURING or len(receivers) < 2 or not senders:
+            return None
+        if any(one.samples < config.min_samples for one in receivers):
+            return None
+        if len(senders) * len(receivers) > config.most_paths:
+            return None
+        own = view.own.get(f"stage {stage}")
+        if own is not None and now - own.at < (config.retry_s if own.declined else self.every_s):
+            return None
+        sids = [one.sid for one in receivers]
+        service_ms = view.mean("service_ms", sids, config.half_life_s)
+        transfer_ms = _transfers(view, senders, receivers)
+        paths, demand = stage_paths(transfer_ms, service_ms), _demand(view, senders)
+        split = self.scoring.split(paths, demand)
+        held = _held(view, stage, sids)
+        before = paths.worst(demand, np.tile(held, (len(senders), 1)))
+        # A table has one weight per receiver, whoever sends: what that comes to is what counts.
+        wanted = demand @ split
+        after = paths.worst(demand, np.tile(wanted, (len(senders), 1)))
+        gain = 1 - after / before if before > 0 else 0.0
+        if gain < config.min_gain and not self._renewal(view, stage, now, held):
+            return None
+        kept = wanted if gain >= config.min_gain else held
+        weights = {sid: round(float(share) * len(sids), 3) for sid, share in zip(sids, kept, strict=True)}
+        measured = int(np.isfinite(transfer_ms).sum())
+        named = ", ".join(f"{sid} {share:.0%}" for sid, share in zip(sids, kept, strict=True))
+        reason = (
+            f"stage {stage}: {len(senders)} senders, {len(receivers)} receivers, {measured} of "
+            f"{transfer_ms.size} links measured; the fullest link or device {gain:+.0%} emptier than by the "
+            f"present weights; shares {named}"
+        )
+        confidence = round(float(np.clip(0.6 + gain, 0.5, 0.95)), 3)
+        return self.set_weights(
+            view, stage, weights, reason=reason, confidence=confidence, valid_s=config.valid_s
+        )
+
+    def _renewal(self, view: JobView, stage: int, now: float, held: Floats) -> bool:
+        own = view.own.get(f"stage {stage}")
+        if own is None or own.declined or float(np.ptp(held)) < 1e-3:
+            return False
+        return now - own.at >= self.config.valid_s / 2
+
+
+def _transfers(view: JobView, senders: list[InstanceView], receivers: list[InstanceView]) -> Floats:
+    """Milliseconds of a transfer of the usual size, `(S, R)`, by the senders' own samples, else by the
+    clusters' reports; NaN where neither tells."""
+    found: dict[tuple[str, str], float] = {}
+    for report in view.qos.values():
+        for link in report.links:
+            if link.figures.transfer_ms is not None:
+                found[link.sender, link.receiver] = link.figures.transfer_ms
+    for sender in senders:
+        for sample in sender.sample.links if sender.sample is not None else ():
+            if sample.figures is not None and sample.figures.transfer_ms is not None:
+                found[sender.sid, sample.peer] = sample.figures.transfer_ms
+    return np.array([[found.get((one.sid, other.sid), np.nan) for other in receivers] for one in senders])
+
+
+def _demand(view: JobView, senders: list[InstanceView]) -> Floats:
+    """Part of the microbatches that each sender has, by its own speed; equal where it is not known."""
+    times = np.array([one.service_ms for one in senders])
+    return shares(1.0 / times) if np.all(times > 0) else shares(np.ones(len(senders)))
+
+
+def _held(view: JobView, stage: int, sids: list[str]) -> Floats:
+    """The shares that our last suggestion, if it was not declined, gives these instances; else equal."""
+    own = view.own.get(f"stage {stage}")
+    if own is None or own.declined or not isinstance(own.suggestion.action, SetWeights):
+        return shares(np.ones(len(sids)))
+    weights = own.suggestion.action.weights
+    return shares(np.array([weights.get(sid, 1.0) for sid in sids]))

@@ -1,0 +1,104 @@
+"""The process of a policy's model, `python -m policies.kit.inference_process PARENT`: spoken to in frames.
+
+The first frame names the policy's class; each further one is the model's inputs. Each is answered with
+(True, value) or (False, text). What the model prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import ModuleType
+from typing import Any, BinaryIO
+
+from policies.kit.inference import FRAME
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(parent: int) -> None:
+    """Answers until the parent closes our standard input or dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what the model prints must not come between the frames
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the module's to handle
+    questions: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_read, args=(questions,), daemon=True).start()
+    model: Callable[[Any], Any] | None = None
+    while True:
+        question = questions.get()
+        try:
+            if model is None:
+                model = _made(*pickle.loads(question))
+                answer = (True, None)
+            else:
+                answer = (True, model(pickle.loads(question)))
+            data = pickle.dumps(answer, protocol=5)
+        except Exception as error:  # whatever a user's model does wrong is told, in one line
+            data = pickle.dumps((False, f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]))
+        _write(answers, data)
+
+
+def _made(module_name: str, file: str | None, qualname: str) -> Callable[[Any], Any]:
+    """The policy's model. The class is looked up, not pickled, so that nothing of it is called before."""
+    if "<locals>" in qualname:
+        raise ImportError(f"{qualname}: a policy with a model must stand at the top of its file")
+    found: Any = _module(module_name, file)
+    for name in qualname.split("."):
+        found = getattr(found, name)
+    model = found.model()
+    if not callable(model):
+        raise TypeError(
+            f"{qualname}.model() returned {type(model).__name__}; return a function of the inputs"
+        )
+    return model  # type: ignore[no-any-return]  # callable was just checked
+
+
+def _module(name: str, file: str | None) -> ModuleType:
+    """By its name, or by its file where that is how the module's process got it."""
+    if name == "__main__":  # the module's process was started with this file; we were not
+        name = "dmsc_policy_main"
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.import_module(name)
+    if file is None:
+        raise ImportError(f"{name}: neither a module that can be imported nor a file")
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file}: Python can't load it")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _read(questions: SimpleQueue[bytes]) -> None:
+    """On a thread of its own, so that the end of the parent is noticed while the model computes."""
+    stdin = sys.stdin.buffer
+    while True:
+        head = stdin.read(FRAME.size)
+        if len(head) < FRAME.size:
+            os._exit(0)
+        (size,) = FRAME.unpack(head)
+        questions.put(stdin.read(size))
+
+
+def _write(answers: BinaryIO, data: bytes) -> None:
+    left = memoryview(FRAME.pack(len(data)) + data)
+    while left:
+        left = left[answers.write(left) :]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,226 @@
+"""A policy is one class with at most three methods: `subscribes`, `on_<event>`, `decide` (draft §4.2).
+
+    class Fairer(Policy):
+        name = "fairer"
+
+        def decide(self, view: JobView, now: float) -> Suggestions:
+            ...
+            return self.set_weights(view, stage, {sid: 1.0}, reason="…", confidence=0.8)
+
+The events are the rows of `bus.subjects` that functional modules receive; `on_instance_sample(self, sample,
+at)` takes the row "instance sample", and so on for each name in `EVENTS`. Most policies need none of them:
+the kit works every message into the `JobView` that `decide` gets. `reads` names what to fetch from instances'
+local stores; the answers come to `on_store_rows`. `infers` names what to give to the policy's `model`, which
+has a process of its own; the results come to `on_inference`.
+
+`decide` is pure: what it returns hangs on the view and on `now` alone, so that a replay of a recorded run
+gives the same suggestions. A policy may keep attributes of its own if only `on_<event>` sets them: after a
+crash the kit makes a new object and feeds it the recorded events again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from bus import subjects
+from bus.subject import Subject
+from policies.kit.inference import Inference
+from policies.kit.store_reads import StoreRead
+from policies.kit.view import JobView
+from schemas.base import Message, is_token
+from schemas.envelope import EntityKind
+from schemas.policy import (
+    Action,
+    AvoidInstance,
+    ExpectFailures,
+    MoveInstance,
+    NoAction,
+    PolicySuggestion,
+    SetWeights,
+    scope_of,
+)
+from schemas.stage_move import MoveForecast
+from schemas.store import Scalar, StoreQuery, StoreTable
+
+Suggestions = PolicySuggestion | Sequence[PolicySuggestion] | None
+"""What `decide` may return."""
+
+EVENTS: dict[str, Subject] = {
+    row.name.replace(" ", "_"): row
+    for row in subjects.SUBJECTS
+    if row.bucket is None and row.reply is None and row.receivers & {EntityKind.FUNCTIONAL_MODULE}
+}
+"""Event name → row: all that a functional module may subscribe to, by the table's own directions."""
+
+STORE_ANSWER = "on_store_rows"
+"""The method that is given what `reads` asked for: `on_store_rows(self, rows: StoreRows, at)`."""
+
+INFERENCE = "on_inference"
+"""The method that is given what the model answered: `on_inference(self, result: Inferred, at)`."""
+
+ALWAYS: tuple[Subject, ...] = (
+    subjects.INSTANCE_SAMPLE,
+    subjects.QOS_REPORT,
+    subjects.ADVERTISEMENT,
+    subjects.POLICY_DECISION,
+    subjects.JOB_EVENT,
+    subjects.JOB_TOPOLOGY,
+)
+"""Rows that every module takes in, because the view is made of them."""
+
+
+class Policy:
+    """Base of all policies. Set `name`, write `decide`; everything else has a sensible default.
+
+    Attributes:
+        name: the module's name; one subject token. Several versions may run side by side.
+        version: any text; raise it when decisions would differ.
+        every_s: seconds between two calls of `decide` for one job. Smaller reacts sooner, costs more.
+    """
+
+    name: ClassVar[str] = ""
+    version: ClassVar[str] = "1"
+    every_s: ClassVar[float] = 1.0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.name and not is_token(cls.name):
+            raise TypeError(f"{cls.__name__}.name is {cls.name!r}: use letters, digits, - and _ only")
+        for attribute in dir(cls):
+            answers = (STORE_ANSWER, INFERENCE)
+            if attribute.startswith("on_") and attribute[3:] not in EVENTS and attribute not in answers:
+                known = ", ".join([*sorted(EVENTS), *(answer[3:] for answer in answers)])
+                raise TypeError(f"{cls.__name__}.{attribute}: no such event; there are: {known}")
+
+    def subscribes(self) -> tuple[Subject, ...]:
+        """Rows to take in besides `ALWAYS`: by default those that an `on_<event>` method is written for."""
+        return tuple(row for event, row in EVENTS.items() if hasattr(self, f"on_{event}"))
+
+    def decide(self, view: JobView, now: float) -> Suggestions:
+        """What to suggest for this job now, if anything.
+
+        Args:
+            view: the job as seen so far; read only.
+            now: seconds since the epoch; in a replay the record's time.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no decide method")
+
+    def reads(self, view: JobView, now: float) -> Sequence[StoreRead]:
+        """What to read in local stores, asked after `decide`; answers come to `on_store_rows`, or not."""
+        return ()
+
+    def handler(self, row: Subject) -> Callable[[Message, float], None] | None:
+        """The `on_<event>` method for this row, if the policy has one."""
+        name = STORE_ANSWER if row is subjects.STORE_QUERY else f"on_{row.name.replace(' ', '_')}"
+        found: Callable[[Message, float], None] | None = getattr(self, name, None)
+        return found
+
+    @classmethod
+    def model(cls) -> Callable[[Any], Any]:
+        """Makes what `infer`'s inputs are given to. Called once, in a process of its own; may use torch."""
+        raise NotImplementedError(f"{cls.__name__} infers, but has no model method")
+
+    def infers(self, view: JobView, now: float) -> Sequence[Inference]:
+        """What to give to the model, asked after `decide`; answers come to `on_inference`, or not."""
+        return ()
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it needs a process for its model."""
+        return any("model" in vars(cls) for cls in type(self).__mro__ if cls is not Policy)
+
+    # --- words for a read and an inference ------------------------------------------------------------
+    def read(
+        self,
+        view: JobView,
+        sid: str,
+        table: StoreTable,
+        *,
+        columns: tuple[str, ...] = (),
+        where: Mapping[str, Scalar] | None = None,
+        after_id: int = 0,
+        limit: int = 100,
+    ) -> StoreRead:
+        """The last `limit` rows of an instance's table, or with `after_id` the first ones after that one."""
+        query = StoreQuery(
+            job=view.job,
+            table=table,
+            columns=columns,
+            where=dict(where or {}),
+            after_id=after_id,
+            limit=limit,
+            newest=after_id == 0,
+        )
+        return StoreRead(sid, query)
+
+    def infer(self, view: JobView, key: str, inputs: Any) -> Inference:
+        """Have the model look at `inputs` (plain data or numpy arrays); `key` says what it is about."""
+        return Inference(view.job, key, inputs)
+
+    # --- words for a suggestion -----------------------------------------------------------------------
+    def set_weights(
+        self,
+        view: JobView,
+        stage: int,
+        weights: Mapping[str, float],
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 60.0,
+    ) -> PolicySuggestion:
+        """Spread a stage's microbatches by these relative weights (SID → weight ≥ 0)."""
+        action = SetWeights(stage=stage, weights=dict(weights))
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def avoid(
+        self, view: JobView, sid: str, *, reason: str, confidence: float = 0.8, valid_s: float = 60.0
+    ) -> PolicySuggestion:
+        """Send nothing to this instance while the suggestion is valid."""
+        return self.suggest(
+            view, AvoidInstance(sid=sid), reason=reason, confidence=confidence, valid_s=valid_s
+        )
+
+    def move(
+        self,
+        view: JobView,
+        sid: str,
+        stage: int,
+        forecast: MoveForecast,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 30.0,
+    ) -> PolicySuggestion:
+        """Have this instance leave its stage, and its slot host one of `stage` instead."""
+        action = MoveInstance(sid=sid, stage=stage, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def expect_failures(
+        self, view: JobView, between_s: float, *, reason: str, confidence: float = 0.8, valid_s: float = 600.0
+    ) -> PolicySuggestion:
+        """Reckon with a failure of the job every `between_s` seconds, and space its checkpoints by that."""
+        action = ExpectFailures(between_s=between_s)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def note(
+        self, view: JobView, text: str, *, confidence: float = 0.5, valid_s: float = 60.0
+    ) -> PolicySuggestion:
+        """An observation without a wish: kept on the stream, never adopted."""
+        return self.suggest(view, NoAction(note=text), reason=text, confidence=confidence, valid_s=valid_s)
+
+    def suggest(
+        self, view: JobView, action: Action, *, reason: str, confidence: float, valid_s: float
+    ) -> PolicySuggestion:
+        """Any action, filled in with who says so and from what (`input_revision` is the last step seen)."""
+        return PolicySuggestion(
+            module=self.name,
+            version=self.version,
+            job=view.job,
+            action=action,
+            confidence=confidence,
+            reason=reason,
+            input_revision=view.step,
+            valid_s=valid_s,
+            scope=scope_of(action),
+        )

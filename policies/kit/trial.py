@@ -1,0 +1,94 @@
+"""A policy without a mesh: for its tests, and for a notebook. Time is what the trial says it is.
+
+trial = Trial(MyPolicy())
+trial.samples(times=5, stage=0, service_ms={"s0-r0": 10.0, "s0-r1": 30.0})
+[suggestion] = trial.decide()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bus import subjects
+from bus.subject import Subject
+from policies.kit.policy import Policy
+from policies.kit.view import JobView
+from policies.module.engine import Engine, EngineConfig, Event
+from schemas.base import Message
+from schemas.policy import PolicySuggestion
+from schemas.telemetry import InstanceSample
+
+
+class Trial:
+    """One job in front of one policy. What the policy does wrong is raised, not counted.
+
+    Attributes:
+        now: seconds; `samples` and `wait` move it on.
+        job: the id of the job that the samples are of.
+        step: of the last samples.
+    """
+
+    def __init__(self, policy: Policy, *, job: str = "job", now: float = 1000.0) -> None:
+        self.engine = Engine(policy, EngineConfig(every_s=0.0, max_per_s=1e6, burst=1_000_000))
+        self.now = now
+        self.job = job
+        self.step = 0
+        self._events = 0
+
+    @property
+    def view(self) -> JobView:
+        """What `decide` is given. Raises `KeyError` before anything was heard of the job."""
+        return self.engine.observations.jobs[self.job]
+
+    def hear(self, row: Subject, message: Message) -> None:
+        """Any message, as if it had just come on `row` (one of `bus.subjects`)."""
+        self._events += 1
+        problems = self.engine.take(
+            [Event(row=row, message=message, id=f"trial {self._events}", at=self.now)]
+        )
+        if problems:
+            raise AssertionError(f"{problems[0].where}: {problems[0].text}")
+
+    def samples(
+        self,
+        *,
+        service_ms: Mapping[str, float],
+        stage: int = 0,
+        times: int = 1,
+        every_s: float = 1.0,
+        **fields: object,
+    ) -> None:
+        """So many samples of each instance (SID → ms per microbatch), one step apart.
+
+        `fields` are others of `InstanceSample`, the same for all.
+        """
+        for _ in range(times):
+            self.wait(every_s)
+            self.step += 1
+            for sid, ms in service_ms.items():
+                given = {
+                    "job": self.job,
+                    "sid": sid,
+                    "incarnation": "i1",
+                    "cluster": "a",
+                    "node": "n1",
+                    "stage": stage,
+                    "step": self.step,
+                    "service_ms": ms,
+                    "microbatches": 4,
+                    **fields,
+                }
+                self.hear(subjects.INSTANCE_SAMPLE, InstanceSample.model_validate(given))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+    def decide(self) -> list[PolicySuggestion]:
+        """What the policy suggests now. Raises AssertionError with the place if it raises."""
+        output = self.engine.decide(self.now)
+        if output.problems:
+            raise AssertionError(f"{output.problems[0].where}: {output.problems[0].text}")
+        for suggestion in output.suggestions:
+            self.engine.published(suggestion, f"suggestion {self._events}", self.now)
+        return output.suggestions

@@ -1,0 +1,209 @@
+"""The data ingestion interface of a functional module (draft §4.2, Figure 2): a bounded inbox of events.
+
+Live: what comes on the rows that the policy subscribes to. After a start: the same rows' last minutes from
+their streams, the registry's snapshot, and the jobs' records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.mesh.discovery import resolve
+from bus.messaging.handlers import Subscription
+from bus.subject import Subject
+from policies.kit.policy import Policy
+from policies.module.engine import Event, Result
+from policies.module.recent import recent
+from schemas.base import Message
+from schemas.envelope import Envelope
+from schemas.errors import DmscError
+from schemas.policy import PolicySuggestion
+from schemas.registry import Resolve
+from schemas.signals import RouteAdvertisement
+
+log = get_logger("module")
+
+OVERLAP_S = 5.0
+"""For so long after a rebuild what comes live is compared with what was read: it may be the same."""
+MANY = 256
+"""Events that make a round worth its while, however young they are."""
+KNOWN_JOBS = 4_096
+"""Jobs whose correlation is remembered."""
+
+
+class Ingestion:
+    """One module's inbox.
+
+    Args:
+        bus: the module's connection.
+        policy: whose events these are.
+        rows: what it takes in.
+        queue: events that may wait; beyond it the oldest are dropped and counted (`dropped`).
+        gather_s: seconds that an event may wait for others.
+        is_urgent: whether one need not wait: a decision may come of it now.
+        owner: under whose name it suggests.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        policy: Policy,
+        rows: tuple[Subject, ...],
+        queue: int,
+        gather_s: float,
+        is_urgent: Callable[[Event | Result, float], bool],
+        owner: str,
+    ) -> None:
+        self.dropped = 0
+        self._news = asyncio.Event()
+        self._gather_s = gather_s
+        self._is_urgent = is_urgent
+        self._urgent = False
+        self._oldest = 0.0  # time.monotonic() of the first that waits
+        self._bus = bus
+        self._policy = policy
+        self._owner = owner
+        self._rows = rows
+        self._queue = queue
+        self._waiting: deque[Event | Result] = deque()
+        self._correlations: dict[str, str] = {}
+        self._rebuilt: set[str] = set()
+        self._rebuilt_until = 0.0
+
+    def correlation(self, job: str) -> str | None:
+        """That of the job's request, as soon as a message of it has come."""
+        return self._correlations.get(job)
+
+    def _learn(self, message: Message, envelope: Envelope) -> None:
+        job = getattr(message, "job", None)
+        if envelope.correlation is None or not job or self._correlations.get(job) == envelope.correlation:
+            return
+        if len(self._correlations) >= KNOWN_JOBS:
+            self._correlations.clear()
+        self._correlations[job] = envelope.correlation
+
+    def hurry(self) -> None:
+        """Have a round begin, whatever waits."""
+        self._urgent = True
+        self._news.set()
+
+    async def until_worth_a_round(self, due: Callable[[], float | None]) -> None:
+        """Returns once something urgent waits, something has waited long enough, or much waits; or when a
+        decision is due.
+
+        Args:
+            due: seconds until one is, by what has been taken in so far; None: nothing asks for one.
+        """
+        while True:
+            self._news.clear()
+            waits = [] if (left := due()) is None else [left]
+            if self._waiting:
+                waits.append(self._oldest + self._gather_s - time.monotonic())
+            if self._urgent or len(self._waiting) >= MANY or min(waits, default=1.0) <= 0:
+                await asyncio.sleep(0)
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(waits, default=None)):
+                    await self._news.wait()
+
+    async def subscribe(self) -> list[Subscription]:
+        return [await self._bus.subscribe(row, self._received(row)) for row in self._rows]
+
+    def put(self, event: Event | Result) -> None:
+        """Takes it in; of a full inbox the oldest goes."""
+        if len(self._waiting) >= self._queue:
+            self._waiting.popleft()
+            self.dropped += 1
+            if self.dropped == 1:
+                log.warning(
+                    "the policy is slower than the telemetry, the oldest is dropped",
+                    module=self._policy.name,
+                    queue=self._queue,
+                )
+        if not self._waiting:
+            self._oldest = time.monotonic()
+            self._news.set()
+        self._waiting.append(event)
+        if not self._urgent and self._is_urgent(event, time.time()):
+            self.hurry()
+        elif len(self._waiting) == MANY:
+            self._news.set()
+
+    def drained(self) -> list[Event | Result]:
+        """All that wait, each once."""
+        events = list(self._waiting)
+        self._waiting.clear()
+        self._urgent = False
+        if self._rebuilt and time.monotonic() > self._rebuilt_until:
+            self._rebuilt = set()
+        return [event for event in events if event.id not in self._rebuilt] if self._rebuilt else events
+
+    async def history(self, since: float, answer_s: float) -> list[Event]:
+        """What a module that starts has missed, in order; what can't be read is left out, and told.
+
+        Args:
+            since: seconds since the epoch.
+            answer_s: how long the registry may take.
+        """
+        events: list[Event] = []
+        try:
+            for row in self._rows:
+                if row.stream is not None:
+                    events += [_event(row, *one) for one in await self._recent(row, since)]
+            said = await self._recent(subjects.SUGGESTION, since, owner=self._owner, module=self._policy.name)
+            events += [_event(subjects.SUGGESTION, *one) for one in said if self._is_ours(one[0])]
+        except DmscError as error:
+            log.warning("history not read, starting without", module=self._policy.name, reason=error.text)
+        events.sort(key=lambda event: event.at)
+        events += await self._jobs(events)
+        with contextlib.suppress(DmscError):  # the next full advertisement brings the same
+            found = await resolve(self._bus, Resolve(), timeout_s=answer_s)
+            snapshot = RouteAdvertisement(
+                revision=found.revision, previous=found.revision, full=True, changed=found.records
+            )
+            events.append(Event(row=subjects.ADVERTISEMENT, message=snapshot, id="snapshot", at=time.time()))
+        self._rebuilt, self._rebuilt_until = {event.id for event in events}, time.monotonic() + OVERLAP_S
+        return events
+
+    async def _recent(self, row: Subject, since: float, **tokens: str) -> list[tuple[Message, Envelope]]:
+        return [(item.message, item.envelope) for item in await recent(self._bus, row, since, **tokens)]
+
+    async def _jobs(self, events: list[Event]) -> list[Event]:
+        """The records of these events' jobs: what was decided of them may be older than the last minutes."""
+        bucket = self._bus.bucket(subjects.JOB_RECORD)
+        jobs = {job for event in events if (job := getattr(event.message, "job", None))}
+        found = []
+        for job in sorted(jobs):
+            try:
+                entry = await bucket.get(job=job)
+            except DmscError as error:
+                log.warning("job record not read", module=self._policy.name, job=job, reason=error.text)
+                break
+            if entry is not None:
+                if entry.message.correlation:
+                    self._correlations[job] = entry.message.correlation
+                found.append(
+                    Event(row=subjects.JOB_RECORD, message=entry.message, id=f"record {job}", at=time.time())
+                )
+        return found
+
+    def _is_ours(self, message: Message) -> bool:
+        return isinstance(message, PolicySuggestion) and message.version == self._policy.version
+
+    def _received(self, row: Subject) -> Callable[[Message, Envelope], Awaitable[None]]:
+        async def take(message: Message, envelope: Envelope) -> None:
+            self._learn(message, envelope)
+            self.put(Event(row=row, message=message, id=envelope.id, at=time.time()))
+
+        return take
+
+
+def _event(row: Subject, message: Message, envelope: Envelope) -> Event:
+    return Event(row=row, message=message, id=envelope.id, at=envelope.sent_at)

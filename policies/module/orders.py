@@ -1,0 +1,88 @@
+"""A running module obeys (draft §4.2, lifecycle control): the orchestrator activates it, puts it in shadow,
+drains it, enables or disables it for a job. Training does not notice, nor does the policy's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.messaging.handlers import Subscription
+from policies.module.engine import Engine
+from policies.module.lifecycle import Lifecycle
+from schemas.envelope import Envelope
+from schemas.errors import BadInput, Conflict
+from schemas.policy import ModuleLifecycle, ModuleOp, ModuleOrder, ModuleState
+
+log = get_logger("module")
+
+ENTERED = {ModuleOp.ACTIVATE: ModuleState.ACTIVE, ModuleOp.SHADOW: ModuleState.SHADOW}
+
+
+class Orders:
+    """Serves one module's orders. `drained` is set by the order to drain: the module then retires.
+
+    `entered` is awaited with each state that an order brought. `lost` says why its code can't be called
+    again, empty while it can.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine: Engine,
+        lifecycle: Lifecycle,
+        entered: Callable[[ModuleState], Awaitable[None]],
+    ) -> None:
+        self._entered = entered
+        self.drained = asyncio.Event()
+        self.lost = ""
+        self._bus = bus
+        self._engine = engine
+        self._lifecycle = lifecycle
+
+    async def serve(self) -> Subscription:
+        return await self._bus.serve(
+            subjects.MODULE_ORDER, self.obey, concurrency=1, sid=self._bus.sender.name
+        )
+
+    async def obey(self, order: ModuleOrder, envelope: Envelope) -> ModuleLifecycle:
+        """The lifecycle as it then is.
+
+        Raises:
+            Conflict: it is about to leave, still starting, or its code hangs.
+            BadInput: enable or disable without a job.
+        """
+        lifecycle = self._lifecycle
+        if lifecycle.state in (ModuleState.DRAINING, ModuleState.RETIRED):
+            if order.op is ModuleOp.DRAIN:
+                return lifecycle.now
+            raise Conflict(f"module {lifecycle.now.module} is {lifecycle.state}: start it again")
+        log.info("order", module=lifecycle.now.module, op=order.op, jobs=order.jobs, reason=order.reason)
+        if order.op is ModuleOp.DRAIN:
+            lifecycle.move(ModuleState.DRAINING, order.reason)
+            self.drained.set()
+        elif order.op in ENTERED:
+            await self._enter(ENTERED[order.op], order.reason)
+        elif not order.jobs:
+            raise BadInput(f"{order.op}: for which job? name at least one")
+        else:
+            enabled = order.op is ModuleOp.ENABLE
+            for job in order.jobs:
+                self._engine.enable(job) if enabled else self._engine.disable(job)
+            lifecycle.enabled(*self._engine.jobs())
+        return lifecycle.now
+
+    async def _enter(self, state: ModuleState, reason: str) -> None:
+        lifecycle = self._lifecycle
+        if lifecycle.state is state:
+            return
+        if lifecycle.state is ModuleState.REGISTERED:
+            raise Conflict(f"module {lifecycle.now.module} is still starting: try again in a moment")
+        if self.lost:
+            raise Conflict(f"module {lifecycle.now.module}: {self.lost}; end its process and start it again")
+        self._engine.resume()
+        lifecycle.move(state, reason)
+        await self._entered(state)

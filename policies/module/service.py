@@ -1,0 +1,391 @@
+"""A functional module: one policy as a service on the bus (draft §4.2, Figure 2).
+
+Ingestion, rebuild after a start, decisions on a thread of their own, suggestions out, lifecycle. What a
+policy does wrong is counted and logged here and reaches nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.mesh.registration import Presence
+from bus.messaging.handlers import Subscription
+from bus.wire.correlation import correlate
+from policies.kit.inference import InferenceConfig, InferenceProcess, Inferred
+from policies.kit.policy import Policy
+from policies.kit.store_reads import StoreReader
+from policies.module.engine import Engine, EngineConfig, Event, Output, Result
+from policies.module.ingestion import Ingestion
+from policies.module.lifecycle import Lifecycle
+from policies.module.orders import Orders
+from policies.module.policy_thread import PolicyThread
+from policies.module.questions import Questions
+from policies.scoring.scoreboard import NEEDS, Scoreboard
+from schemas import names
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, DmscError, Unavailable
+from schemas.module_status import ModuleAnswer, ModuleQuestion, version_token
+from schemas.policy import ModuleLifecycle, ModuleState, PolicyScore, PolicySuggestion
+from schemas.registry import Endpoint, InstanceState, ServiceRecord, owner_tag
+from schemas.store import StoreRows
+
+log = get_logger("module")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleConfig:
+    """Settings of one functional module."""
+
+    shadow: bool = False
+    """Suggest, but have nothing adopted: for trying a version beside the active one."""
+
+    owner: str = ""
+    """The user who runs it; empty: the mesh itself. They may order it about (rule own-policies)."""
+
+    own_jobs: bool = False
+    """Whether it suggests for its owner's jobs alone, and reads their local stores, as researchers' modules
+    do."""
+
+    history_s: float = 300.0
+    """Seconds of the streams from which state is rebuilt. Longer remembers more and starts later."""
+
+    queue: int = 100_000
+    """Messages waiting for the policy; beyond it the oldest are dropped and counted."""
+
+    round_s: float = 0.02
+    """Least seconds from one round of the policy's code to the next. To hand a round to its thread takes as
+    long as a dozen samples: longer makes fewer and larger ones of them, and suggests later."""
+
+    gather_s: float = 0.25
+    """Seconds that events wait for others where nothing can be decided yet (`every_s`): a quarter of the
+    rounds, and of what they cost. What may lead to a decision at once doesn't wait."""
+
+    patience_s: float = 10.0
+    """Seconds that one round of the policy's code may take until the module is suspended."""
+
+    lifecycle_every_s: float = 5.0
+    """Seconds between two repetitions of the module's state, for an orchestrator that was restarted."""
+
+    answer_s: float = 2.0
+    """Seconds to wait for the orchestrator's acknowledgement of a state before going on without."""
+
+    drain_s: float = 1.0
+    """Seconds that leaving may take, with or without the orchestrator's acknowledgement."""
+
+    cluster: str = "mesh"
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+
+    def __post_init__(self) -> None:
+        if self.queue < 1 or self.patience_s <= 0 or self.lifecycle_every_s <= self.answer_s:
+            raise BadInput(
+                "module settings: queue must be at least 1, patience_s above 0, "
+                "lifecycle_every_s above answer_s"
+            )
+
+
+def module_sid(policy: Policy, *, shadow: bool = False) -> str:
+    """The name for the bus connection. A shadow has one of its own, to run beside the active one."""
+    return f"{policy.name}-shadow-{version_token(policy.version)}" if shadow else policy.name
+
+
+class FunctionalModule:
+    """Runs one policy until cancelled."""
+
+    def __init__(self, bus: Bus, policy: Policy, config: ModuleConfig | None = None) -> None:
+        self.config = config or ModuleConfig()
+        self.engine = Engine(policy, self.config.engine)
+        self._bus = bus
+        self._policy = policy
+        self._owner = self.config.owner if self.config.own_jobs and self.config.owner else names.MESH
+        self._lifecycle = Lifecycle(
+            bus,
+            ModuleLifecycle(
+                module=policy.name,
+                version=policy.version,
+                state=ModuleState.REGISTERED,
+                subscribes=tuple(row.wildcard() for row in self.engine.rows()),
+                jobs=self.config.engine.jobs,
+                sid=bus.sender.name,
+                incarnation=bus.sender.incarnation,
+                owner=self._owner,
+            ),
+            every_s=self.config.lifecycle_every_s,
+            answer_s=self.config.answer_s,
+        )
+        self._orders = Orders(bus, self.engine, self._lifecycle, self._entered)
+        self._questions = Questions(bus, policy, self.answer)
+        self._model = InferenceProcess(
+            type(policy), self.config.inference, self._inferred, self._inference_failed
+        )
+        self._scoreboard = Scoreboard(policy.name, policy.version, self.engine.observations)
+        self._scores: list[PolicyScore] = []
+        self._stores = StoreReader(
+            bus, self._store_answered, owner=self.config.owner if self.config.own_jobs else ""
+        )
+        rows = tuple(dict.fromkeys((*self.engine.rows(), *NEEDS)))
+        self._inbox = Ingestion(
+            bus, policy, rows, self.config.queue, self.config.gather_s, self.engine.is_urgent, self._owner
+        )
+        self._turn = asyncio.Lock()
+        self._thread: PolicyThread | None = None
+        self._presence: Presence | None = None
+
+    @property
+    def state(self) -> ModuleState:
+        return self._lifecycle.state
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Register, rebuild, serve until cancelled or ordered to drain; then drain and retire."""
+        thread = self._thread = PolicyThread(self._policy.name)
+        subscriptions: list[Subscription] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(self._lifecycle.run())]
+                if self._policy.has_model:
+                    helpers.append(tasks.create_task(self._model.run()))
+                async with self._present() as self._presence:
+                    try:
+                        subscriptions += await self._inbox.subscribe()
+                        subscriptions.append(await self._orders.serve())
+                        await self._rebuild(thread)
+                        self._lifecycle.move(ModuleState.SHADOW if self.config.shadow else ModuleState.ACTIVE)
+                        await self._questions.serve(active=not self.config.shadow)
+                        await self._lifecycle.told()
+                        log.info(
+                            "module ready",
+                            module=self._policy.name,
+                            version=self._policy.version,
+                            state=self.state.value,
+                        )
+                        if ready is not None:
+                            ready.set()
+                        await self._until_drained(tasks.create_task(self._work(thread)))
+                    finally:
+                        await self._stores.close()
+                        await self._drain(subscriptions)
+                        for helper in helpers:
+                            helper.cancel()
+        finally:
+            self._thread = None
+            thread.close()
+
+    async def answer(self, question: ModuleQuestion) -> ModuleAnswer:
+        """The synchronous output of Figure 2: what the policy suggests for this job at this moment.
+
+        Nothing is published. Without suggestions the answer says why.
+
+        Raises:
+            Unavailable: the policy's code is busy for longer than its patience, or not running.
+        """
+        begun = time.monotonic()
+        output = Output()
+        try:
+            async with asyncio.timeout(self.config.patience_s), self._turn:
+                if self._thread is None:
+                    raise Unavailable(f"module {self._policy.name} is not running")
+                events = self._inbox.drained()  # what came before the question
+                output = await self._thread.run(lambda: self._asked(question, events))
+                self._inbox.hurry()  # what was just taken in may ask for a decision
+        except TimeoutError:
+            text = f"module {self._policy.name} computes for more than {self.config.patience_s:g} s"
+            raise Unavailable(text) from None
+        self._log(output)
+        return ModuleAnswer(
+            module=self._policy.name,
+            version=self._policy.version,
+            state=self.state,
+            job=question.job,
+            suggestions=tuple(output.suggestions),
+            reason="" if output.suggestions else self._silence(question.job, output),
+            took_ms=round(1e3 * (time.monotonic() - begun), 3),
+        )
+
+    def _asked(self, question: ModuleQuestion, events: list[Event | Result]) -> Output:
+        now = time.time()
+        inputs: list[Event | Result] = [
+            Event(row=subjects.OBSERVATION, message=one, id=f"input {index}", at=now)
+            for index, one in enumerate(question.inputs)
+        ]
+        self._scoreboard.take(events)
+        output = Output(problems=self.engine.take([*events, *inputs]))
+        view = self.engine.observations.jobs.get(question.job)
+        if view is not None:
+            output.suggestions = self.engine.ask(view, now, into=output.problems)
+        return output
+
+    def _silence(self, job: str, output: Output) -> str:
+        """Why there is no suggestion."""
+        if self.engine.suspended:
+            return self.engine.suspended
+        if job in self.engine.jobs()[1]:
+            return f"disabled for {job}"
+        if job not in self.engine.observations.jobs:
+            return f"nothing heard of {job} yet, or it has ended"
+        return "; ".join(problem.text for problem in output.problems) or "as things are, it suggests nothing"
+
+    # --- in -------------------------------------------------------------------------------------------
+    def _store_answered(self, rows: StoreRows) -> None:
+        """An event like any other, though of no stream: after a restart it is asked for again."""
+        id = f"store {self._bus.next_id()}"
+        self._inbox.put(Event(row=subjects.STORE_QUERY, message=rows, id=id, at=time.time()))
+
+    def _inferred(self, inferred: Inferred) -> None:
+        self._inbox.put(Result(inferred=inferred, id=f"inference {self._bus.next_id()}", at=time.time()))
+
+    def _inference_failed(self, reason: str) -> None:
+        self.engine.suspended = reason
+        self._inbox.hurry()  # the round that follows suspends the module
+
+    async def _rebuild(self, thread: PolicyThread) -> None:
+        """State from the streams' last minutes; without them it starts empty."""
+        events = await self._inbox.history(time.time() - self.config.history_s, self.config.answer_s)
+        problems = await thread.run(lambda: self.engine.take(events))
+        self._log(Output(problems=problems))
+        log.info(
+            "state rebuilt",
+            module=self._policy.name,
+            events=len(events),
+            jobs=len(self.engine.observations.jobs),
+        )
+
+    # --- decide and say -------------------------------------------------------------------------------
+    async def _work(self, thread: PolicyThread) -> None:
+        begun = -math.inf
+        while True:
+            if self.engine.suspended and self.state is not ModuleState.SUSPENDED:
+                self._suspend(self.engine.suspended)
+            await self._inbox.until_worth_a_round(lambda: self.engine.due(time.time()))
+            await asyncio.sleep(self.config.round_s - (time.monotonic() - begun))
+            begun = time.monotonic()
+            events = self._inbox.drained()
+            now = time.time()
+            async with self._turn:
+                try:
+                    async with asyncio.timeout(self.config.patience_s):
+                        output = await thread.run(lambda: self._round(events, now))  # noqa: B023 (awaited here)
+                except TimeoutError:
+                    self._orders.lost = f"its code has not returned for {self.config.patience_s:g} s"
+                    self._suspend(f"suspended: {self._orders.lost}")
+                    await asyncio.get_running_loop().create_future()  # the thread is lost; only the end helps
+                self._log(output)
+                for suggestion in output.suggestions:
+                    await self._say(suggestion)
+                await self._tell_scores()
+                self._stores.start(output.reads)
+                self._model.start(output.inferences)
+
+    async def _until_drained(self, working: asyncio.Task[None]) -> None:
+        drained = asyncio.create_task(self._orders.drained.wait())
+        try:
+            await asyncio.wait({working, drained}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            drained.cancel()
+
+    def _round(self, events: list[Event | Result], now: float) -> Output:
+        self._scoreboard.take(events)
+        problems = self.engine.take(events)
+        output = self.engine.decide(now)
+        self._scores = self._scoreboard.settle(now, shadow=self.state is ModuleState.SHADOW)
+        return replace(output, problems=problems + output.problems)
+
+    async def _say(self, suggestion: PolicySuggestion) -> None:
+        correlate(self._inbox.correlation(suggestion.job))
+        try:
+            id = await self._bus.publish(
+                subjects.SUGGESTION,
+                suggestion.model_copy(update={"owner": self._owner}),
+                owner=self._owner,
+                module=self._policy.name,
+            )
+        except DmscError as error:
+            log.warning("suggestion not sent", module=self._policy.name, reason=error.text)
+            return
+        now = time.time()
+        self.engine.published(suggestion, id, now)
+        self._scoreboard.said(suggestion, id, now)
+
+    async def _tell_scores(self) -> None:
+        """What has become known of earlier suggestions; a score that can't be sent is lost."""
+        for score in self._scores:
+            correlate(self._inbox.correlation(score.job))
+            with contextlib.suppress(DmscError):
+                await self._bus.publish(
+                    subjects.POLICY_SCORE,
+                    score.model_copy(update={"owner": self._owner}),
+                    owner=self._owner,
+                    module=self._policy.name,
+                )
+
+    def _log(self, output: Output) -> None:
+        for problem in output.problems:
+            log.error("policy failed", module=self._policy.name, where=problem.where, reason=problem.text)
+
+    # --- lifecycle ------------------------------------------------------------------------------------
+    @contextlib.asynccontextmanager
+    async def _present(self) -> AsyncIterator[Presence]:
+        record = ServiceRecord(
+            sid=self._bus.sender.name,
+            prefix=f"module/{self._policy.name}",
+            kind=EntityKind.FUNCTIONAL_MODULE,
+            incarnation=self._bus.sender.incarnation,
+            state=InstanceState.ACTIVE,
+            endpoint=Endpoint(cluster=self.config.cluster, node=_host()),
+            version=self._policy.version,
+            tags=self._tags(shadow=self.config.shadow),
+        )
+        async with Presence(self._bus, record) as presence:
+            yield presence
+
+    async def _entered(self, state: ModuleState) -> None:
+        """An order made it active, or a shadow: where it answers, and what the registry says of it."""
+        await self._questions.serve(active=state is ModuleState.ACTIVE)
+        if self._presence is not None:
+            with contextlib.suppress(DmscError):  # the next registration carries it
+                await self._presence.update(tags=self._tags(shadow=state is ModuleState.SHADOW))
+
+    def _tags(self, *, shadow: bool) -> tuple[str, ...]:
+        owner = (owner_tag(self.config.owner),) if self.config.owner else ()
+        return (("shadow",) if shadow else ()) + owner
+
+    async def _drain(self, subscriptions: list[Subscription]) -> None:
+        with contextlib.suppress(TimeoutError, DmscError):
+            async with asyncio.timeout(self.config.drain_s):
+                if self.state is not ModuleState.DRAINING:
+                    self._lifecycle.move(ModuleState.DRAINING)
+                await self._questions.stop()
+                # the answer to the order that made it leave still goes out
+                await asyncio.gather(
+                    *(one.stop(drain=one.row is subjects.MODULE_ORDER) for one in subscriptions)
+                )
+                self._lifecycle.move(ModuleState.RETIRED)
+                await self._lifecycle.told()
+        counters = self.engine.counters
+        log.info(
+            "module retired",
+            module=self._policy.name,
+            events=counters.events,
+            decisions=counters.decisions,
+            suggestions=counters.suggestions,
+            errors=counters.errors,
+            dropped=self._inbox.dropped,
+        )
+
+    def _suspend(self, reason: str) -> None:
+        log.error("module suspended", module=self._policy.name, reason=reason)
+        self._lifecycle.move(ModuleState.SUSPENDED, reason)
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:120] or "localhost"

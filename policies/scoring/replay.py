@@ -1,0 +1,123 @@
+"""A recorded run against a policy: the same engine, fed from a record instead of the bus. Pure.
+
+Time is the record's. Each event is taken in when it was recorded, and the policy is asked whenever a live
+module would have asked it: when something new was seen and `every_s` has passed. So the same record and the
+same policy give the same suggestions, in any process, on any machine.
+
+A policy's model computes in this process, and answers at once. What a record can't give: answers of local
+stores (`reads` are counted, not answered), and a mesh that does what this policy suggests. The events are
+those that happened under whatever was in force then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bus.subjects import POLICY_DECISION
+from policies.kit.inference import Inference, Inferred
+from policies.kit.policy import Policy
+from policies.kit.view import JobView
+from policies.module.engine import Engine, EngineConfig, Event, Problem, Result
+from schemas.policy import PolicyDecision, PolicySuggestion
+
+Answer = Callable[[PolicySuggestion, str, float, JobView], PolicyDecision | None]
+"""(suggestion, id, now, the job's view) → what the orchestrator would have said; None: it says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """A suggestion that the policy makes in the replay. `at`: seconds since the epoch, by the record."""
+
+    at: float
+    id: str
+    suggestion: PolicySuggestion
+    decision: PolicyDecision | None
+
+
+def silent(suggestion: PolicySuggestion, id: str, now: float, view: JobView) -> None:
+    """The orchestrator says nothing: the policy takes what it suggests to be in force."""
+
+
+class Replay:
+    """One pass. `feed` each event in the order of time; then `suggestions` has what came of it."""
+
+    def __init__(
+        self, policy: Policy, config: EngineConfig | None = None, *, answer: Answer = silent
+    ) -> None:
+        self.engine = Engine(policy, config or EngineConfig())
+        self.rows = frozenset(self.engine.rows())
+        """Events of other rows need not be fed, nor read."""
+        self.suggestions: list[Replayed] = []
+        self.problems: list[Problem] = []
+        self.unanswered_reads = 0
+        self._answer = answer
+        self._now = -math.inf
+        self._inferred = 0
+        self._model: Callable[[Any], Any] | None = None
+
+    def run(self, events: Iterable[Event]) -> list[Replayed]:
+        """Feed all of them; returns `suggestions`."""
+        for event in events:
+            self.feed(event)
+        return self.suggestions
+
+    def feed(self, event: Event) -> list[Replayed]:
+        """Take in one event; returns what was suggested up to its time and because of it.
+
+        One that is earlier than those before counts as if it came now, as it would live.
+        """
+        known = len(self.suggestions)
+        if event.row in self.rows:
+            self._until(event.at)
+            self._now = max(self._now, event.at)
+            self.problems += self.engine.take([event])
+            if self.engine.due(self._now) == 0:
+                self._decide(self._now)
+        return self.suggestions[known:]
+
+    def _until(self, at: float) -> None:
+        """The decisions that fell due between the event before and this one."""
+        while (wait := self.engine.due(self._now)) is not None:
+            due = max(self._now + wait, math.nextafter(self._now, math.inf))
+            if due > at:
+                return
+            self._now = due
+            self._decide(due)
+
+    def _decide(self, now: float) -> None:
+        output = self.engine.decide(now)
+        self.problems += output.problems
+        self.unanswered_reads += len(output.reads)
+        for inference in output.inferences:
+            self._infer(inference, now)
+        for suggestion in output.suggestions:
+            self._say(suggestion, now)
+
+    def _infer(self, inference: Inference, now: float) -> None:
+        """By the policy's model, here and at once: how long it takes must not change what comes of it."""
+        try:
+            if self._model is None:
+                self._model = self.engine.policy.model()
+            value = self._model(inference.inputs)
+        except Exception as error:  # whatever a user's model does wrong stays in it
+            text = f"{type(error).__name__}: {error}"
+            if all(problem.text != text for problem in self.problems):
+                self.problems.append(Problem(where="model", text=text))
+            return
+        inferred = Inferred(inference.job, inference.key, value, 0.0)
+        self._inferred += 1
+        result = Result(inferred=inferred, id=f"inference-{self._inferred}", at=now)
+        self.problems += self.engine.take([result])
+
+    def _say(self, suggestion: PolicySuggestion, now: float) -> None:
+        id = f"replay-{len(self.suggestions) + 1}"
+        self.engine.published(suggestion, id, now)
+        view = self.engine.observations.jobs.get(suggestion.job)
+        decision = None if view is None else self._answer(suggestion, id, now, view)
+        self.suggestions.append(Replayed(at=now, id=id, suggestion=suggestion, decision=decision))
+        if decision is not None:
+            answer = Event(row=POLICY_DECISION, message=decision, id=f"{id}-decision", at=now)
+            self.problems += self.engine.take([answer])

@@ -1,0 +1,210 @@
+"""Type 3's rules: the default file, files of one's own, and why a rule decides."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from entities.authorizer.access.access_policy import (
+    decide,
+    default_policy,
+    default_text,
+    explain,
+    needs_owner,
+    parse_policy,
+    quota_of,
+)
+from entities.authorizer.access.authentication import User
+from schemas.errors import BadInput
+from schemas.signals import Role
+
+DEFAULT = default_policy()
+
+
+def user(role: Role, name: str = "ann") -> User:
+    return User(name=name, role=role)
+
+
+LOOKS = {"self.read", "mesh.read", "job.read", "job.list", "fault.read", "log.read", "tap.read"}
+RESEARCH = LOOKS | {"job.submit", "dataset.read", "dataset.write", "policy.ask"}
+QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write", "artifact.read"}
+PRIVILEGED = {
+    "job.cancel",
+    "job.change",
+    "job.park",
+    "job.resume",
+    "policy.write",
+    "policy.promote",
+    "policy.rollback",
+    "node.cordon",
+    "node.drain",
+    "chaos.strike",
+    "dataset.delete",
+}
+ALLOWED = {Role.VIEWER: LOOKS, Role.RESEARCHER: RESEARCH, Role.OPERATOR: QUIET | PRIVILEGED}
+ACTIONS = QUIET | PRIVILEGED | {"user.add", "user.token", "user.remove", "anything.else"}
+
+
+@pytest.mark.parametrize(("role", "action"), list(itertools.product(Role, sorted(ACTIONS))))
+def test_the_default_rules(role: Role, action: str) -> None:
+    ruling = decide(DEFAULT, user(role), action, "x", None, 5.0)
+    decision = ruling.decision
+    assert decision.allow is (role is Role.ADMIN or action in ALLOWED[role])
+    assert decision.reason
+    assert "\n" not in decision.reason
+    assert (decision.user, decision.role) == ("ann", role)
+    privileged = action not in QUIET
+    assert ruling.audited is (privileged or not decision.allow)
+    assert decision.valid_s == (5.0 if decision.allow and not privileged else 0.0)
+
+
+def test_a_researcher_ends_only_what_is_theirs() -> None:
+    ann = user(Role.RESEARCHER)
+    assert needs_owner(DEFAULT, ann, "job.cancel", "j")
+    mine = decide(DEFAULT, ann, "job.cancel", "j", "ann", 5.0)
+    assert (mine.decision.allow, mine.decision.rule, mine.audited) == (True, "own-jobs", False)
+    theirs = decide(DEFAULT, ann, "job.cancel", "j", "bob", 5.0).decision
+    assert not theirs.allow
+    assert theirs.reason == "researcher ann may job.cancel only what is theirs; j: it is bob's"
+    assert not decide(DEFAULT, ann, "job.cancel", "j", None, 5.0).decision.allow
+    assert not needs_owner(DEFAULT, user(Role.VIEWER), "job.cancel", "j")
+
+
+def test_an_operators_hand_on_others_jobs_is_recorded_and_on_their_own_is_not() -> None:
+    olga = user(Role.OPERATOR, "olga")
+    assert decide(DEFAULT, olga, "job.cancel", "j", "bob", 5.0).audited
+    assert not decide(DEFAULT, olga, "job.cancel", "j", "olga", 5.0).audited
+
+
+def test_weights_and_checkpoints_are_their_owners_an_operators_and_who_a_rule_lets() -> None:
+    ann, folder = user(Role.RESEARCHER), "bus://artifacts/team/checkpoints"
+    assert decide(DEFAULT, ann, "artifact.read", "j", "ann", 5.0).decision.allow
+    theirs = decide(DEFAULT, ann, "artifact.read", "j", "bob", 5.0).decision
+    assert theirs.reason == "researcher ann may artifact.read only what is theirs; j: it is bob's"
+    assert not decide(DEFAULT, ann, "artifact.read", folder, None, 5.0).decision.allow
+    assert decide(DEFAULT, user(Role.OPERATOR), "artifact.read", folder, None, 5.0).decision.allow
+    shares = """
+rules:
+  - {name: shared, roles: [researcher], actions: [artifact.read], resources: ["bus://artifacts/team/*"]}
+"""
+    assert decide(parse_policy(shares, "f"), ann, "artifact.read", folder, None, 5.0).decision.allow
+
+
+@pytest.mark.parametrize("action", ["policy.write", "policy.promote", "policy.rollback"])
+def test_a_researchers_own_modules(action: str) -> None:
+    ann = user(Role.RESEARCHER)
+    assert decide(DEFAULT, ann, action, "mine", "ann", 5.0).decision.allow
+    assert not decide(DEFAULT, ann, action, "theirs", "bob", 5.0).decision.allow
+    assert not decide(DEFAULT, ann, action, "meshs", None, 5.0).decision.allow
+
+
+def test_everyone_may_revoke_what_is_their_own() -> None:
+    assert decide(DEFAULT, user(Role.VIEWER), "user.revoke", "ann", "ann", 5.0).decision.allow
+    assert not decide(DEFAULT, user(Role.OPERATOR), "user.revoke", "bob", "bob", 5.0).decision.allow
+
+
+FILE = """
+rules:
+  - name: not-at-night
+    effect: deny
+    users: [ann]
+    actions: [job.*]
+    resources: ["night-*"]
+  - name: jobs
+    roles: [researcher]
+    actions: [job.*]
+"""
+
+
+def test_the_first_rule_that_matches_decides() -> None:
+    policy = parse_policy(FILE, "f")
+    assert decide(policy, user(Role.RESEARCHER), "job.cancel", "day-1", None, 5.0).decision.allow
+    denied = decide(policy, user(Role.RESEARCHER), "job.cancel", "night-1", None, 5.0).decision
+    assert (denied.allow, denied.rule, denied.valid_s) == (False, "not-at-night", 0.0)
+    assert denied.reason == "rule not-at-night denies researcher ann job.cancel"
+    assert decide(policy, user(Role.RESEARCHER, "bob"), "job.cancel", "night-1", None, 5.0).decision.allow
+    assert not decide(policy, user(Role.ADMIN), "job.cancel", "day-1", None, 5.0).decision.allow
+
+
+def test_the_explanation_names_each_rule_and_why() -> None:
+    found = explain(parse_policy(FILE, "f"), user(Role.RESEARCHER, "bob"), "job.cancel", "night-1", None)
+    assert [(rule.name, rule.line, rule.decides) for rule in found.rules] == [
+        ("not-at-night", 3, False),
+        ("jobs", 8, True),
+    ]
+    assert found.rules[0].why == "for ann"
+    assert (found.allow, found.rule, found.source) == (True, "jobs", "f")
+
+
+def test_each_rule_of_the_default_file_has_a_comment() -> None:
+    lines = default_text().splitlines()
+    for rule in DEFAULT.rules:
+        assert lines[rule.line - 2].strip().startswith("#"), rule.name
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "must have a key rules with a list"),
+        ("rules: 3", "must have a key rules with a list"),
+        ("rules: []\nmore: 1", "must have a key rules with a list"),
+        ("rules: [", "is not YAML"),
+        ("rules: [3]", "line 1: a rule has a name"),
+        ("rules:\n  - name: a\n    action: [x]", "line 2: unknown key 'action'"),
+        ("rules:\n  - actions: [x]", "line 2: name: must be a text"),
+        ("rules:\n  - name: a", "a: actions: must be a list"),
+        ("rules:\n  - {name: a, actions: x}", "a: actions: must be a list of texts"),
+        ("rules:\n  - {name: a, actions: [x], roles: [king]}", "'king' is not one of viewer"),
+        ("rules:\n  - {name: a, actions: [x], roles: []}", "roles: is empty"),
+        ("rules:\n  - {name: a, actions: [x], own: 1}", "own: must be true or false"),
+        ("rules:\n  - {name: a, actions: [x], effect: maybe}", "effect: must be allow or deny"),
+        ("rules:\n  - {name: a, actions: [x]}\n  - {name: a, actions: [y]}", "line 3: there is a rule 'a'"),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_the_place(text: str, says: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_policy(text, "access.yaml")
+    assert caught.value.text.startswith("access.yaml")
+    assert says in caught.value.text
+    assert "\n" not in caught.value.text
+
+
+def test_the_first_quota_that_fits_counts() -> None:
+    text = """
+rules: []
+quotas:
+  - {name: big, users: [ann], jobs: 9, stored_gib: 2}
+  - {name: small, roles: [researcher], slots: 3}
+"""
+    policy = parse_policy(text, "f")
+    big, small = quota_of(policy, user(Role.RESEARCHER)), quota_of(policy, user(Role.RESEARCHER, "bob"))
+    assert big is not None
+    assert (big.rule, big.jobs, big.slots, big.stored_bytes) == ("big", 9, None, 2 << 30)
+    assert small is not None
+    assert (small.rule, small.slots, small.jobs) == ("small", 3, None)
+    assert quota_of(policy, user(Role.ADMIN, "root")) is None
+    assert quota_of(DEFAULT, user(Role.RESEARCHER)) is not None
+    assert quota_of(DEFAULT, user(Role.OPERATOR)) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{jobs: 3}", "a quota has a name, and limits: jobs, slots, stored_gib, datasets"),
+        ("{name: q, job: 3}", "q: unknown key 'job'"),
+        (
+            "{name: q, jobs: -1}",
+            "q: jobs: must be a whole number from 0 to 1000000; leave it out for no limit",
+        ),
+        ("{name: q, slots: true}", "q: slots: must be a whole number"),
+        ("{name: q, roles: [king]}", "q: roles: 'king' is not one of"),
+        ("3", "a quota has a name"),
+    ],
+)
+def test_a_wrong_quota_is_one_line_with_its_place(entry: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_policy(f"rules: []\nquotas:\n  - {entry}\n", "access.yaml")
+    assert refused.value.text.startswith("access.yaml: quotas[0]: ")
+    assert said in refused.value.text
+    assert "\n" not in refused.value.text

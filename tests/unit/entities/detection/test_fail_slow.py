@@ -1,0 +1,84 @@
+"""Fail-slow: who became slower than it was is found, with the figures; nobody else is ever blamed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from entities.detection.fail_slow import FailSlow, FailSlowConfig, SlowVerdict
+from workers.telemetry.load import Load
+
+REPLICAS = tuple(f"j-s0-r{number}" for number in range(4))
+
+
+class Step:
+    """Samples of one job, one with each step, as its instances take them."""
+
+    def __init__(self, seed: int, noise: float = 0.1) -> None:
+        self.judge = FailSlow()
+        self.random = random.Random(seed)
+        self.noise = noise
+        self.loads: dict[str, Load] = {}
+        self.verdicts: list[tuple[int, SlowVerdict]] = []
+        self.step = 0
+
+    def run(self, steps: int, times_ms: dict[str, float], microbatches: int = 4) -> None:
+        for _ in range(steps):
+            for sid, ms in times_ms.items():
+                for _ in range(microbatches):
+                    took = ms * self.random.lognormvariate(0, self.noise)
+                    if self.random.random() < 0.02:
+                        took *= 10  # a pause of the machine
+                    self.loads.setdefault(sid, Load()).measured(took / 3, took * 2 / 3)
+                load = self.loads[sid]
+                verdict = self.judge.observe(sid, "i1", load.service_ms, load.microbatches)
+                if verdict is not None:
+                    self.verdicts.append((self.step, verdict))
+            self.step += 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_replica_that_becomes_slower_is_found_within_five_steps_and_no_other(seed: int) -> None:
+    run = Step(seed)
+    usual = {sid: 50.0 * (1 + number) for number, sid in enumerate(REPLICAS)}
+    run.run(20, usual)
+    assert run.verdicts == []
+    run.run(5, {**usual, REPLICAS[1]: 4 * usual[REPLICAS[1]]}, microbatches=2)
+    ((_, verdict),) = run.verdicts
+    assert (verdict.sid, verdict.incarnation, verdict.slow) == (REPLICAS[1], "i1", True)
+    assert "has become slow" in verdict.evidence
+    assert "ms per microbatch" in verdict.evidence
+    run.run(20, {**usual, REPLICAS[1]: 4 * usual[REPLICAS[1]]})
+    assert len(run.verdicts) == 1, "it is said once"
+    run.run(8, usual)
+    assert [verdict.slow for _, verdict in run.verdicts] == [True, False]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_healthy_ones_are_not_blamed(seed: int) -> None:
+    """Noise of 30 %, pauses, unequal devices, and phases in which all take twice as long."""
+    run = Step(seed, noise=0.3)
+    usual = {sid: 50.0 * (1 + 2 * number) for number, sid in enumerate(REPLICAS)}
+    for phase in range(10):
+        run.run(30, {sid: ms * (1 + phase % 2) for sid, ms in usual.items()})
+    assert run.verdicts == [], f"seed {seed}"
+
+
+def test_a_warm_up_is_no_baseline_and_idle_samples_say_nothing() -> None:
+    judge = FailSlow()
+    for number, ms in enumerate((900.0, 400.0, 60.0, 50.0, 50.0)):
+        assert judge.observe("x", "i1", ms, number) is None
+    for _ in range(10):
+        assert judge.observe("x", "i1", 500.0, 4) is None, "nothing was done since"
+    found = [judge.observe("x", "i1", 200.0, 10 + number) for number in range(3)]
+    assert found[:2] == [None, None]
+    assert found[2] is not None
+    assert found[2].slow
+    again = [judge.observe("x", "i2", 900.0, number) for number in range(10)]
+    assert again == [None] * 10, "another incarnation is another process"
+
+
+def test_thresholds_that_cross_are_refused() -> None:
+    with pytest.raises(ValueError, match="between 1 and factor"):
+        FailSlowConfig(factor=1.3)

@@ -1,0 +1,309 @@
+"""The dashboard's picture: messages in, a whole view or what changed of it out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from entities.gateway.dashboard.curves import POINTS, Curve
+from entities.gateway.dashboard.view_model import MOVES, Picture
+from entities.gateway.dashboard.viewers import QUEUED, Viewer, sse
+from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
+from schemas.door import JobSummary, MeshStatus
+from schemas.fault import FaultRecord, FaultState, FaultTask
+from schemas.job import JobEvent, JobState, StepResult
+from schemas.policy import AvoidInstance, PolicyDecision, PolicySuggestion
+from schemas.registry import InstanceState, ServiceRecord
+from schemas.step import Member
+from tests.entity_records import instance, sample, service
+
+
+def records(*found: ServiceRecord) -> dict[str, ServiceRecord]:
+    return {record.sid: record for record in found}
+
+
+def table(*entries: tuple[str, float, str], cluster: str = "east", stage: int = 0) -> RouteTable:
+    return RouteTable(
+        job="j",
+        cluster=cluster,
+        stage=stage,
+        revision=1,
+        router="r",
+        entries=tuple(
+            RouteEntry(sid=sid, incarnation="i1", cluster="east", weight=weight, window=4, reason=reason)
+            for sid, weight, reason in entries
+        ),
+    )
+
+
+def step(number: int, *, at: float, loss: float = 2.0, **shares: int) -> JobEvent:
+    result = StepResult(
+        step=number,
+        loss=loss,
+        gradient_norm=1.0,
+        learning_rate=1e-3,
+        tokens=100,
+        step_s=0.5,
+        tokens_per_s=200.0,
+        shares={sid.replace("_", "-"): count for sid, count in shares.items()},
+    )
+    return JobEvent(job="j", kind="step", at=at, result=result)
+
+
+def notice(number: int, sender: str = "j-s0-r0", receiver: str = "j-s1-r0", **more: Any) -> MicrobatchNotice:
+    fields: dict[str, Any] = {"direction": "forward", "stage": 1} | more
+    return MicrobatchNotice(
+        job="j",
+        epoch=1,
+        step=1,
+        attempt=0,
+        microbatch=number,
+        link="l",
+        tag=0,
+        tensors=(),
+        sender=Member(sid=sender, incarnation="i1"),
+        receiver=Member(sid=receiver, incarnation="i1"),
+        **fields,
+    )
+
+
+def mesh(*jobs: str) -> MeshStatus:
+    return MeshStatus(
+        services=(),
+        nodes=(),
+        jobs=tuple(JobSummary(job=job, name=job, state="running", step=1, steps=9) for job in jobs),
+    )
+
+
+def one(rows: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    found = [row for row in rows if all(row[name] == value for name, value in fields.items())]
+    assert len(found) == 1, (fields, rows)
+    return found[0]
+
+
+def test_an_instance_is_shown_with_what_it_says_its_table_and_its_share() -> None:
+    picture = Picture()
+    picture.take_mesh(mesh("j"))
+    picture.take_records(records(instance("j-s0-r0"), instance("j-s0-r1"), service()))
+    picture.take_sample(sample("j-s0-r0", busy=0.5, queue=2), at=10.0)
+    picture.take_table(("j", "east", 0), table(("j-s0-r0", 1.0, "usual"), ("j-s0-r1", 0.25, "4x slower")))
+    picture.take_event(step(0, at=10.0, j_s0_r0=6, j_s0_r1=2), "e1")
+    whole = picture.whole(11.0)
+    fast, slow = (one(whole["instances"], sid=sid) for sid in ("j-s0-r0", "j-s0-r1"))
+    assert (fast["busy"], fast["queue"], fast["share"], fast["weight"]) == (0.5, 2, 0.75, 1.0)
+    assert fast["links"][0][0] == "j-s1-r0"
+    assert (slow["share"], slow["why"]) == (0.25, {"east": "4x slower"})
+    assert "busy" not in slow  # it has said nothing yet
+    assert one(whole["entities"], sid="gateway-east")["state"] == "active"
+    json.dumps(whole, allow_nan=False)
+
+
+def test_a_delta_has_only_what_changed() -> None:
+    picture = Picture()
+    picture.take_records(records(instance("j-s0-r0"), instance("j-s0-r1")))
+    first = picture.delta(1.0)
+    assert first is not None
+    assert len(first["instances"]) == 2
+    assert picture.delta(2.0) is None
+    picture.take_sample(sample("j-s0-r0", busy=0.5), at=2.0)
+    second = picture.delta(2.1)
+    assert second is not None
+    assert [row["sid"] for row in second["instances"]] == ["j-s0-r0"]
+    assert second["sequence"] == first["sequence"] + 1
+    picture.take_sample(sample("j-s0-r0", busy=0.5004, links=()), at=2.1)  # trembles below what is shown
+    picture.take_records(records(instance("j-s0-r1", state=InstanceState.FAULTED)))
+    third = picture.delta(2.2)
+    assert third is not None
+    assert third["gone"] == {"instances": ["j-s0-r0"]}
+    assert one(third["instances"], sid="j-s0-r1")["state"] == "faulted"
+
+
+def test_who_falls_silent_loses_its_figures_and_who_comes_back_as_another_keeps_none() -> None:
+    picture = Picture()
+    picture.take_records(records(instance("j-s0-r0")))
+    picture.take_sample(sample("j-s0-r0"), at=1.0)
+    delta = picture.delta(1.1)
+    assert delta is not None
+    assert "busy" in delta["instances"][0]
+    later = picture.delta(60.0)
+    assert later is not None
+    assert "busy" not in later["instances"][0]
+    picture.take_sample(sample("j-s0-r0"), at=61.0)
+    picture.take_records(records(instance("j-s0-r0", incarnation="i2")))
+    assert "busy" not in picture.whole(61.1)["instances"][0]
+
+
+def test_figures_that_are_no_numbers_do_not_break_the_json() -> None:
+    picture = Picture()
+    picture.take_records(records(instance("j-s0-r0")))
+    picture.take_sample(sample("j-s0-r0", busy=float("nan"), service_ms=float("inf")), at=1.0)
+    picture.take_event(step(0, at=1.0, loss=float("nan")), "e1")
+    whole = picture.whole(1.1)
+    assert (whole["instances"][0]["busy"], whole["curves"]["j"]["points"][0][2]) == (None, None)
+    json.dumps(whole, allow_nan=False)
+
+
+def test_everything_may_be_told_twice_from_the_stream_and_as_it_happens() -> None:
+    picture = Picture()
+    picture.take_mesh(mesh("j"))
+    fault = FaultRecord(
+        id="f1",
+        state=FaultState.OPEN,
+        kind="instance",
+        task=FaultTask(job="j", sid="j-s0-r0"),
+        reporter="router-east",
+        limit=3,
+        opened_at=5.0,
+        changed_at=5.0,
+    )
+    retrying = fault.model_copy(update={"state": FaultState.RETRYING, "changed_at": 6.0001})
+    handled = fault.model_copy(update={"state": FaultState.HANDLED, "changed_at": 6.0002})
+    for _ in range(2):
+        picture.take_event(step(0, at=4.0), "e1")
+        picture.take_event(JobEvent(job="j", kind="fault", at=5.0, text="killed"), "e2")
+        picture.take_event(JobEvent(job="j", kind="state", at=5.0, state=JobState.RUNNING), "e3")
+        picture.take_fault(fault)
+        picture.take_fault(retrying)
+        picture.take_fault(handled)
+        picture.take_fault(fault)  # an old word of it
+    whole = picture.whole(7.0)
+    assert [event["id"] for event in whole["events"]] == ["e2", "e3"]
+    assert [(row["id"], row["state"]) for row in whole["faults"]] == [("f1", "handled")]
+    assert len(whole["curves"]["j"]["points"]) == 1
+
+
+def test_steps_that_are_taken_up_again_replace_those_before_the_roll_back() -> None:
+    picture = Picture()
+    for number in range(4):
+        picture.take_event(step(number, at=float(number)), f"e{number}")
+    picture.take_event(step(2, at=9.0, loss=1.5), "again")
+    points = picture.whole(10.0)["curves"]["j"]["points"]
+    assert [(point[0], point[2]) for point in points] == [(0, 2.0), (1, 2.0), (2, 1.5)]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_beginning() -> None:
+    curve = Curve()
+    for number in range(5 * POINTS):
+        told = step(number, at=float(number)).result
+        assert told is not None
+        assert curve.take(told, float(number)) is not None
+    steps = [point[0] for point in curve.points]
+    assert len(steps) <= POINTS
+    assert steps[0] == 0
+    assert {after - before for before, after in pairwise(steps)} == {8}
+
+
+def test_microbatches_move_once_however_often_their_notice_is_repeated() -> None:
+    picture = Picture()
+    for _ in range(3):
+        picture.take_notice(notice(1))
+    picture.take_notice(notice(2))
+    picture.take_notice(notice(1, sender="j-s1-r0", receiver="j-s0-r0", direction="backward", stage=0))
+    picture.take_notice(notice(7, direction="state"))  # no microbatch
+    delta = picture.delta(1.0)
+    assert delta is not None
+    assert sorted(delta["moves"]) == [
+        ["j-s0-r0", "j-s1-r0", "forward", 2],
+        ["j-s1-r0", "j-s0-r0", "backward", 1],
+    ]
+    assert picture.delta(1.2) is None
+
+
+def test_a_flood_of_hops_is_told_in_part_and_counted() -> None:
+    picture = Picture()
+    for number in range(MOVES + 40):
+        picture.take_notice(notice(number, receiver=f"j-s1-r{number}"))
+    picture.overlooked(5)
+    delta = picture.delta(1.0)
+    assert delta is not None
+    assert (len(delta["moves"]), delta["more_moves"]) == (MOVES, 45)
+
+
+def test_a_decision_says_what_was_suggested_and_the_same_again_only_counts() -> None:
+    picture = Picture()
+    for number in range(3):
+        suggestion = PolicySuggestion(
+            module="watch",
+            version="1",
+            job="j",
+            action=AvoidInstance(sid="j-s0-r0"),
+            confidence=0.9,
+            reason=f"look {number}",
+            input_revision=number,
+            valid_s=10,
+            scope="instance j-s0-r0",
+        )
+        picture.take_suggestion(suggestion, f"s{number}")
+        decision = PolicyDecision(
+            module="watch", version="1", job="j", suggestion=f"s{number}", adopted=False, reason="too soon"
+        )
+        picture.take_decision(decision, f"d{number}", at=float(number))
+    row = one(picture.whole(4.0)["decisions"], module="watch")
+    assert (row["wish"], row["times"], row["why"], row["reason"]) == (
+        "avoid j-s0-r0",
+        3,
+        "look 2",
+        "too soon",
+    )
+
+
+def test_routers_that_disagree_are_both_told_and_a_table_that_ends_is_forgotten() -> None:
+    picture = Picture()
+    picture.take_records(records(instance("j-s0-r0")))
+    picture.take_table(("j", "east", 0), table(("j-s0-r0", 1.0, "near")))
+    picture.take_table(("j", "west", 0), table(("j-s0-r0", 0.5, "far"), cluster="west"))
+    row = picture.whole(1.0)["instances"][0]
+    assert (row["why"], row["weight"]) == ({"east": "near", "west": "far"}, "from east: 1.0; from west: 0.5")
+    picture.take_table(("j", "east", 0), None)
+    picture.take_table(("j", "west", 0), None)
+    assert picture.whole(1.0)["instances"][0]["weight"] is None
+
+
+def test_trouble_is_told_when_it_begins_and_when_it_is_over() -> None:
+    picture = Picture()
+    assert picture.delta(1.0) is None
+    picture.trouble("orchestrator", "does not answer")
+    delta = picture.delta(1.2)
+    assert delta is not None
+    assert delta["trouble"] == {"orchestrator": "does not answer"}
+    picture.trouble("orchestrator", "")
+    delta = picture.delta(1.4)
+    assert delta is not None
+    assert delta["trouble"] == {}
+
+
+async def test_a_viewer_that_lags_gets_the_whole_picture_instead() -> None:
+    made = iter(range(100))
+    viewer = Viewer(lambda: b"whole %d" % next(made))
+    assert await viewer.next(1) == b"whole 0"
+    viewer.offer(b"a")
+    viewer.offer(b"b")
+    assert [await viewer.next(1), await viewer.next(1)] == [b"a", b"b"]
+    for number in range(QUEUED + 3):
+        viewer.offer(b"%d" % number)
+    assert viewer.overflows == 1
+    assert await viewer.next(1) == b"whole 1"
+    viewer.offer(b"c")
+    assert await viewer.next(1) == b"c"
+    waiting = asyncio.create_task(viewer.next(0.01))
+    assert await waiting is None
+
+
+def test_an_event_is_one_record_whatever_is_in_it() -> None:
+    record = sse("delta", {"text": "two\nlines\r\n\n<script>"}, 7).decode()
+    assert record.startswith("id: 7\nevent: delta\ndata: ")
+    assert record.count("\n\n") == 1
+    assert json.loads(record.split("data: ", 1)[1])["text"] == "two\nlines\r\n\n<script>"
+
+
+@pytest.mark.parametrize("job", ["gone"])
+def test_the_curves_of_a_job_that_the_orchestrator_forgot_go(job: str) -> None:
+    picture = Picture()
+    event = step(0, at=1.0).model_copy(update={"job": job})
+    picture.take_event(event, "e1")
+    picture.take_mesh(mesh("j"))
+    assert picture.whole(2.0)["curves"] == {}

@@ -1,0 +1,75 @@
+"""Whose what a job names on the bus is, as a gateway asks before it takes the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from entities.gateway.operations.job_urls import named_things, place, refuse_others_folder
+from schemas.errors import BadJob
+from schemas.job import DataSpec, JobRecord, JobSpec, ModelSpec, TrainingSpec
+from tests.entity_records import job
+
+
+def spec(**more: Any) -> JobSpec:
+    return JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1), **more)
+
+
+def known(**folders: str) -> dict[str, JobRecord]:
+    """Jobs of bob's, by where each writes."""
+    return {
+        name: job(name, user="bob").model_copy(update={"spec": spec(artifacts=folder)})
+        for name, folder in folders.items()
+    }
+
+
+JOBS = known(j1="bus://artifacts", j2="bus://artifacts/team", j3="/srv/runs", j4="s3://lake/runs/")
+
+
+@pytest.mark.parametrize(
+    ("url", "action", "resource"),
+    [
+        ("bus://artifacts/j1", "artifact.read", "j1"),
+        ("bus://artifacts/j1/checkpoints/10", "artifact.read", "j1"),
+        ("bus://artifacts/team/j2/weights/", "artifact.read", "j2"),
+        ("bus://artifacts/team", "artifact.read", "bus://artifacts/team"),
+        ("bus://artifacts/j2/weights", "artifact.read", "bus://artifacts/j2/weights"),
+        ("bus://artifacts/j3/weights", "artifact.read", "bus://artifacts/j3/weights"),
+        ("bus://artifacts/j1x/weights", "artifact.read", "bus://artifacts/j1x/weights"),
+        ("bus://artifacts", "artifact.read", "bus://artifacts"),
+        ("bus://datasets/corpus", "dataset.read", "corpus"),
+        ("/srv/runs/j3/checkpoints/10", "artifact.read", "j3"),
+        ("/srv/runs/words/../j3", "artifact.read", "j3"),
+        ("file:///srv/runs/j3", "artifact.read", "j3"),
+        ("s3://lake/runs/j4/weights/", "artifact.read", "j4"),
+    ],
+)
+def test_it_is_a_jobs_a_folder_that_is_no_jobs_or_a_data_set(url: str, action: str, resource: str) -> None:
+    for key, named in (
+        ("resume_from", spec(resume_from=url)),
+        ("initial_weights", spec(initial_weights=url)),
+        ("data.source", spec(data=DataSpec(source=url))),
+    ):
+        (found,) = named_things(named, JOBS)
+        assert (found.key, found.url, found.action, found.resource) == (key, url, action, resource)
+
+
+def test_elsewhere_the_folders_of_jobs_are_theirs_and_all_else_is_nobodys_question() -> None:
+    for url in ("/srv/data", "s3://pile/words", "secret://key", "/srv/runs/words", "/srv", "stdlib:"):
+        assert named_things(spec(resume_from=url), JOBS) == []
+    assert named_things(spec(), JOBS) == []
+
+
+@pytest.mark.parametrize("url", ["/srv/runs", "file:///srv/runs/", "s3://lake/runs/"])
+def test_a_folder_in_which_jobs_have_theirs_is_asked_for_by_its_name(url: str) -> None:
+    (found,) = named_things(spec(resume_from=url), JOBS)
+    assert (found.action, found.resource) == ("artifact.read", place(url))
+
+
+def test_nobody_writes_into_the_folder_of_anothers_job() -> None:
+    inside = spec(artifacts="bus://artifacts/team/j2/weights")
+    with pytest.raises(BadJob, match="lies in the folder of j2, which is bob's; name another"):
+        refuse_others_folder(inside, "ann", JOBS)
+    refuse_others_folder(inside, "bob", JOBS)
+    refuse_others_folder(spec(artifacts="bus://artifacts/team"), "ann", JOBS)

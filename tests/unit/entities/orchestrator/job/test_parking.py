@@ -1,0 +1,174 @@
+"""Parked by a person, resumed by a person: whatever the job is doing just then."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.job.parking import Parking
+from entities.orchestrator.job_state.retry_limits import Parked
+from schemas.errors import Conflict
+from schemas.job import JobRecord, JobState
+from tests.entity_records import job as job_record
+
+
+class Job:
+    """A job's journal, mesh and training, as far as parking looks at them."""
+
+    def __init__(self, state: JobState = JobState.RUNNING, **fields: Any) -> None:
+        self.record: JobRecord = job_record("j", state, **{"loss_first": 4.0} | fields)
+        self.training = state is JobState.RUNNING
+        self.parks = ""
+        self.interrupted = asyncio.Event()
+        self.opened = asyncio.Event()
+        self.room = asyncio.Event()
+        self.room.set()
+
+    def parking(self, before: Parked | None = None, rest_s: float = 60.0) -> Parking:
+        one: Any = self
+        return Parking(one, one, one, lambda: rest_s, self.interrupt, before)
+
+    async def note(self, *, now: bool = False, **figures: Any) -> None:
+        self.record = self.record.model_copy(update=figures)
+        await self.room.wait()
+
+    async def move(self, state: JobState, reason: str, **figures: Any) -> None:
+        await self.note(state=state, reason=reason, **figures)
+
+    def park(self, why: str) -> bool:
+        self.parks = why
+        return self.training
+
+    def interrupt(self) -> bool:
+        self.interrupted.set()
+        return True
+
+    def open_places(self) -> frozenset[tuple[str, int]]:
+        return frozenset()
+
+    async def until_open_otherwise(self, before: frozenset[tuple[str, int]]) -> None:
+        await self.opened.wait()
+
+
+FAILED = Parked("3 times back to the checkpoint", for_room=False)
+
+
+async def test_one_in_training_ends_its_step() -> None:
+    job = Job()
+    parking = job.parking()
+    await parking.park("parked by olga")
+    assert (job.record.held, job.parks) == ("parked by olga", "parked by olga")
+    assert not job.interrupted.is_set()
+    await parking.park("parked by ruth")
+    assert job.record.held == "parked by olga", "the second changes nothing"
+
+
+async def test_a_step_that_does_not_end_is_left_off() -> None:
+    job = Job()
+    parking = job.parking(rest_s=0.0)
+    await parking.park("parked by olga")
+    await job.interrupted.wait()
+    assert parking.interrupted
+
+
+async def test_one_that_is_being_brought_back_is_left_off_at_once() -> None:
+    job = Job(JobState.RECOVERING)
+    await job.parking().park("parked by olga")
+    assert job.interrupted.is_set()
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.ANALYSING])
+async def test_one_that_has_not_begun_is_not_parked(state: JobState) -> None:
+    job = Job(state, loss_first=None)
+    with pytest.raises(Conflict, match="has not begun"):
+        await job.parking().park("parked by olga")
+    assert job.record.held == ""
+
+
+async def test_what_a_person_parked_waits_for_a_person() -> None:
+    job = Job(JobState.PARKED, held="parked by olga")
+    parking = job.parking()
+    waiting = asyncio.create_task(parking.until_resumed())
+    job.opened.set()  # another place is nothing to it
+    await parking.resume("resumed by ruth")
+    await waiting
+    assert (job.record.held, job.record.reason) == ("", "resumed by ruth")
+    assert not parking.waits
+
+
+async def test_what_failed_goes_on_when_a_person_says_so_or_a_place_opens() -> None:
+    for ends in ("person", "place"):
+        job = Job(JobState.PARKED)
+        parking = job.parking(FAILED)
+        assert parking.waits
+        waiting = asyncio.create_task(parking.until_resumed())
+        if ends == "person":
+            await parking.resume("resumed by ruth")
+        else:
+            job.opened.set()
+        await waiting
+        assert not parking.waits
+
+
+async def test_what_failed_may_be_kept_from_trying_again() -> None:
+    job = Job(JobState.PARKED)
+    parking = job.parking(FAILED)
+    await parking.park("parked by olga")
+    assert job.interrupted.is_set()  # its next run waits for a person
+    assert job.record.held == "parked by olga"
+
+
+async def test_resuming_before_it_is_parked_keeps_it_going() -> None:
+    job = Job()
+    parking = job.parking(rest_s=0.0)
+    await parking.park("parked by olga")
+    await parking.resume("resumed by olga")
+    assert (job.record.held, job.parks) == ("", "")
+    assert not parking.resumed, "nothing is left of it for another time"
+    await asyncio.sleep(0)
+    assert not job.interrupted.is_set()
+
+
+async def test_resuming_while_it_is_being_parked_is_for_its_next_run() -> None:
+    job = Job()
+    parking = job.parking()
+    await parking.park("parked by olga")
+    job.training = False  # at rest, its instances are ending
+    await parking.resume("resumed by olga")
+    assert parking.resumed
+
+
+async def test_one_that_waits_for_room_stays_in_the_line() -> None:
+    job = Job(JobState.PARKED, reason="needs 1 slots")
+    await job.parking(Parked("needs 1 slots", for_room=True)).resume("resumed by olga")
+    assert job.record.reason == "needs 1 slots"
+
+
+async def test_only_a_parked_one_is_resumed() -> None:
+    with pytest.raises(Conflict, match="job j is running: only a parked one can be resumed"):
+        await Job().parking().resume("resumed by olga")
+
+
+@pytest.mark.parametrize("adopted", [True, False])
+async def test_one_that_was_to_be_parked_when_its_orchestrator_died(adopted: bool) -> None:
+    job = Job(JobState.QUEUED, epoch=2)
+    parking = job.parking()
+    await parking.park("parked by olga")
+    assert not job.interrupted.is_set(), "first it is known who is left"
+    job.training = adopted
+    if adopted:
+        parking.taken_over(adopted=True)
+        assert job.parks == "parked by olga"
+    else:
+        with pytest.raises(Parked, match="parked by olga"):
+            parking.taken_over(adopted=False)
+
+
+async def test_a_bus_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entities.orchestrator.job.parking.KEPT_S", 0.0)
+    job = Job()
+    job.room.clear()
+    await job.parking().park("parked by olga")
+    assert job.parks == "parked by olga"

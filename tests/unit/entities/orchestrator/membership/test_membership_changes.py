@@ -1,0 +1,125 @@
+"""Orders to scale that follow each other sooner than steps do: the last one counts."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.membership.membership_changes import CrewChanges
+from schemas.errors import Conflict
+from schemas.step import Member
+from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+
+
+def unit(replica: int) -> TaskUnit:
+    return TaskUnit(
+        sid=f"j-s0-r{replica}", kind=UnitKind.STAGE, stage=0, replica=replica, first_layer=0, last_layer=1
+    )
+
+
+def member(replica: int) -> Member:
+    return Member(sid=f"j-s0-r{replica}", incarnation="i")
+
+
+class Crew:
+    """One stage, as far as changes look at it; who is ended waits in `ending`."""
+
+    def __init__(self, replicas: int) -> None:
+        self.graph = TaskGraph(
+            units=tuple(unit(one) for one in range(replicas)),
+            edges=(),
+            constraints=(),
+            placements=(),
+            reason="",
+            code_digest="",
+            layer_count=1,
+        )
+        self.members = {one.sid: one for one in map(member, range(replicas))}
+        self.lost: set[Member] = set()
+        self.stages: tuple[tuple[Member, ...], ...] = (tuple(self.members.values()),)
+        self.coming: tuple[str, ...] = ()
+        self.brought: list[str] = []
+        self.ending = asyncio.Event()
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def changes(self) -> CrewChanges:
+        one: Any = self
+        telling: Any = SimpleNamespace(changed=lambda text: None, recovery=lambda text: None)
+        standbys: Any = SimpleNamespace(revise=lambda: None)
+        stage: Any = Stage(self)
+        return CrewChanges(one, one, one, standbys, one, stage, telling, one)
+
+    def no_room(self, units: list[TaskUnit]) -> str:
+        return ""
+
+    def bring(self, sid: str, lost: Member | None = None) -> None:
+        self.brought.append(sid)
+
+    def mark_lost(self, gone: Member) -> None:
+        self.lost.add(gone)
+
+    def spawn(self, work: Any) -> None:
+        self.tasks.append(asyncio.ensure_future(work))
+
+    async def end(self, gone: Member) -> None:
+        await self.ending.wait()
+
+    async def ended(self) -> None:
+        self.ending.set()
+        await asyncio.gather(*self.tasks)
+
+
+class Stage:
+    """The training's progress."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self.running, self.at_end, self.job = True, True, "j"
+
+    @property
+    def stages(self) -> tuple[tuple[Member, ...], ...]:
+        return self._crew.stages
+
+    def lost(self, gone: Member) -> None:
+        self._crew.stages = (tuple(one for one in self._crew.stages[0] if one != gone),)
+
+
+async def test_one_that_was_to_leave_stays_if_it_is_wanted_again() -> None:
+    crew = Crew(2)
+    changes = crew.changes()
+    assert changes.scale(0, 1) == "j-s0-r1 will leave"
+    assert changes.scale(0, 2) == "j-s0-r1 will stay"
+    assert changes.scale(0, 2) == "nothing to do"
+    changes.decided()
+    assert crew.lost == set()
+    assert len(crew.graph.units) == 2
+
+
+async def test_one_that_is_on_its_way_in_leaves_once_it_is_there() -> None:
+    crew = Crew(1)
+    changes = crew.changes()
+    assert changes.scale(0, 2) == "j-s0-r1 will join"
+    assert crew.brought == ["j-s0-r1"]
+    assert changes.scale(0, 1) == "j-s0-r1 will leave"
+    changes.decided()
+    assert crew.lost == set()
+    crew.members["j-s0-r1"] = member(1)
+    crew.stages = ((member(0), member(1)),)
+    changes.decided()
+    assert crew.lost == {member(1)}
+    await crew.ended()
+    assert [one.sid for one in crew.graph.units] == ["j-s0-r0"]
+
+
+async def test_while_one_is_leaving_another_order_is_asked_for_later() -> None:
+    crew = Crew(2)
+    changes = crew.changes()
+    changes.scale(0, 1)
+    changes.decided()
+    with pytest.raises(Conflict, match=r"j-s0-r1 of stage 0 is just leaving: ask again in a moment"):
+        changes.scale(0, 2)
+    await crew.ended()
+    assert changes.scale(0, 2) == "j-s0-r1 will join"

@@ -1,0 +1,62 @@
+"""What a drain asks for: all of a node, or what runs in one slot of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.nodes.draining import EMPTY, Draining
+from schemas.cluster import Cordon
+from schemas.task_graph import Placement
+
+
+class Run:
+    """A job's run, as far as a drain sees it."""
+
+    over = False
+
+    def __init__(self, *placements: Placement) -> None:
+        self.asked: list[str] = []
+        self.instances = SimpleNamespace(
+            graph=SimpleNamespace(placements=placements), members={one.sid: one for one in placements}
+        )
+
+    def drain(self, sid: str) -> str:
+        self.asked.append(sid)
+        return ""
+
+
+def at(sid: str, slot: int, node: str = "n") -> Placement:
+    return Placement(sid=sid, cluster="a", node=node, slot=slot, device="cpu")
+
+
+def asked(run: Any, slot: int | None) -> str:
+    cordon = Cordon(
+        agent="a-n",
+        cluster="a",
+        node="n",
+        slot=slot,
+        reason="cuda:1: XID 79",
+        by="orchestrator",
+        at=1.0,
+        draining=True,
+    )
+    nobody: Any = None  # to ask or to tell
+    draining = Draining(MeshView(), nobody, lambda: {"j": run}, nobody)
+    return draining._ask_next(cordon)
+
+
+def test_a_broken_devices_slot_is_emptied_and_its_neighbours_stay() -> None:
+    run = Run(at("j-s0-r0", 0), at("j-s1-r0", 1), at("j-data-r0", -1), at("j-s1-r1", 1, node="m"))
+    assert asked(run, 1) == "1 left; j-s1-r0 is moving"
+    assert run.asked == ["j-s1-r0"]
+
+
+def test_it_is_over_once_its_own_slot_is_empty() -> None:
+    assert asked(Run(at("j-s0-r0", 0), at("j-data-r0", -1)), 1) == EMPTY
+
+
+def test_a_whole_node_is_emptied_of_data_instances_too() -> None:
+    run = Run(at("j-data-r0", -1))
+    assert asked(run, None) == "1 left; j-data-r0 is moving"

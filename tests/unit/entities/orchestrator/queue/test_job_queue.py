@@ -1,0 +1,58 @@
+"""Whose turn it is, of jobs that wait for room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from entities.orchestrator.queue.job_queue import Waiting, emptied, free_slots, turn
+from schemas.cluster import NodeStatus, Slot
+from schemas.task_graph import Placement
+
+
+def waiting(job: str, slots: int, at: float, **more: Any) -> Waiting:
+    fields: dict[str, Any] = {"clusters": (), "parked": False, "fits": True} | more
+    return Waiting(job=job, slots=slots, submitted_at=at, **fields)
+
+
+def node(sid: str, cluster: str, *busy: str | None) -> NodeStatus:
+    slots = tuple(Slot(index=index, device="cpu", busy_with=one) for index, one in enumerate(busy))
+    return NodeStatus(
+        sid=sid, cluster=cluster, node=sid, address="127.0.0.1", slots=slots, warm=True, incarnation="i"
+    )
+
+
+def test_small_ones_do_not_overtake_a_large_one() -> None:
+    large, small = waiting("large", 6, 1.0), [waiting(f"small{n}", 1, 2.0 + n) for n in range(6)]
+    line = [*small, large]
+    for free in range(6):
+        for one in small:
+            assert turn(one, line, {"a": free}).startswith("behind large")
+        assert turn(large, line, {"a": free}) == ""
+    assert turn(small[0], line, {"a": 7}) == ""  # large keeps what it needs
+    assert turn(small[1], line, {"a": 7}).startswith("behind large and 1 more")
+
+
+def test_a_parked_job_precedes_those_that_never_started() -> None:
+    parked, first = waiting("parked", 4, 9.0, parked=True), waiting("first", 4, 1.0)
+    assert turn(first, [parked, first], {"a": 4}).startswith("behind parked, which came first and needs 4")
+    assert turn(parked, [parked, first], {"a": 4}) == ""
+
+
+def test_one_that_can_never_fit_holds_nobody_up() -> None:
+    huge, small = waiting("huge", 64, 1.0, fits=False), waiting("small", 1, 2.0)
+    assert turn(small, [huge, small], {"a": 1}) == ""
+
+
+def test_jobs_of_other_clusters_are_no_rivals() -> None:
+    east, west = waiting("east", 4, 1.0, clusters=("east",)), waiting("west", 1, 2.0, clusters=("west",))
+    assert turn(west, [east, west], {"east": 0, "west": 1}) == ""
+    anywhere = waiting("anywhere", 1, 3.0)
+    assert turn(anywhere, [east, anywhere], {"east": 0, "west": 1}).startswith("behind east")
+
+
+def test_free_slots_are_neither_busy_nor_promised_nor_cordoned() -> None:
+    nodes = [node("n1", "a", None, "j-s0-r0", None), node("n2", "b", None, None)]
+    promised = {"n1": [Placement(sid="k-s0-r0", cluster="a", node="n1", slot=0, device="cpu")]}
+    assert free_slots(nodes, promised, {"n2": {1}}) == {"a": 1, "b": 1}
+    assert free_slots(nodes, {}, {"n2": {None}}) == {"a": 2, "b": 0}
+    assert free_slots(emptied(nodes), {}, {}) == {"a": 3, "b": 2}

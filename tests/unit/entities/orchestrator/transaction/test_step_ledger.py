@@ -1,0 +1,206 @@
+"""DESIGN of the step transaction: what may be decided, and what may not."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger, members_of
+from schemas.step import Member, MicrobatchClaim, StepDecision, StepVote
+
+MEMBERS = members_of([[("s0r0", "a"), ("s0r1", "b")], [("s1r0", "c"), ("s1r1", "d")]])
+M = 4
+
+
+def ledger(clip_norm: float | None = None) -> StepLedger:
+    return StepLedger(
+        job="j",
+        epoch=1,
+        step=3,
+        attempt=2,
+        microbatches=M,
+        membership=MEMBERS,
+        generations=(5, 6),
+        clip_norm=clip_norm,
+    )
+
+
+def claim(stage: int, number: int, owner: Member, upstream: str, **changes: object) -> MicrobatchClaim:
+    base = {
+        "job": "j",
+        "epoch": 1,
+        "step": 3,
+        "attempt": 2,
+        "microbatch": number,
+        "stage": stage,
+        "owner": owner,
+        "upstream": upstream,
+        "loss": float(number) if stage == 1 else None,
+    }
+    return MicrobatchClaim.model_validate({**base, **changes})
+
+
+def full_claims() -> list[MicrobatchClaim]:
+    found = []
+    for number in range(M):
+        first = MEMBERS[0][number % 2]
+        found.append(claim(0, number, first, "data"))
+        found.append(claim(1, number, MEMBERS[1][(number // 2) % 2], first.sid))
+    return found
+
+
+def vote(stage: int, member: Member, numbers: tuple[int, ...], **changes: object) -> StepVote:
+    base = {
+        "member": member,
+        "step": 3,
+        "attempt": 2,
+        "generation": 5 + stage,
+        "microbatches": numbers,
+        "checksum": f"sum{stage}",
+        "squared_norms": (1.0, 3.0),
+    }
+    return StepVote.model_validate({**base, **changes})
+
+
+def votes() -> list[tuple[int, StepVote]]:
+    return [
+        (0, vote(0, MEMBERS[0][0], (0, 2))),
+        (0, vote(0, MEMBERS[0][1], (1, 3))),
+        (1, vote(1, MEMBERS[1][0], (0, 1))),
+        (1, vote(1, MEMBERS[1][1], (2, 3))),
+    ]
+
+
+def play(
+    book: StepLedger, claims: list[MicrobatchClaim], cast: list[tuple[int, StepVote]]
+) -> StepDecision | None:
+    for one in claims:
+        book.claim(one)
+    for stage, one in cast:
+        book.vote(stage, one)
+    return book.decide()
+
+
+def test_a_stage_is_complete_when_all_its_microbatches_are_claimed() -> None:
+    book = ledger()
+    claims = full_claims()
+    for one in claims[:-1]:
+        book.claim(one)
+    assert (book.complete(0), book.complete(1)) == (True, False)
+    assert book.claim(claims[-1])
+    assert not book.claim(claims[-1])
+    assert book.complete(1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_order_and_repetition_do_not_matter(seed: int) -> None:
+    draw = random.Random(seed)
+    claims, cast = full_claims() * 2, votes() * 2
+    draw.shuffle(claims)
+    draw.shuffle(cast)
+    decision = play(ledger(), claims, cast)
+    assert decision is not None, f"seed {seed}"
+    assert decision.checksums == ("sum0", "sum1")
+    assert decision.gradient_norm == math.sqrt(8.0)
+    assert decision.action == "apply"
+
+
+def test_nothing_is_decided_before_all_have_voted() -> None:
+    assert play(ledger(), full_claims(), votes()[:-1]) is None
+
+
+def test_what_a_member_that_left_had_done_is_void() -> None:
+    book = ledger()
+    for one in full_claims():
+        book.claim(one)
+    for stage, cast in votes():
+        book.vote(stage, cast)
+    book.replace(0, MEMBERS[0][:1], generation=9)
+    assert not book.complete(0)
+    assert book.complete(1)
+    assert sorted(book.missing()) == [(0, 1), (0, 3)]
+    assert book.decide() is None
+    for number in (1, 3):
+        book.claim(claim(0, number, MEMBERS[0][0], "data"))
+    assert book.complete(0)
+    book.vote(0, vote(0, MEMBERS[0][0], (0, 1, 2, 3), generation=9))
+    with pytest.raises(Inconsistent, match="not its owner"):  # the next stage has not claimed anew as yet
+        book.decide()
+    for number in (1, 3):
+        book.claim(claim(1, number, MEMBERS[1][(number // 2) % 2], "s0r0"))
+    decision = book.decide()
+    assert decision is not None
+    assert decision.membership[0] == MEMBERS[0][:1]
+    assert decision.generations == (9, 6)
+
+
+def test_late_and_foreign_claims_count_for_nothing() -> None:
+    book = ledger()
+    stranger = Member(sid="s0r0", incarnation="fenced")
+    for wrong in (
+        claim(0, 0, MEMBERS[0][0], "data", attempt=1),
+        claim(0, 0, MEMBERS[0][0], "data", step=2),
+        claim(0, 0, MEMBERS[0][0], "data", epoch=0),
+        claim(0, 0, stranger, "data"),
+        claim(0, M, MEMBERS[0][0], "data"),
+    ):
+        assert not book.claim(wrong)
+    assert book.foreign == 5
+    assert len(book.missing()) == 2 * M
+
+
+def test_two_owners_of_one_microbatch_are_inconsistent() -> None:
+    book = ledger()
+    book.claim(claim(0, 0, MEMBERS[0][0], "data"))
+    with pytest.raises(Inconsistent, match="claimed by s0r0 and s0r1"):
+        book.claim(claim(0, 0, MEMBERS[0][1], "data"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ((0, vote(0, MEMBERS[0][1], (1, 2, 3))), "not each of 4 once"),
+        ((0, vote(0, MEMBERS[0][1], (1,))), "not each of 4 once"),
+        ((0, vote(0, MEMBERS[0][1], (1, 3), checksum="other")), "disagree"),
+    ],
+)
+def test_votes_that_do_not_add_up_are_never_decided(changed: tuple[int, StepVote], expected: str) -> None:
+    cast = votes()
+    cast[1] = changed
+    with pytest.raises(Inconsistent, match=expected):
+        play(ledger(), full_claims(), cast)
+
+
+def test_claims_must_link_up_from_stage_to_stage() -> None:
+    claims = full_claims()
+    claims[1] = claims[1].model_copy(update={"upstream": "s0r1"})
+    with pytest.raises(Inconsistent, match="not its owner"):
+        play(ledger(), claims, votes())
+
+
+def test_votes_of_another_generation_or_attempt_are_ignored() -> None:
+    cast = [(stage, one.model_copy(update={"generation": 99})) for stage, one in votes()]
+    assert play(ledger(), full_claims(), cast) is None
+
+
+def test_the_clip_coefficient_is_in_the_decision() -> None:
+    decision = play(ledger(clip_norm=1.0), full_claims(), votes())
+    assert decision is not None
+    assert decision.clip == pytest.approx(1 / math.sqrt(8.0), rel=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_is_decided_as_skip() -> None:
+    cast = votes()
+    cast[0] = (0, cast[0][1].model_copy(update={"squared_norms": (math.nan, 1.0)}))
+    decision = play(ledger(), full_claims(), cast)
+    assert decision is not None
+    assert decision.action == "skip"
+
+
+def test_loss_is_the_mean_over_microbatches_and_shares_count_claims() -> None:
+    book = ledger()
+    play(book, full_claims(), votes())
+    assert book.mean_loss() == 1.5
+    assert book.shares() == {"s0r0": 2, "s0r1": 2, "s1r0": 2, "s1r1": 2}

@@ -1,0 +1,109 @@
+"""What policies see: incarnations, registry states, own suggestions and their decisions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.kit.policy import Policy
+from policies.kit.view import JobView, Observations
+from schemas.job import JobState
+from schemas.policy import PolicyDecision
+from schemas.registry import InstanceState
+from schemas.step import Member, MicrobatchClaim
+from tests.unit.policies.builders import advertisement, job_event, record, sample
+
+
+def seen(*messages) -> Observations:
+    observations = Observations()
+    for at, message in enumerate(messages):
+        observations.take(message, float(at))
+    return observations
+
+
+def test_samples_make_the_view_and_its_windows():
+    view = seen(
+        sample(service_ms=0.0), sample(service_ms=8.0, step=2), sample("j-s1-r0", service_ms=9.0)
+    ).jobs["j"]
+    assert view.stages == [0, 1]
+    assert view.step == 2
+    assert view.instances["j-s0-r0"].samples == 1  # 0 ms means not measured yet
+    np.testing.assert_array_equal(view.series("service_ms", ["j-s0-r0", "j-s1-r0"])[:, -1], [8.0, 9.0])
+
+
+def test_only_usable_fresh_and_measured_instances_are_of_a_stage():
+    observations = seen(sample(), sample("j-s0-r1"), sample("j-s0-r1"), sample("j-s0-r2"))
+    observations.take(advertisement(record("j-s0-r0", InstanceState.FAULTED), record("j-s0-r1")), 3.0)
+    view = observations.jobs["j"]
+    assert [instance.sid for instance in view.stage(0)] == ["j-s0-r1", "j-s0-r2"]
+    assert [instance.sid for instance in view.stage(0, samples=2)] == ["j-s0-r1"]
+    assert [instance.sid for instance in view.stage(0, now=100.0)] == []
+
+
+def test_another_incarnation_starts_afresh_and_the_old_one_is_fenced():
+    observations = seen(sample(service_ms=5.0), sample(service_ms=50.0, incarnation="i2"))
+    assert observations.take(sample(service_ms=5.0), 2.0) is None
+    view = observations.jobs["j"]
+    assert view.instances["j-s0-r0"].incarnation == "i2"
+    assert np.nanmax(view.series("service_ms", ["j-s0-r0"])) == 50.0
+    assert np.isfinite(view.series("service_ms", ["j-s0-r0"])).sum() == 1
+
+
+def test_a_late_advertisement_of_a_fenced_incarnation_changes_nothing():
+    observations = seen(sample(), sample(incarnation="i2"))
+    observations.take(advertisement(record("j-s0-r0", InstanceState.FAULTED, incarnation="i1")), 2.0)
+    assert observations.jobs["j"].instances["j-s0-r0"].usable
+
+
+def test_a_full_advertisement_ends_what_it_does_not_name():
+    observations = seen(advertisement(record("j-s0-r0"), record("j-s0-r1")), sample(), sample("j-s0-r1"))
+    observations.take(advertisement(record("j-s0-r1"), full=True, revision=9), 3.0)
+    assert [instance.sid for instance in observations.jobs["j"].stage(0)] == ["j-s0-r1"]
+    observations.take(advertisement(removed=("j-s0-r1",), revision=10), 4.0)
+    assert observations.jobs["j"].stage(0) == []
+
+
+def test_an_ended_job_is_forgotten_and_late_samples_do_not_bring_it_back():
+    observations = seen(sample(), job_event(JobState.DONE))
+    assert observations.take(sample(), 9.0) is None
+    assert observations.jobs == {}
+
+
+def test_a_module_for_some_jobs_sees_only_those():
+    observations = Observations(jobs=("k",))
+    observations.take(sample(), 0.0)
+    observations.take(sample("k-s0-r0", job="k"), 0.0)
+    assert list(observations.jobs) == ["k"]
+
+
+def test_a_decision_finds_its_suggestion_whichever_comes_first():
+    class Any(Policy):
+        name = "any"
+
+    for order in (("said", "decided"), ("decided", "said")):
+        observations = seen(sample())
+        view = observations.jobs["j"]
+        said = Any().set_weights(view, 0, {"j-s0-r0": 1.0}, reason="because")
+        decided = PolicyDecision(
+            module="any", version="1", job="j", suggestion="e1", adopted=False, reason="no"
+        )
+        for what in order:
+            if what == "said":
+                observations.take(said, 1.0, id="e1")
+            else:
+                observations.take(decided, 1.0)
+        assert view.own["stage 0"].declined, order
+
+
+def test_claims_of_the_running_step_are_counted_by_owner():
+    def claim(step: int, microbatch: int, sid: str) -> MicrobatchClaim:
+        owner = Member(sid=sid, incarnation="i1")
+        return MicrobatchClaim(
+            job="j", epoch=1, step=step, attempt=0, microbatch=microbatch, stage=0, owner=owner, upstream="d"
+        )
+
+    observations = seen(
+        claim(1, 0, "a"), claim(2, 0, "a"), claim(2, 1, "b"), claim(2, 1, "b"), claim(1, 5, "b")
+    )
+    view: JobView = observations.jobs["j"]
+    assert view.claims(2) == {"a": 1, "b": 1}  # repeated ones count once, late ones not at all
+    assert view.claims(1) == {}

@@ -1,0 +1,244 @@
+"""A suggestion is followed until it is known what it was worth; the same in a live module and in a replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bus import subjects
+from bus.subject import Subject
+from policies.kit.view import Observations
+from policies.module.engine import Event
+from policies.scoring.scoreboard import Scoreboard, ScoreboardConfig
+from schemas.base import Message
+from schemas.fault import FaultVerdict
+from schemas.job import JobEvent, JobState
+from schemas.policy import (
+    AvoidInstance,
+    MoveInstance,
+    NoAction,
+    PolicyDecision,
+    PolicyScore,
+    PolicySuggestion,
+    SetWeights,
+)
+from schemas.stage_move import MoveForecast, MoveState, StageMove
+from tests.unit.policies.builders import job_event, sample
+
+FAST, SLOW = "j-s0-r0", "j-s0-r1"
+
+
+class Course:
+    """A job of one stage with two instances, watched by one version's scoreboard."""
+
+    def __init__(self) -> None:
+        self.observations = Observations()
+        self.board = Scoreboard("m", "1", self.observations, ScoreboardConfig(horizon_s=10.0))
+        self.at = 0.0
+        self.scores: list[PolicyScore] = []
+
+    def happens(self, message: Message, row: Subject = subjects.JOB_EVENT) -> None:
+        self.board.take([Event(row=row, message=message, id=f"e{self.at}", at=self.at)])
+        self.observations.take(message, self.at)
+
+    def second(self, fast_ms: float = 10.0, slow_ms: float = 30.0, **more: Any) -> None:
+        self.at += 1.0
+        for sid, service_ms in ((FAST, fast_ms), (SLOW, slow_ms)):
+            if service_ms:
+                self.happens(sample(sid, service_ms=service_ms, **more), subjects.INSTANCE_SAMPLE)
+        self.scores += self.board.settle(self.at, shadow=False)
+
+    def says(self, action: Any, id: str = "s1", *, confidence: float = 0.9, valid_s: float = 60.0) -> None:
+        suggestion = PolicySuggestion(
+            module="m",
+            version="1",
+            job="j",
+            action=action,
+            confidence=confidence,
+            reason="r",
+            input_revision=1,
+            valid_s=valid_s,
+        )
+        self.board.said(suggestion, id, self.at)
+
+    def faults(self, sid: str, incarnation: str = "i1", verdict: Any = "transient") -> None:
+        told = FaultVerdict(
+            job="j",
+            sid=sid,
+            incarnation=incarnation,
+            verdict=verdict,
+            scope="instance",
+            action="replaced",
+            reason="killed by signal 9",
+        )
+        self.happens(told, subjects.FAULT_VERDICT)
+
+
+def weights(fast: float, slow: float) -> SetWeights:
+    return SetWeights(stage=0, weights={FAST: fast, SLOW: slow})
+
+
+def test_weights_are_judged_by_what_is_measured_afterwards() -> None:
+    course = Course()
+    for _ in range(3):
+        course.second(10.0, 10.0)
+    course.says(weights(3.0, 1.0))  # before that, nothing spoke for it
+    for _ in range(9):
+        course.second(10.0, 30.0)
+        assert not course.scores, "not yet: it is followed for the whole horizon"
+    course.second()
+    (score,) = course.scores
+    assert score.score is not None
+    assert score.score > 0.95
+    assert (score.suggestion, score.action, score.right) == ("s1", "set_weights", True)
+    assert (score.at, score.confidence, score.adopted, score.shadow) == (3.0, 0.9, False, False)
+    for _ in range(20):
+        course.second()
+    assert len(course.scores) == 1, "once"
+
+
+def test_a_later_suggestion_about_the_same_ends_the_first_ones_time() -> None:
+    course = Course()
+    course.second()
+    course.says(weights(3.0, 1.0), "s1")
+    for _ in range(4):
+        course.second(10.0, 30.0)
+    course.says(weights(1.0, 1.0), "s2")
+    for _ in range(10):
+        course.second(10.0, 10.0)
+    first, second = course.scores
+    assert first.score is not None
+    assert first.score > 0.9, "what came after it is not held against it"
+    assert second.score == 0.5
+
+
+def test_one_replaced_at_once_is_followed_for_a_moment() -> None:
+    course = Course()
+    course.second()
+    course.says(weights(3.0, 1.0), "s1")
+    course.says(weights(1.0, 1.0), "s2")
+    course.second()
+    assert not course.scores
+    course.second()
+    assert [(score.suggestion, score.right) for score in course.scores] == [("s1", True)]
+
+
+def test_one_whose_job_is_over_at_once_is_not_scored() -> None:
+    course = Course()
+    course.second()
+    course.says(weights(3.0, 1.0))
+    course.happens(job_event(JobState.DONE))
+    assert [score.score for score in course.board.settle(course.at)] == [None]
+
+
+def test_the_end_of_the_job_ends_everything() -> None:
+    course = Course()
+    course.second()
+    course.says(weights(3.0, 1.0))
+    for _ in range(3):
+        course.second()
+    course.happens(job_event(JobState.DONE))
+    (score,) = course.board.settle(course.at)
+    assert score.right is True
+
+
+def test_an_instance_without_work_is_as_fast_as_it_was() -> None:
+    course = Course()
+    for _ in range(3):
+        course.second(10.0, 30.0)
+    course.says(weights(1.0, 0.0))
+    for _ in range(10):
+        course.second(10.0, 0.0)  # it gets nothing, so nothing is measured
+    (score,) = course.scores
+    assert score.score is not None
+    assert 0.5 < score.score < 0.9, "better than equal shares, worse than 3 to 1"
+
+
+def test_the_decision_is_noted() -> None:
+    course = Course()
+    course.second()
+    course.says(weights(3.0, 1.0))
+    decision = PolicyDecision(
+        module="m", version="1", job="j", suggestion="s1", adopted=True, reason="adopted"
+    )
+    course.happens(decision, subjects.POLICY_DECISION)
+    for _ in range(10):
+        course.second()
+    assert course.scores[0].adopted
+
+
+def test_avoiding_one_that_faults_is_right_and_what_was_not_foreseen_is_missed() -> None:
+    course = Course()
+    course.second()
+    course.faults(FAST)
+    course.second()
+    assert not course.scores, "nothing was claimed yet"
+    course.says(AvoidInstance(sid=SLOW))
+    course.second()
+    course.faults(SLOW)
+    course.faults(SLOW)  # repeated
+    course.faults(FAST, "i2", "unfounded")
+    for _ in range(10):
+        course.second(10.0, 10.0)
+    missed, hit = course.scores
+    assert (missed.action, missed.score, missed.at) == ("missed", 0.0, 1.0)
+    assert missed.reason == f"{FAST} had a fault that was not foreseen: killed by signal 9"
+    assert (hit.action, hit.score) == ("avoid_instance", 1.0)
+
+
+def test_avoiding_one_that_is_well_is_a_false_alarm() -> None:
+    course = Course()
+    course.second()
+    course.says(AvoidInstance(sid=SLOW))
+    for _ in range(10):
+        course.second(10.0, 10.0)
+    assert [(score.score, score.right) for score in course.scores] == [(0.0, False)]
+
+
+def test_a_move_waits_for_its_measured_effect() -> None:
+    course = Course()
+    course.second()
+    forecast = MoveForecast(step_before_s=1.0, step_after_s=0.8, cost_s=1.0, gain_s=9.0, steps_left=50)
+    course.says(MoveInstance(sid=FAST, stage=1, forecast=forecast), valid_s=5.0)
+
+    def told(state: MoveState, after_s: float | None = None) -> JobEvent:
+        moved = StageMove(
+            sid=FAST,
+            newcomer="j-s1-r1",
+            from_stage=0,
+            to_stage=1,
+            step=3,
+            by="m",
+            state=state,
+            before_s=1.0,
+            after_s=after_s,
+        )
+        return JobEvent(job="j", kind="rebalancing", at=course.at, move=moved)
+
+    course.second()
+    course.happens(told(MoveState.MOVING))
+    for _ in range(30):
+        course.second()
+    assert not course.scores, "it is under way"
+    course.happens(told(MoveState.BETTER, 0.9))
+    course.second()
+    assert [score.score for score in course.scores] == [0.75]
+
+
+def test_observations_and_unknown_jobs_are_not_scored() -> None:
+    course = Course()
+    course.second()
+    course.says(NoAction(note="interesting"))
+    other = PolicySuggestion(
+        module="m",
+        version="1",
+        job="other",
+        action=weights(1.0, 2.0),
+        confidence=0.5,
+        reason="r",
+        input_revision=1,
+        valid_s=5.0,
+    )
+    course.board.said(other, "s9", course.at)
+    for _ in range(20):
+        course.second()
+    assert course.scores == []

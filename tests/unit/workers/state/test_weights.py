@@ -1,0 +1,141 @@
+"""Weights: in and out under full names, whatever the segmentation, checked before use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bus.files.artifacts import open_artifacts
+from schemas.errors import BadModel, NotFound
+from schemas.job import ModelSpec, OptimizerSpec
+from schemas.step import ExportOrder, Member
+from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
+from workers.compute.model import StageModule, build, slice_stage
+from workers.compute.optimizer import StageOptimizer
+from workers.state import weights
+from workers.state.stage_state import StageState
+from workers.state.weights import export, load_initial
+
+SPEC = ModelSpec(
+    factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
+)
+Stage = tuple[StageModule, StageOptimizer]
+
+
+def stages(cuts: list[int], seed: int = 0) -> list[Stage]:
+    layers = build(SPEC, seed)
+    built = []
+    for first, last in zip(cuts, cuts[1:], strict=False):  # noqa: RUF007  # read as (first, last)
+        stage = slice_stage(layers, first, last)
+        built.append((stage, StageOptimizer(stage, OptimizerSpec())))
+    return built
+
+
+async def exported(url: str, cuts: list[int]) -> tuple[dict[str, str], dict[str, str]]:
+    """Tensor lines and the shard of each tensor, of the model written in stages."""
+    artifacts = open_artifacts(url, None)
+    lines: dict[str, str] = {}
+    shard_of: dict[str, str] = {}
+    for index, (stage, _) in enumerate(stages(cuts)):
+        shard = f"model-{index + 1:05d}-of-{len(cuts) - 1:05d}.safetensors"
+        size, tensors = await export(stage, artifacts, shard)
+        assert size == sum(weight.numel() * 4 for weight in stage.parameters())
+        lines |= tensors
+        shard_of |= dict.fromkeys(tensors, shard)
+    return lines, shard_of
+
+
+async def test_the_hash_does_not_depend_on_the_segmentation(tmp_path: Path) -> None:
+    hashes = set()
+    for number, cuts in enumerate(([0, 4], [0, 1, 4], [0, 2, 3, 4])):
+        lines, _ = await exported(str(tmp_path / str(number)), cuts)
+        hashes.add(weights_sha256(lines))
+    assert len(hashes) == 1
+    assert hashes != {weights_sha256(lines | {"head.norm.bias": tensor_line("float32", [16], "0" * 64)})}
+
+
+async def test_exported_weights_are_plain_safetensors_and_start_a_run_of_another_segmentation(
+    tmp_path: Path,
+) -> None:
+    url = str(tmp_path / "weights")
+    _, shard_of = await exported(url, [0, 2, 4])
+    plain = load_file(tmp_path / "weights" / "model-00001-of-00002.safetensors")
+    assert "block_0.mlp_up.weight" in plain
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    for with_index in (False, True):
+        if with_index:
+            (tmp_path / "weights" / INDEX_NAME).write_text(json.dumps(weights_index(shard_of, 1)))
+        expected = dict(stages([0, 4])[0][0].named_parameters())
+        for stage, _ in stages([0, 1, 3, 4], seed=5):
+            await load_initial(stage, open_artifacts(url, None), url)
+            for name, weight in stage.named_parameters():
+                assert torch.equal(weight, expected[name])
+
+
+async def test_initial_weights_that_do_not_fit_are_named_and_change_nothing(tmp_path: Path) -> None:
+    async def refused(content: dict[str, torch.Tensor] | None, text: str, url: Path = tmp_path) -> None:
+        if content is not None:
+            save_file(content, tmp_path / "model.safetensors")
+        ((stage, _),) = stages([0, 4])
+        before = [weight.clone() for weight in stage.parameters()]
+        with pytest.raises(BadModel) as caught:
+            await load_initial(stage, open_artifacts(str(url), None), str(url))
+        assert text in caught.value.text
+        assert all(torch.equal(one, other) for one, other in zip(before, stage.parameters(), strict=True))
+
+    whole = {name: weight.detach().clone() + 1 for name, weight in stages([0, 4])[0][0].named_parameters()}
+    await refused(None, "there are no .safetensors files")
+    await refused(None, "there are no .safetensors files", tmp_path / "absent")
+    await refused(None, "is a file; name the folder", tmp_path / "model.safetensors")
+    await refused(
+        {"other": torch.ones(2)}, f"lacks {len(whole)} of the {len(whole)} tensors of layers 0 to 3"
+    )
+    await refused(
+        whole | {"head.norm.bias": torch.ones(3)}, "head.norm.bias is torch.float32 (3,), but the model has"
+    )
+    (tmp_path / INDEX_NAME).write_text("{}")
+    await refused(whole, "is not an index")
+    (tmp_path / INDEX_NAME).write_text(json.dumps(weights_index(dict.fromkeys(whole, "gone.safetensors"), 1)))
+    await refused(whole, "the index names gone.safetensors, which is not there")
+
+
+async def test_what_was_exported_is_told_in_pages_and_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stage,) = stages([0, 4])
+    held = SimpleNamespace(module=stage[0], optimizer=stage[1])
+    member = Member(sid="s", incarnation="i")
+    start = SimpleNamespace(
+        unit=SimpleNamespace(stage=0), job="j", spec=SimpleNamespace(artifacts="bus://artifacts")
+    )
+    state = StageState(
+        cast(Any, None), cast(Any, start), member, cast(Any, None), cast(Any, held), lambda: None
+    )
+    order = ExportOrder(job="j", epoch=1, version=0, url=str(tmp_path), shard="model.safetensors")
+    with pytest.raises(NotFound, match="was not written"):
+        await state.export(order.model_copy(update={"after": "head"}))
+    whole = await state.export(order)
+    assert not whole.more
+    (tmp_path / "model.safetensors").unlink()
+    monkeypatch.setattr(weights, "PAGE_BYTES", 400)
+    pages = [await state.export(order.model_copy(update={"after": ""}))]
+    assert (tmp_path / "model.safetensors").exists()
+    (tmp_path / "model.safetensors").unlink()
+    while pages[-1].more:
+        behind = max(pages[-1].tensors)
+        pages.append(await state.export(order.model_copy(update={"after": behind})))
+    assert not (tmp_path / "model.safetensors").exists(), "a page more is no reason to write again"
+    assert len(pages) > 2
+    told = [line for page in pages for line in page.tensors.items()]
+    assert len(told) == len(whole.tensors)
+    assert dict(told) == whole.tensors
+    assert {page.bytes for page in pages} == {whole.bytes}

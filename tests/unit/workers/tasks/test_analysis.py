@@ -1,0 +1,177 @@
+"""The analysis of a job: a topology with plausible costs, or one line that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas.job import JobSpec
+from schemas.task_graph import ModelTopology
+from workers.tasks.analysis import main
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "stdlib-gpt.yaml"
+
+
+def asked(folder: Path, spec: JobSpec) -> dict[str, Any]:
+    result = folder / "result.json"
+    payload = {"job": "j", "spec": spec.model_dump(mode="json"), "cluster": "a", "node": "n", "device": "cpu"}
+    assert main(payload, result) == 0
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def test_the_example_is_analysed_within_seconds(tmp_path: Path) -> None:
+    spec = JobSpec.model_validate(yaml.safe_load(EXAMPLE.read_text()))
+    began = time.monotonic()
+    topology = ModelTopology.model_validate(asked(tmp_path, spec)["topology"])
+    assert time.monotonic() - began < 20  # about 1 s on an idle core
+    assert [layer.name for layer in topology.layers] == ["embed", *(f"block_{i}" for i in range(6)), "head"]
+    assert topology.parameters == sum(layer.parameters for layer in topology.layers)
+    assert 2_000_000 < topology.parameters < 5_000_000
+    block = topology.layers[1]
+    assert block.output[0].shape == (128, 192)
+    assert block.output[0].dtype == "float32"
+    assert block.output_bytes == 4 * 128 * 192 * 4
+    assert block.activation_bytes > 5 * block.output_bytes
+    assert block.forward_ms > 0
+    assert block.backward_ms > 0
+    assert topology.input_bytes == 2 * 4 * 128 * 8
+    assert topology.data_tokens > 4_000_000
+    assert len(topology.code_digest) == 64
+    assert topology.tied == ()
+
+
+@pytest.fixture
+def users_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "data.txt").write_bytes(bytes(range(256)) * 4)
+    (tmp_path / "users_layers.py").write_text(
+        """
+import torch
+from torch import nn
+
+def chain(*layers):
+    return nn.Sequential(nn.Embedding(256, 8), *layers)
+
+def good(): return chain(nn.Linear(8, 256))
+def misfit(): return chain(nn.Linear(8, 16), nn.Linear(8, 256))
+def few_logits(): return chain(nn.Linear(8, 100))
+def pooled(): return chain(nn.Flatten(), nn.Linear(64, 256))
+def in_place(): return chain(nn.ReLU(inplace=True), nn.Linear(8, 256))
+def floats_first(): return nn.Sequential(nn.Linear(8, 256))
+
+class Pair(nn.Module):
+    def forward(self, x): return x, x.sum()
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(8, 256)
+    def forward(self, x, total): return self.out(x + total)
+
+class Dictionary(nn.Module):
+    def forward(self, x): return {"hidden": x}
+
+def two_tensors(): return chain(Pair(), Both())
+def ends_in_two(): return chain(nn.Linear(8, 256), Pair())
+def dictionary(): return chain(Dictionary(), nn.Linear(8, 256))
+def tied():
+    model = chain(nn.Linear(8, 8), nn.Linear(8, 256, bias=False))
+    model[2].weight = model[0].weight
+    return model
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+    def forward(self, x): return self.norm(x)
+
+def batch_norm(): return chain(nn.BatchNorm1d(8), nn.Linear(8, 256))
+def inner_batch_norm(): return chain(Normed(), nn.Linear(8, 256))
+def still_buffers():
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    norm.register_buffer("scale", torch.ones(8))
+    return chain(norm, nn.Linear(8, 256))
+def half(): return chain(nn.Linear(8, 8).to(torch.bfloat16), nn.Linear(8, 256))
+def vector_loss(output, targets): return output.mean(dim=(0, 1))
+def constant_loss(output, targets): return torch.zeros(())
+def failing_loss(output, targets): raise ValueError("no targets like these")
+"""
+    )
+    sys.modules.pop("users_layers", None)
+    yield tmp_path
+    sys.modules.pop("users_layers", None)
+
+
+def job(factory: str, loss: str = "cross_entropy", **data: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "users",
+            "model": {"factory": f"users_layers:{factory}", "loss": loss},
+            "data": {"source": "data.txt", "sample_tokens": 8, **data},
+            "training": {"steps": 1, "microbatch_samples": 2},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "text"),
+    [
+        (job("absent"), "bad_model", "has no 'absent'"),
+        (
+            job("misfit"),
+            "bad_model",
+            "layer 2 (2: Linear) does not fit behind layer 1 (1: Linear), which gives [2,8,16] float32",
+        ),
+        (job("floats_first"), "bad_model", "layer 0 (0: Linear) does not accept tokens [2,8] int64"),
+        (job("few_logits"), "bad_model", "100 logits per token, but bytes need 256"),
+        (job("pooled"), "bad_model", "needs logits [2,8,vocabulary]"),
+        (job("in_place"), "bad_model", "changes its input in place"),
+        (job("ends_in_two"), "bad_model", "a loss takes one tensor"),
+        (job("dictionary"), "bad_model", "layer 1 (1: Dictionary) returned a dict"),
+        (
+            job("batch_norm"),
+            "bad_model",
+            "layer 1 (1: BatchNorm1d) keeps running statistics, which would depend on who computes what; "
+            "use LayerNorm or GroupNorm",
+        ),
+        (job("inner_batch_norm"), "bad_model", "layer 1 (1.norm: BatchNorm1d) keeps running statistics"),
+        (
+            job("half"),
+            "bad_model",
+            "parameter 1.weight is bfloat16; trainable parameters must be float32; "
+            "for bf16 compute set training.precision: bf16",
+        ),
+        (job("good", "users_layers:vector_loss"), "bad_model", "must return a scalar mean"),
+        (job("good", "users_layers:constant_loss"), "bad_model", "does not depend on the model's parameters"),
+        (job("good", "users_layers:failing_loss"), "bad_model", "ValueError: no targets like these"),
+        (job("good", "users_layers:none"), "bad_model", "has no 'none'"),
+        (job("good", source="absent.txt"), "bad_data", "absent.txt does not exist"),
+        (job("good", sample_tokens=5000), "bad_data", "less than one sample of 5000 tokens"),
+        (job("good", source="bus://datasets/x"), "internal", "the worker failed: KeyError"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(users_layers: Path, spec: JobSpec, code: str, text: str) -> None:
+    failed = asked(users_layers, spec)["failed"]
+    assert failed["code"] == code
+    assert text in failed["text"]
+    assert "\n" not in failed["text"]
+
+
+def test_buffers_that_stay_as_they_are_are_fine(users_layers: Path) -> None:
+    assert "topology" in asked(users_layers, job("still_buffers"))
+
+
+def test_layers_may_pass_several_tensors_and_share_parameters(users_layers: Path) -> None:
+    topology = ModelTopology.model_validate(asked(users_layers, job("two_tensors"))["topology"])
+    assert [len(layer.output) for layer in topology.layers] == [1, 2, 1]
+    tied = ModelTopology.model_validate(asked(users_layers, job("tied"))["topology"])
+    assert tied.tied == ((0, 2),)
+    assert tied.parameters == 256 * 8 + 8 * 8 + 8

@@ -1,0 +1,121 @@
+"""The one thread that computes: tasks by priority, results back on the event loop.
+
+Blocking torch calls live here, so that heartbeats and hops go on meanwhile. Backward before forward is
+what makes 1F1B come out without a schedule (DESIGN §6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from bus.messaging.request_progress import ThreadProgress
+
+T = TypeVar("T")
+
+
+class Priority(IntEnum):
+    """Smaller runs first. Orders are the orchestrator's: prepare, commit, clear."""
+
+    ORDER = 0
+    BACKWARD = 1
+    FORWARD = 2
+
+
+class ComputeThread:
+    """A named daemon thread with a heap of tasks. `async with` it."""
+
+    def __init__(self, name: str = "compute") -> None:
+        self._heap: list[tuple[int, int, Callable[[], Any], asyncio.Future[Any]]] = []
+        self._ready = threading.Condition()
+        self._order = itertools.count()
+        self._stopping = False
+        self._busy_s = 0.0
+        self.computed = ThreadProgress()
+        """What the thread has computed so far: an order's progress, where nothing else computes meanwhile."""
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    async def __aenter__(self) -> ComputeThread:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def submit(self, priority: Priority, task: Callable[[], T]) -> asyncio.Future[T]:
+        """Queues `task`; the future gets its result or exception on the event loop."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        with self._ready:
+            heapq.heappush(self._heap, (priority, next(self._order), task, future))
+            self._ready.notify()
+        return future
+
+    def purge(self) -> None:
+        """Drops what waits, orders excepted; the task that runs is not interrupted."""
+        with self._ready:
+            dropped = [entry for entry in self._heap if entry[0] != Priority.ORDER]
+            self._heap = [entry for entry in self._heap if entry[0] == Priority.ORDER]
+            heapq.heapify(self._heap)
+        for *_, future in dropped:
+            future.cancel()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._heap)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent computing since the start."""
+        return self._busy_s
+
+    def _work(self) -> None:
+        self.computed.begin()
+        try:
+            self._compute()
+        finally:
+            self.computed.end()
+
+    def _compute(self) -> None:
+        while True:
+            with self._ready:
+                while not self._heap and not self._stopping:
+                    self._ready.wait()
+                if self._stopping:
+                    return
+                _, _, task, future = heapq.heappop(self._heap)
+            began = time.perf_counter()
+            try:
+                result, error = task(), None
+            except BaseException as caught:  # delivered to whoever awaits; this thread must live on
+                result, error = None, _harmless(caught)
+            self._busy_s += time.perf_counter() - began
+            task = None  # type: ignore[assignment]  # drop the closure's tensors before waiting again
+            self._loop.call_soon_threadsafe(_deliver, future, result, error)
+            del result, error, future
+
+
+def _harmless(error: BaseException) -> Exception:
+    """What a future can carry: no StopIteration, and nothing that ends the event loop (`sys.exit()`)."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    harmless = RuntimeError(f"{type(error).__name__} raised: {error}")
+    return harmless.with_traceback(error.__traceback__)
+
+
+def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

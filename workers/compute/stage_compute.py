@@ -1,0 +1,194 @@
+"""What the compute thread of a stage owns: the module, the optimizer, the gradient sum.
+
+All methods run on that thread, one at a time. The set of summed microbatches is kept here, by the thread
+that sums (DESIGN §5 rule 5), so that a vote can't name what is not in the sum.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from schemas.cluster import InstanceStart
+from schemas.errors import Conflict, GradientRefused
+from schemas.learning_rate import learning_rate
+from schemas.step import StepCommit
+from workers.compute.gradient_sum import GradientSum
+from workers.compute.model import build, check_trained, loss_function, slice_stage
+from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
+from workers.transaction.microbatch import Hop
+
+
+class StageCompute:
+    """Layers `unit.first_layer`..`unit.last_layer` of the job's model, and how they are trained."""
+
+    def __init__(self, start: InstanceStart, device: torch.device) -> None:
+        self._start = start
+        self._device = device
+        self._first = start.unit.stage == 0
+        self._last = start.unit.stage == start.stages - 1
+        self.version = 0  # steps applied, for whoever must know it together with the weights
+        self.state_bytes = 0  # what a newcomer is sent; 0 until it is built
+
+    def build(self) -> None:
+        """Builds the whole model from the job's seed, keeps the stage's slice of it.
+
+        Raises:
+            BadModel: the user's code fails, or trains parameters that are not float32.
+        """
+        unit, spec = self._start.unit, self._start.spec
+        self.module = slice_stage(
+            build(spec.model, spec.training.seed),
+            unit.first_layer,
+            unit.last_layer,
+            job_seed=spec.training.seed,
+            precision=spec.training.precision,
+        )
+        check_trained(self.module.trainable())
+        self.module.to(self._device)
+        self.loss = loss_function(spec.model) if self._last else None
+        self.parameters = [weight for _, weight in self.module.trainable()]
+        self.optimizer = StageOptimizer(self.module, spec.training.optimizer)
+        self.sum = GradientSum(
+            self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
+        )
+        tensors = state_tensors(self.module, self.optimizer)
+        self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def forward(self, hop: Hop) -> None:
+        """Runs the layers. The last stage goes on to the loss and, when training, to the gradient.
+
+        `hop.inputs`: activations as the stage before made them ((samples, tokens) int64 at the first
+        stage), then the targets. Sets `outputs`, `sent_forward`, `loss`, `forward_ms`.
+
+        Raises:
+            GradientRefused: the loss of a training microbatch is not finite.
+        """
+        began = time.perf_counter()
+        *activations, targets = (tensor.to(self._device, non_blocking=True) for tensor in hop.inputs)
+        if not self._first and not hop.evaluate:
+            activations = [item.requires_grad_(item.is_floating_point()) for item in activations]
+        hop.inputs = (*activations, targets)
+        with torch.set_grad_enabled(not hop.evaluate):
+            self.module.train(not hop.evaluate)
+            outputs = self.module(*activations, step=hop.step, microbatch=hop.microbatch)
+            if self.loss is not None:
+                loss = self.loss(outputs[0], targets)
+                hop.loss = float(loss.detach())
+                if not hop.evaluate and not math.isfinite(hop.loss):
+                    raise GradientRefused(
+                        f"microbatch {hop.microbatch}: the loss is {hop.loss}; "
+                        "lower the learning rate, or look at this microbatch's data",
+                        microbatch=hop.microbatch,
+                    )
+                outputs = (loss,)
+        hop.outputs = outputs
+        hop.forward_ms = (time.perf_counter() - began) * 1e3
+        if self._last:
+            self.backward(hop, ())
+        else:
+            hop.sent_forward = (*(item.detach().contiguous() for item in outputs), targets)
+
+    def backward(self, hop: Hop, gradients: Sequence[Tensor]) -> None:
+        """Gradients of one microbatch, apart from all others, then added in one go (DESIGN §5 rule 4).
+
+        Args:
+            hop: after `forward`.
+            gradients: one per floating-point output; empty at the last stage, whose output is the loss.
+
+        Raises:
+            GradientRefused: a gradient that can't be summed exactly; the sum is as it was.
+        """
+        if hop.evaluate:
+            hop.outputs = hop.inputs = ()
+            return
+        began = time.perf_counter()
+        carried = [item for item in hop.inputs[:-1] if item.requires_grad and not self._first]
+        floating = [item for item in hop.outputs if item.is_floating_point()]
+        given = [item.to(self._device) for item in gradients] if gradients else [None] * len(floating)
+        pairs = [pair for pair in zip(floating, given, strict=True) if pair[0].requires_grad]
+        wanted = [*self.parameters, *carried]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if pairs and wanted:
+            found = torch.autograd.grad(
+                [output for output, _ in pairs],
+                wanted,
+                [gradient for _, gradient in pairs],
+                allow_unused=True,
+            )
+        self.sum.add(hop.microbatch, found[: len(self.parameters)])
+        # an input that the stage leaves unused has a zero gradient, not none: the shapes were promised
+        hop.sent_backward = tuple(
+            torch.zeros_like(item) if gradient is None else gradient.contiguous()
+            for item, gradient in zip(carried, found[len(self.parameters) :], strict=True)
+        )
+        hop.outputs = hop.inputs = ()
+        hop.backward_ms = (time.perf_counter() - began) * 1e3
+
+    def copy_sum(self) -> tuple[frozenset[int], Tensor]:
+        """The set in the sum, and a copy of it for the all-reduce: local sums survive a failed one."""
+        return self.sum.microbatches, self.sum.copy_for_reduce()
+
+    def finish_alone(self) -> tuple[frozenset[int], tuple[list[Tensor], str, tuple[float, ...]]]:
+        """`copy_sum` and `finish_sum` of the only replica: nothing can spoil the sum, so it is not copied."""
+        return self.sum.microbatches, self.finish_sum(self.sum.total)
+
+    def finish_reduced(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
+        """`finish_sum` of what `copy_sum` gave, after the all-reduce."""
+        finished = self.finish_sum(reduced)
+        self.sum.give_back(reduced)
+        return finished
+
+    def finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
+        """Mean gradients, the checksum of the reduced sum, and each parameter's squared norm."""
+        gradients = self.sum.to_gradients(reduced)
+        return gradients, self.sum.checksum(reduced), self.sum.squared_norms(gradients)
+
+    def apply(self, order: StepCommit, gradients: Sequence[Tensor]) -> None:
+        """One optimizer step with the recorded clip, or none if the step is skipped; then a clean sum."""
+        if order.action == "apply":
+            for gradient in gradients:
+                if order.clip != 1.0:
+                    gradient.mul_(order.clip)
+            self._update(order.step, gradients)
+        self.sum.clear()
+        self.version = order.step + 1
+
+    def left_out(self, step: int) -> None:
+        """`step` is over without an update; its sum was cleared."""
+        self.version = step + 1
+
+    def redo(self, step: int, gradients: Sequence[Tensor]) -> None:
+        """Applies a step again with the clipped gradients of it; none: it was skipped.
+
+        Raises:
+            Conflict: they are of another stage; nothing was changed.
+        """
+        if gradients:
+            if [gradient.shape for gradient in gradients] != [weight.shape for weight in self.parameters]:
+                raise Conflict(f"the gradients of step {step} that came are of another stage")
+            self._update(step, [gradient.to(self._device) for gradient in gradients])
+        self.version = step + 1
+
+    def _update(self, step: int, gradients: Sequence[Tensor]) -> None:
+        self.optimizer.step(gradients, learning_rate(step, self._start.spec.training))
+
+    def load(self, version: int, tensors: Sequence[Tensor]) -> None:
+        """Takes over what `state_tensors` gave at another replica, at `version`."""
+        load_state_tensors(self.module, self.optimizer, tensors)
+        self.version = version
+
+    def restored(self, version: int) -> None:
+        """Parameters and optimizer state are those of `version` again; what was summed counts for nothing."""
+        self.sum.clear()
+        self.version = version
+
+    def snapshot(self) -> tuple[int, list[Tensor]]:
+        """The version, and `state_tensors` copied to host memory."""
+        host = torch.device("cpu")
+        state = state_tensors(self.module, self.optimizer)
+        return self.version, [tensor.detach().to(host, copy=True) for tensor in state]

@@ -1,0 +1,218 @@
+"""User code by module path: loading it, and the digest by which nodes notice that theirs differs."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from bus.security.secret_urls import hidden
+from schemas.callables import OWN_PACKAGES, misnamed
+from schemas.errors import BadModel
+from workers.sandbox.confinement import CODE_PATH
+
+_OWN = OWN_PACKAGES
+_ROOT = Path(__file__).parents[2]
+
+
+def load(factory: str, ours: frozenset[str] = frozenset()) -> Callable[..., Any]:
+    """The callable that `module:name` stands for: defined in one of `folders()`, or one of `ours`.
+
+    Raises:
+        BadModel: not such a one, no such module, importing it fails, no such name in it, or not callable.
+    """
+    module_name, _, name = factory.partition(":")
+    if reason := misnamed(factory, ours):
+        raise BadModel(reason)
+    _extend_path()
+    if factory not in ours:
+        _check_place(factory, _find(module_name.partition(".")[0]))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise BadModel(
+                f"{factory}: there is no module {error.name!r} here; "
+                f"put it into the working directory or its folder on ${CODE_PATH}"
+            ) from None
+        raise BadModel(f"{factory}: importing {module_name} failed: {describe(error)}") from error
+    except Exception as error:  # user code may raise anything
+        raise BadModel(f"{factory}: importing {module_name} failed: {describe(error)}") from error
+    found = getattr(module, name, None)
+    if found is None:
+        raise BadModel(f"{factory}: module {module_name} ({module.__file__}) has no {name!r}")
+    if not callable(found):
+        raise BadModel(f"{factory}: {name} is a {type(found).__name__}, not a function or class")
+    if factory not in ours:
+        _check_definition(factory, found)
+    return found  # type: ignore[no-any-return]  # callable() narrows Any to an unknown callable
+
+
+def folders() -> list[Path]:
+    """Where users' code lies: the working directory, and the folders of `--code` and `$DMSC_CODE_PATH`."""
+    named = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
+    return [Path(os.path.realpath(folder)) for folder in dict.fromkeys(named)]
+
+
+def _check_place(factory: str, spec: ModuleSpec | None) -> None:
+    """Before it is imported: importing runs it."""
+    if spec is None:
+        return
+    places = (
+        [spec.origin] if spec.origin and spec.has_location else [*(spec.submodule_search_locations or ())]
+    )
+    for place in places:
+        if not _is_code(Path(place)):
+            raise BadModel(
+                f"{factory}: {spec.name} lies in {Path(place).parent}, which is no folder of users' code; "
+                "name it with --code where the node is started, or put your own module there"
+            )
+
+
+def _check_definition(factory: str, found: Any) -> None:
+    """What a user's module has imported from elsewhere is not the user's."""
+    made = found.func if isinstance(found, functools.partial) else found
+    module = sys.modules.get(getattr(made, "__module__", None) or type(made).__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or not _is_code(Path(file)):
+        where = "Python itself" if module is None else module.__name__
+        raise BadModel(f"{factory}: it is imported there, from {where}; name a function or class of your own")
+
+
+def _is_code(path: Path) -> bool:
+    real = path.resolve()
+    near = [folder for folder in folders() if real.is_relative_to(folder)]
+    return bool(near) and (not _installed(real) or any(_installed(folder) for folder in near))
+
+
+def describe(error: BaseException) -> str:
+    """One line: type, first line of the text, and the last place in user code that it came through. Secrets
+    that the code was given stand there by name."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    lines = hidden(str(error)).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}:{error.lineno})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if frame.filename[0] != "<" and not _installed(path) and not _ours(path):
+            return f"{text} ({Path(frame.filename).name}:{frame.lineno})"
+    return text
+
+
+def code_digest(*factories: str) -> str:
+    """SHA-256 over the source files that these `module:name` factories are made of.
+
+    Those are: all `.py` files of the factory's top-level package (or its one module file), and in turn
+    of every user module that they import. Installed packages, the standard library, and DMSC's own
+    modules beyond the factory's file do not count: their versions are checked elsewhere. File names go in
+    relative to the package's folder, so that the digest does not depend on where the code lies.
+
+    Raises:
+        BadModel: a module that a factory names is not there.
+    """
+    _extend_path()
+    files: dict[str, Path] = {}
+    pending = [factory.partition(":")[0] for factory in factories]
+    seen: set[str] = set()
+    while pending:
+        module = pending.pop()
+        top = module.partition(".")[0]
+        spec = _find(module if top in _OWN else top)
+        origin = Path(spec.origin) if spec and spec.origin and os.path.isfile(spec.origin) else None
+        if spec is None:
+            raise BadModel(f"there is no module {module!r} here; put its folder on ${CODE_PATH}")
+        if top in _OWN or (origin is not None and _installed(origin)):
+            named = _find(module)
+            if named is not None and named.origin and os.path.isfile(named.origin):
+                files[module] = Path(named.origin)
+            continue
+        if top in seen:
+            continue
+        seen.add(top)
+        for label, path in _sources(top, spec):
+            files[label] = path
+            pending.extend(name for name in _imports(path) if _is_users(name))
+    digest = hashlib.sha256()
+    for label in sorted(files):
+        digest.update(f"{label} {hashlib.sha256(files[label].read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _extend_path() -> None:
+    named = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
+    for folder in reversed([os.path.abspath(folder) for folder in named]):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+            importlib.invalidate_caches()
+
+
+def _find(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return None
+
+
+def _sources(top: str, spec: ModuleSpec) -> Iterator[tuple[str, Path]]:
+    """(label, file) of a package's or a plain module's sources."""
+    if spec.submodule_search_locations is None:
+        if spec.origin is not None:
+            yield Path(spec.origin).name, Path(spec.origin)
+        return
+    for folder in spec.submodule_search_locations:
+        for path in sorted(Path(folder).rglob("*.py")):
+            yield f"{top}/{path.relative_to(folder).as_posix()}", path
+
+
+def _imports(path: Path) -> set[str]:
+    """Top-level names of what a source file imports."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return set()  # importing it fails with a better message
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _is_users(name: str) -> bool:
+    if name in _OWN or name in sys.stdlib_module_names:
+        return False
+    spec = _find(name)
+    if spec is None:
+        return False
+    if spec.origin is not None and spec.has_location:
+        return not _installed(Path(spec.origin))
+    return bool(spec.submodule_search_locations) and not any(
+        _installed(Path(folder)) for folder in spec.submodule_search_locations or ()
+    )
+
+
+def _ours(path: Path) -> bool:
+    """Whether a file is DMSC's own, also where it runs from a checkout."""
+    return any(path.is_relative_to(_ROOT / package) for package in _OWN)
+
+
+def _installed(path: Path) -> bool:
+    """Whether a file belongs to the interpreter or to an installed distribution."""
+    resolved = path.resolve()
+    if {"site-packages", "dist-packages"} & set(resolved.parts):
+        return True
+    library = Path(sysconfig.get_paths()["stdlib"]).resolve()
+    return resolved.is_relative_to(library)

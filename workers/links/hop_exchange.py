@@ -1,0 +1,474 @@
+"""Hops between instances: the notice on the bus, the tensors over a link (DESIGN §5 rule 11, §6).
+
+A sender posts its tensors on the link and publishes a notice, again and again, until it is answered. The
+receiver's owner decides; accepted tensors are received and handed over, declined ones (`held`, `stale`)
+are received and dropped, so that no posted send is ever left behind on a link. When a link breaks, the
+sender opens the pair's next one and offers again; the owner retains the tensors meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.messaging.handlers import Subscription
+from bus.subjects import NOTICE, NOTICE_ANSWER
+from schemas.data_plane import HopLoad, MicrobatchNotice, NoticeAnswer
+from schemas.envelope import Envelope
+from schemas.errors import DmscError, PeerUnreachable, Unavailable
+from schemas.step import Member
+from schemas.telemetry import LinkSample
+from workers.links.link_quality import LinkCost, Telling
+from workers.links.link_table import LinkConfig, LinkTable, Slot
+from workers.links.tensor_link import LinkClosed, Verdict
+from workers.transport.gloo import in_thread
+from workers.transport.pinned_buffers import describe, to_host
+
+log = get_logger("workers.links.hop_exchange")
+
+Direction = Literal["forward", "backward", "state", "copy", "redo"]
+COPIES: tuple[Direction, ...] = ("copy", "redo")
+"""What a holder keeps stays in host memory, whatever device it computes on."""
+Answer = Literal["accepted", "held", "stale", "later"]
+Outcome = Literal["delivered", "held", "stale", "withdrawn"]
+VERDICT: dict[str, Verdict] = {"accepted": "delivered", "held": "held", "stale": "stale"}
+
+REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
+"""Pause before an unanswered notice is repeated: doubling between these; at once after a reconnect."""
+ATTEMPTS = 3
+"""Links tried for one offer before its peer counts as unreachable."""
+WITHDRAWN_S = 5.0
+"""How long a withdrawn offer is kept up so that the receiver can decline it; then its link goes."""
+REMEMBERED_LATER = 1024
+PING_S = 0.5
+"""Every idle link is pinged this often: one that got no work tells how it is all the same."""
+
+
+def next_pause(pause_s: float, answer: Answer | None) -> float:
+    """The pause after the next repetition: doubling while nothing is heard, short while told `later`."""
+    return REPEAT_FIRST_S if answer == "later" else min(pause_s * 2, REPEAT_MOST_S)
+
+
+@dataclass(eq=False)
+class _Offer:
+    """What is to arrive at `receiver`, and how far that is."""
+
+    direction: Direction
+    receiver: Member
+    stage: int
+    step: int
+    attempt: int
+    microbatch: int
+    evaluate: bool
+    round: int
+    transfer: int
+    tensors: Sequence[Tensor]
+    answer: Answer | None = None
+    answered_at: float = 0.0
+    withdrawn_at: float | None = None
+    urgent: bool = False
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self) -> None:
+        """On a new link nothing has been answered yet."""
+        self.answer = None
+
+    def withdraw(self) -> None:
+        if self.withdrawn_at is None:
+            self.withdrawn_at = time.monotonic()
+            self.wake.set()
+
+
+class HopExchange:
+    """Sends and receives hops for one instance. `async with HopExchange(...) as exchange:`.
+
+    Args:
+        bus: connected.
+        member: this instance.
+        job: whose hops.
+        epoch: written into notices; set `exchange.epoch` when it moves on.
+        decide: asked once per offer, on the event loop, without I/O: `accepted`, `held`, `stale` or
+            `later`. It judges by what it has been *given*: an accepted offer may still be lost with its
+            link, is then told to `lost`, and will be offered again.
+        received: takes the tensors of an accepted offer, on the event loop.
+        lost: told when an accepted offer will not arrive.
+        broken: told when a link ends other than on purpose: a hint, perhaps the first sign of a death.
+        load: how this instance is; told with each answer, and with each microbatch that goes back.
+        heard: takes what a receiver said of itself with its answer.
+        config: where links are listened for, how they are built and kept.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        member: Member,
+        job: str,
+        epoch: int,
+        decide: Callable[[MicrobatchNotice], str],
+        received: Callable[[MicrobatchNotice, Sequence[Tensor]], None],
+        lost: Callable[[MicrobatchNotice, PeerUnreachable], None] | None = None,
+        broken: Callable[[Member, PeerUnreachable], None] | None = None,
+        load: Callable[[], HopLoad | None] = lambda: None,
+        heard: Callable[[Member, HopLoad], None] = lambda member, load: None,
+        config: LinkConfig | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self._bus = bus
+        self._member = member
+        self._job = job
+        self._decide = decide
+        self._received = received
+        self._lost = lost
+        self._load = load
+        self._heard = heard
+        self._config = config or LinkConfig()
+        self._table = LinkTable(
+            bus, me=member, job=job, config=self._config, broken=broken or (lambda peer, error: None)
+        )
+        self._telling: dict[str, Telling] = {}
+        self._offers: dict[tuple[str, int], _Offer] = {}
+        self._open: set[_Offer] = set()
+        self._later: dict[tuple[str, int], MicrobatchNotice] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._subscriptions: list[Subscription] = []
+        self._closed = False
+
+    async def __aenter__(self) -> HopExchange:
+        job, sid = self._job, self._member.sid
+        self._subscriptions = [
+            await self._bus.subscribe(NOTICE_ANSWER, self._on_answer, job=job, sid=sid),
+            await self._bus.subscribe(NOTICE, self._on_notice, job=job, sid=sid),
+        ]
+        self._bus.on_reconnect(self._on_reconnect)
+        self._start(self._ping(), "ping links")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Says goodbye on all links and frees everything: no thread and no socket stays. Twice is fine."""
+        self._closed = True
+        for subscription in self._subscriptions:
+            await subscription.stop(drain=False)
+        for task in self._tasks:
+            task.cancel()
+        await self._table.close()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # --- sending ------------------------------------------------------------------------------------------
+    async def send(
+        self,
+        *,
+        direction: Direction,
+        receiver: Member,
+        stage: int,
+        step: int,
+        attempt: int,
+        microbatch: int,
+        evaluate: bool = False,
+        round: int = 0,
+        transfer: int = 0,
+        tensors: Sequence[Tensor] = (),
+    ) -> Outcome:
+        """Brings tensors to `receiver`; returns when it has them, or has declined them.
+
+        Cancelling the caller withdraws the offer: what was posted is finished behind the scenes.
+
+        Args:
+            direction, stage, step, attempt, microbatch, evaluate, round, transfer: as in `MicrobatchNotice`.
+            receiver: the incarnation that is meant; another one of the same name never gets them.
+            tensors: any dtypes, shapes and devices; not to be changed until this returns.
+
+        Raises:
+            PeerUnreachable: no link held for ATTEMPTS times, or the receiver was fenced.
+        """
+        if self._closed:
+            raise PeerUnreachable(f"the hop exchange of {self._member.sid} is closed", peer=receiver.sid)
+        offer = _Offer(
+            direction, receiver, stage, step, attempt, microbatch, evaluate, round, transfer, tensors
+        )
+        self._open.add(offer)
+        task = self._start(self._deliver(offer), f"offer {direction} {step}/{microbatch}")
+        task.add_done_callback(lambda _: self._open.discard(offer))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            offer.withdraw()
+            if task.cancelled() and not _cancelled_from_outside():
+                raise PeerUnreachable(f"the hop exchange of {self._member.sid} was closed") from None
+            raise
+
+    def cancel_sends(self) -> None:
+        """Withdraws all open forward and backward offers (an aborted step); state and copies go on."""
+        for offer in self._open:
+            if offer.direction in ("forward", "backward"):
+                offer.withdraw()
+
+    def fence(self, member: Member) -> None:
+        """Drops links and offers to this incarnation at once, and ignores its notices from now on."""
+        self._table.fence(member)
+        for key in [key for key, notice in self._later.items() if notice.sender == member]:
+            del self._later[key]
+
+    def samples(self) -> tuple[LinkSample, ...]:
+        """What went over the links since the last call, by peer, and what has changed about them."""
+        now, qualities, samples = time.monotonic(), self._table.qualities(), []
+        for peer, counts in self._table.counts.items():
+            figures = qualities[peer].out.figures() if peer in qualities else None
+            told = self._telling.setdefault(peer, Telling()).news(figures, now)
+            samples.append(counts.take(peer).model_copy(update={"figures": told}))
+        return tuple(samples)
+
+    def cost(self, peer: Member) -> LinkCost | None:
+        """Of a microbatch to `peer` and back, as far as anything went there; O(1)."""
+        known = self._table.known(peer)
+        return known.cost if known is not None else None
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            self._table.ping()
+
+    async def _deliver(self, offer: _Offer) -> Outcome:
+        if any(tensor.device.type != "cpu" or not tensor.is_contiguous() for tensor in offer.tensors):
+            tensors = await in_thread("to-host", lambda: to_host(offer.tensors))
+        else:
+            tensors = to_host(offer.tensors)
+        failures = 0
+        while True:
+            began = time.monotonic()
+            try:
+                outcome = await self._offer_on(self._table.open(offer.receiver), offer, tensors)
+                if outcome != "withdrawn":
+                    self._table.quality(offer.receiver).out.arrived()
+                return outcome
+            except PeerUnreachable as error:
+                if offer.withdrawn_at is not None:
+                    return "withdrawn"
+                if self._closed or self._table.is_fenced(offer.receiver):
+                    raise
+                if not self._bus.connected:  # no link is built without it, and that is not the peer's fault
+                    offer.wake.clear()
+                    await _wait(offer.wake, REPEAT_MOST_S)
+                    continue
+                if not isinstance(error, LinkClosed):
+                    failures += 1
+                    self._table.quality(offer.receiver).out.lost((time.monotonic() - began) * 1e3)
+                if failures >= ATTEMPTS:
+                    raise PeerUnreachable(
+                        f"{offer.receiver.sid} ({offer.receiver.incarnation}) cannot be reached from "
+                        f"{self._member.sid} over tensor links, {failures} times in a row: {error.text}; if "
+                        "its node lies behind a firewall or advertises a wrong address, join it with "
+                        "--address ADDRESS --ports LO-HI and open that range",
+                        peer=offer.receiver.sid,
+                        incarnation=offer.receiver.incarnation,
+                        unreached=error.fields.get("unreached", ()),
+                    ) from error
+
+    async def _offer_on(self, slot: Slot, offer: _Offer, tensors: Sequence[Tensor]) -> Outcome:
+        """One offer on one link, until it is received, declined, withdrawn, or the link is over."""
+        first = slot.take_tags(len(tensors) + 1)
+        notice = self._notice(slot, first, offer, tensors)
+        offer.begin()
+        self._offers[slot.name, first] = offer
+        transfer: asyncio.Task[Verdict] = self._start(
+            self._transfer(slot, first, tensors), f"transfer {slot.name} {first}"
+        )
+        transfer.add_done_callback(lambda _: offer.wake.set())
+        pause_s, due = REPEAT_FIRST_S, 0.0
+        try:
+            while True:
+                offer.wake.clear()
+                now = time.monotonic()
+                if transfer.done():
+                    return transfer.result()
+                if offer.answer == "held" or offer.answer == "stale":
+                    return offer.answer  # the transfer is received and dropped meanwhile
+                if offer.withdrawn_at is not None and now > offer.withdrawn_at + WITHDRAWN_S:
+                    self._table.drop(slot)
+                    return "withdrawn"
+                if offer.answer == "accepted":
+                    due = slot.patience_until(offer.answered_at, self._config.transfer_timeout_s)
+                    if now > due:
+                        raise self._stuck(slot)
+                elif now >= due or offer.urgent:
+                    if offer.urgent:  # the bus is back; the peer may be a moment behind us
+                        offer.urgent, pause_s = False, REPEAT_FIRST_S
+                    await self._publish_notice(notice)
+                    due, pause_s = now + pause_s, next_pause(pause_s, offer.answer)
+                    continue
+                if offer.withdrawn_at is not None:
+                    due = min(due, offer.withdrawn_at + WITHDRAWN_S)
+                await _wait(offer.wake, due - now + 0.001)
+        finally:
+            del self._offers[slot.name, first]
+
+    def _stuck(self, slot: Slot) -> PeerUnreachable:
+        error = PeerUnreachable(
+            f"{slot.peer.sid} accepted tensors and takes none for {self._config.transfer_timeout_s:g} s",
+            peer=slot.peer.sid,
+        )
+        self._table.drop(slot, error)
+        return error
+
+    def _notice(self, slot: Slot, first: int, offer: _Offer, tensors: Sequence[Tensor]) -> MicrobatchNotice:
+        return MicrobatchNotice(
+            job=self._job,
+            epoch=self.epoch,
+            step=offer.step,
+            attempt=offer.attempt,
+            microbatch=offer.microbatch,
+            stage=offer.stage,
+            direction=offer.direction,
+            sender=self._member,
+            receiver=offer.receiver,
+            link=slot.name,
+            tag=first,
+            tensors=describe(tensors),
+            evaluate=offer.evaluate,
+            round=offer.round,
+            transfer=offer.transfer,
+            load=self._load() if offer.direction == "backward" else None,
+        )
+
+    async def _publish_notice(self, notice: MicrobatchNotice) -> None:
+        if not self._bus.connected:
+            return  # repetitions would only pile up; the reconnect has it sent at once
+        try:
+            await self._bus.publish(NOTICE, notice, job=self._job, sid=notice.receiver.sid)
+        except Unavailable as error:
+            log.debug("notice not sent, will be repeated", link=notice.link, error=error.text)
+
+    async def _transfer(self, slot: Slot, first: int, tensors: Sequence[Tensor]) -> Verdict:
+        slot.uses += 1
+        try:
+            link = await slot.opened()
+            return await link.send(first, tensors)
+        finally:
+            slot.uses -= 1
+
+    async def _on_answer(self, answer: NoticeAnswer, _: Envelope) -> None:
+        if answer.load is not None:
+            self._heard(answer.receiver, answer.load)
+        offer = self._offers.get((answer.link, answer.tag))
+        if offer is None:
+            if answer.answer == "later":  # the peer's link is newer than ours
+                self._table.advance(answer.receiver, answer.link)
+        elif answer.receiver == offer.receiver and offer.answer != "accepted":
+            offer.answer, offer.answered_at = answer.answer, time.monotonic()
+            offer.wake.set()
+
+    async def _on_reconnect(self) -> None:
+        for offer in self._open:
+            offer.urgent = True
+            offer.wake.set()
+
+    # --- receiving ----------------------------------------------------------------------------------------
+    async def _on_notice(self, notice: MicrobatchNotice, _: Envelope) -> None:
+        """Duplicates are answered as the first time. Notices for another incarnation are not ours."""
+        if not self._closed and notice.receiver == self._member != notice.sender:
+            await self._consider(notice)
+
+    def reconsider(self) -> None:
+        """Asks `decide` again about all offers that were put off: call it when an obstacle is gone."""
+        waiting, self._later = self._later, {}
+        for notice in waiting.values():
+            self._start(self._consider(notice), f"reconsider {notice.link} {notice.tag}")
+
+    async def _consider(self, notice: MicrobatchNotice) -> None:
+        if self._table.is_fenced(notice.sender):
+            return
+        slot = self._table.adopt(notice.sender, notice.link)
+        if isinstance(slot, str):
+            await self._answer(notice, "later", link=slot)
+            return
+        if slot is None or notice.tag % 2 == slot.rank:
+            log.warning("notice ignored", sender=notice.sender.sid, link=notice.link, tag=notice.tag)
+            return
+        answer = slot.answered.get(notice.tag)
+        if answer is None:
+            answer = self._decide(notice)
+            if answer == "later":
+                if len(self._later) < REMEMBERED_LATER:
+                    self._later[notice.link, notice.tag] = notice
+            else:
+                self._later.pop((notice.link, notice.tag), None)
+                slot.remember(notice.tag, answer)
+                receiving = self._receive(slot, notice, VERDICT[answer])
+                self._start(receiving, f"receive {slot.name} {notice.tag}")
+        await self._answer(notice, answer)
+
+    async def _receive(self, slot: Slot, notice: MicrobatchNotice, verdict: Verdict) -> None:
+        wanted = verdict == "delivered"
+        slot.uses += 1
+        try:
+            link = await slot.opened()
+            on_host = notice.direction in COPIES
+            tensors = await link.receive(notice.tag, notice.tensors, verdict, on_host=on_host)
+        except PeerUnreachable as error:
+            if wanted and self._lost is not None and not self._closed:
+                self._lost(notice, error)
+            return
+        except DmscError as error:
+            self._table.drop(slot, PeerUnreachable(error.text, peer=notice.sender.sid))
+            return
+        finally:
+            slot.uses -= 1
+        if wanted and not self._table.is_fenced(notice.sender):
+            self._received(notice, tensors)
+
+    async def _answer(self, notice: MicrobatchNotice, answer: str, *, link: str | None = None) -> None:
+        reply = NoticeAnswer(
+            job=self._job,
+            step=notice.step,
+            attempt=notice.attempt,
+            microbatch=notice.microbatch,
+            direction=notice.direction,
+            receiver=self._member,
+            link=link or notice.link,
+            tag=notice.tag,
+            answer=answer,
+            load=self._load() if notice.direction == "forward" else None,
+        )
+        try:
+            await self._bus.publish(NOTICE_ANSWER, reply, job=self._job, sid=notice.sender.sid)
+        except Unavailable as error:
+            log.debug("answer not sent, the notice will be repeated", link=notice.link, error=error.text)
+
+    # --- tasks --------------------------------------------------------------------------------------------
+    def _start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, PeerUnreachable):
+            log.error("hop exchange", task=task.get_name(), error=repr(error), exc_info=error)
+
+
+def _cancelled_from_outside() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,336 @@
+"""An instance's links: at most one per peer, built when first used, the least recently used dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.mesh.rendezvous import links_of
+from schemas.errors import DmscError, PeerUnreachable
+from schemas.step import Member
+from workers.links.link_names import Pair
+from workers.links.link_quality import LinkBothWays
+from workers.links.link_shaping import Shaping
+from workers.links.tensor_link import LinkClosed, LinkCounts, TensorLink
+from workers.transport.gloo import GroupBuild, LinkRefused, release
+
+log = get_logger("workers.links.hop_exchange")
+
+LAST_TAG = 2**31 - 2**20
+"""Beyond this a link has used up gloo's 31-bit tags, and the next one is opened."""
+REMEMBERED_ANSWERS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkConfig:
+    """How links are built and kept.
+
+    `address` is what peers connect to, `ports` the range to listen in (see
+    `workers.transport.gloo.open_device`).
+    """
+
+    address: str = "127.0.0.1"
+    ports: tuple[int, int] | None = None
+    build_timeout_s: float = 5.0
+    """Longer tolerates slow networks, shorter notices a dead peer sooner. Builds take 1–20 ms."""
+    transfer_timeout_s: float = 30.0
+    """For an accepted transfer, plus its size at 4 MB/s, or at a quarter of what was measured, if less. A
+    stopped peer's agent tells long before."""
+    most: int = 64
+    """Links kept; each costs two threads and one socket."""
+    target: str = "cpu"
+    """Where received tensors are wanted."""
+    shaping: Shaping | None = None
+    """Emulates bad links, for tests and benchmarks."""
+    secret: bytes | None = field(default=None, repr=False)
+    """The job's: who does not know it gets no link (`workers.transport.link_authentication`). None: nobody is
+    asked."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """One numbered link of one pair: being built, open, or over."""
+
+    peer: Member
+    number: int
+    name: str
+    rank: int
+    ready: asyncio.Future[TensorLink]
+    build: GroupBuild | None = None
+    link: TensorLink | None = None
+    over: bool = False
+    uses: int = 0
+    answered: OrderedDict[int, str] = field(default_factory=OrderedDict)
+    next_tag: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.next_tag = self.rank + 2  # the first of each parity carries receipts
+
+    def take_tags(self, count: int) -> int:
+        """The first of `count` tags of this side's parity, two apart."""
+        first = self.next_tag
+        self.next_tag += 2 * count
+        return first
+
+    def remember(self, tag: int, answer: str) -> None:
+        """What an offer was answered, to be repeated if the offer is."""
+        self.answered[tag] = answer
+        if len(self.answered) > REMEMBERED_ANSWERS:
+            self.answered.popitem(last=False)
+
+    def patience_until(self, answered_at: float, timeout_s: float) -> float:
+        """When an accepted transfer counts as stuck: the link must have moved something meanwhile, and may
+        have much to move before."""
+        if self.link is None:
+            return answered_at + timeout_s
+        since = max(answered_at, self.link.progress_at)
+        return since + timeout_s + self.link.outgoing_s
+
+    @property
+    def idle(self) -> bool:
+        return self.uses == 0 and self.link is not None and not self.link.busy
+
+    async def opened(self) -> TensorLink:
+        """The link, as soon as it stands.
+
+        Raises:
+            PeerUnreachable: it could not be built, or is over.
+        """
+        return await asyncio.shield(self.ready)
+
+
+class LinkTable:
+    """The slots, by peer incarnation. All methods on the event loop; never blocks it.
+
+    `broken(peer, error)` is called when a link ends other than by goodbye: a hint, perhaps the first sign
+    of a death.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        me: Member,
+        job: str,
+        config: LinkConfig,
+        broken: Callable[[Member, PeerUnreachable], None],
+    ) -> None:
+        self._bus = bus
+        self._me = me
+        self._namespace = links_of(job)
+        self._config = config
+        self._broken = broken
+        self._slots: OrderedDict[tuple[str, str], Slot] = OrderedDict()
+        self._fenced: set[tuple[str, str]] = set()
+        self._builds: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self.counts: dict[str, LinkCounts] = {}
+        self._qualities: OrderedDict[tuple[str, str], LinkBothWays] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(not slot.over for slot in self._slots.values())
+
+    def is_fenced(self, peer: Member) -> bool:
+        return _key(peer) in self._fenced
+
+    def quality(self, peer: Member) -> LinkBothWays:
+        """What is known of the links to an incarnation; outlives them, for the latest so many."""
+        held = self._qualities.get(_key(peer))
+        if held is None:
+            held = self._qualities[_key(peer)] = LinkBothWays()
+            while len(self._qualities) > 2 * self._config.most:
+                self._qualities.popitem(last=False)
+        self._qualities.move_to_end(_key(peer))
+        return held
+
+    def known(self, peer: Member) -> LinkBothWays | None:
+        """The same, without beginning to know it."""
+        return self._qualities.get(_key(peer))
+
+    def qualities(self) -> dict[str, LinkBothWays]:
+        """By the peer's SID: of its latest incarnation."""
+        return {sid: quality for (sid, _), quality in self._qualities.items()}
+
+    def ping(self) -> None:
+        """Measures the latency of all links that are idle."""
+        for slot in self._slots.values():
+            if not slot.over and slot.link is not None:
+                slot.link.ping()
+
+    def open(self, peer: Member) -> Slot:
+        """The present link to `peer`; begins to build one if there is none.
+
+        Raises:
+            PeerUnreachable: the peer is fenced.
+        """
+        if self.is_fenced(peer):
+            raise _fenced(peer)
+        slot = self._slots.get(_key(peer))
+        if slot is not None and not slot.over and slot.next_tag < LAST_TAG:
+            self._slots.move_to_end(_key(peer))
+            return slot
+        return self._begin(peer, slot.number + 1 if slot else 1)
+
+    def adopt(self, peer: Member, name: str) -> Slot | str | None:
+        """The slot that `peer` names in an offer, opened from this side too.
+
+        Returns:
+            The slot; or the name of the link that should be used instead, when that one is over; or None
+            if the name is not one of ours, or the peer is fenced.
+        """
+        pair = Pair.of(self._me, peer)
+        number = pair.number(name)
+        if number is None or self.is_fenced(peer):
+            return None
+        slot = self._slots.get(_key(peer))
+        if slot is None or number > slot.number:
+            return self._begin(peer, number)
+        if number == slot.number and not slot.over:
+            self._slots.move_to_end(_key(peer))
+            return slot
+        return pair.link(slot.number + 1 if slot.over else slot.number)
+
+    def advance(self, peer: Member, name: str) -> bool:
+        """Goes on to a newer link that `peer` names in an answer; whether it was newer."""
+        number = Pair.of(self._me, peer).number(name)
+        slot = self._slots.get(_key(peer))
+        if number is None or self.is_fenced(peer) or (slot is not None and number <= slot.number):
+            return False
+        self._begin(peer, number)
+        return True
+
+    def drop(self, slot: Slot, error: PeerUnreachable | None = None) -> None:
+        """Ends a link now: what is open on it fails, what waits in it comes free."""
+        if slot.over:
+            return
+        slot.over = True
+        slot.answered.clear()
+        if slot.build is not None:
+            slot.build.cancel()
+        if not slot.ready.done():
+            reason = error or LinkClosed(f"tensor link {slot.name} was given up", link=slot.name)
+            slot.ready.set_exception(reason)
+        if slot.link is not None:
+            slot.link.close(error)
+            self._wait_for(slot.link)
+
+    def fence(self, peer: Member) -> None:
+        """Ends the links to this incarnation now and for ever."""
+        self._fenced.add(_key(peer))
+        self._qualities.pop(_key(peer), None)
+        slot = self._slots.get(_key(peer))
+        if slot is not None:
+            self.drop(slot, _fenced(peer))
+
+    async def close(self) -> None:
+        """Ends all links; returns when their threads have ended and their sockets are closed."""
+        for slot in self._slots.values():
+            self.drop(slot)
+        while self._builds or self._ending:
+            await asyncio.wait(self._builds | self._ending)
+        self._slots.clear()
+
+    # --- building ------------------------------------------------------------------------------------------
+    def _begin(self, peer: Member, number: int) -> Slot:
+        old = self._slots.get(_key(peer))
+        if old is not None:
+            self.drop(old, LinkClosed(f"tensor link {old.name}: a newer one took its place", link=old.name))
+        pair = Pair.of(self._me, peer)
+        ready: asyncio.Future[TensorLink] = asyncio.get_running_loop().create_future()
+        ready.add_done_callback(lambda done: done.cancelled() or done.exception())
+        slot = Slot(peer, number, pair.link(number), pair.rank, ready)
+        self._slots[_key(peer)] = slot
+        self._slots.move_to_end(_key(peer))
+        self._evict()
+        slot.build = GroupBuild(
+            self._bus,
+            namespace=self._namespace,
+            name=slot.name,
+            rank=slot.rank,
+            size=2,
+            address=self._config.address,
+            ports=self._config.ports,
+            build_timeout_s=self._config.build_timeout_s,
+            secret=self._config.secret,
+        )
+        task = asyncio.create_task(self._build(slot, slot.build), name=f"build link {slot.name}")
+        self._builds.add(task)
+        task.add_done_callback(self._builds.discard)
+        return slot
+
+    async def _build(self, slot: Slot, build: GroupBuild) -> None:
+        try:
+            group, device = await build.run()
+        except PeerUnreachable as error:
+            self._over(slot, error)
+            return
+        except DmscError as error:
+            log.error("tensor link", link=slot.name, error=error.text)
+            self._over(slot, PeerUnreachable(error.text, peer=slot.peer.sid))
+            return
+        finally:
+            slot.build = None
+        if slot.over:
+            release(group)  # given up while it was built
+            return
+        shaping = self._config.shaping
+        slot.link = TensorLink(
+            slot.name,
+            group,
+            device,
+            counts=self.counts.setdefault(slot.peer.sid, LinkCounts()),
+            quality=self.quality(slot.peer),
+            target=torch.device(self._config.target),
+            timeout_s=self._config.transfer_timeout_s,
+            ended=lambda error: self._over(slot, error),
+            line=shaping.line(self._me.sid, slot.peer.sid) if shaping is not None else None,
+        )
+        slot.ready.set_result(slot.link)
+
+    def _over(self, slot: Slot, error: PeerUnreachable | None) -> None:
+        """The link ended by itself or at the peer's word; or it was never built."""
+        if slot.link is not None:
+            self._wait_for(slot.link)
+        if slot.over:
+            return
+        slot.over = True
+        if not slot.ready.done():
+            closed = LinkClosed(f"tensor link {slot.name} was closed", link=slot.name)
+            slot.ready.set_exception(error or closed)
+        if error is not None:
+            if slot.link is None:
+                counts = self.counts.setdefault(slot.peer.sid, LinkCounts())
+                counts.errors += 1
+                counts.refused += isinstance(error, LinkRefused)
+            if slot.link is not None or self._bus.connected:  # else it is the bus that is away, not the peer
+                self._broken(slot.peer, error)
+
+    def _wait_for(self, link: TensorLink) -> None:
+        task = asyncio.create_task(link.closed_fully())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def _evict(self) -> None:
+        """Drops idle links, least recently used first, while there are too many; busy ones stay."""
+        excess = len(self) - self._config.most
+        for slot in list(self._slots.values()):
+            if excess <= 0:
+                return
+            if not slot.over and slot.idle:
+                log.debug("least recently used tensor link dropped", link=slot.name)
+                self.drop(slot)
+                excess -= 1
+
+
+def _key(member: Member) -> tuple[str, str]:
+    return (member.sid, member.incarnation)
+
+
+def _fenced(peer: Member) -> PeerUnreachable:
+    return PeerUnreachable(f"{peer.sid} ({peer.incarnation}) is fenced", peer=peer.sid, fenced=True)

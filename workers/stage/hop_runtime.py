@@ -1,0 +1,233 @@
+"""What a stage's and a data instance's runtime have in common: the exchange, its faults, their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import LINK_FAULT
+from schemas.cluster import InstanceStart
+from schemas.data_plane import HopLoad, MicrobatchNotice
+from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
+from schemas.fault import LinkFault
+from schemas.peer_copy import CopyHeld, CopySend, CopyStatus
+from schemas.step import Member, StateReady
+from workers.compute.user_code import describe
+from workers.links.hop_exchange import Direction, HopExchange, Outcome
+from workers.links.peer_copy import CopyShelf
+from workers.routing.balancers import balancer
+from workers.routing.next_hop import Binder
+
+log = get_logger("instance")
+
+
+@dataclass(kw_only=True)
+class HopRuntime(ABC):
+    """An instance that sends microbatches on.
+
+    `failed` is called once with a reason when this instance can't go on: it fences itself (DESIGN §5 rule 4).
+    """
+
+    bus: Bus
+    start: InstanceStart
+    member: Member
+    cluster: str
+    failed: Callable[[DmscError], None]
+    exchange: HopExchange | None = None
+    shelf: CopyShelf = field(default_factory=CopyShelf)
+    _fenced: set[Member] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def role(self) -> str:
+        """What this instance is, in its own last words."""
+        return "data" if self.start.unit.stage < 0 else f"stage {self.start.unit.stage}"
+
+    def __post_init__(self) -> None:
+        self.job = self.start.job
+        self.epoch = self.start.epoch
+        spec = self.start.spec
+        balancer(spec.routing.algorithm)  # user code that fails, fails here, and not at the first microbatch
+        self.binder = Binder(
+            self.cluster,
+            place=self.start.unit.replica,
+            microbatches=spec.training.microbatches,
+            link_cost=lambda peer: self.exchange.cost(peer) if self.exchange is not None else None,
+        )
+
+    def load_told(self) -> HopLoad | None:
+        """What this instance says of itself in passing, to whoever sends it microbatches."""
+        return None
+
+    @abstractmethod
+    def routes_changed(self) -> None:
+        """A new route table may open a way for what waits."""
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            raise Fenced(f"epoch {epoch} speaks to an instance of epoch {self.epoch}")
+
+    def _take_epoch(self, epoch: int) -> None:
+        """A higher epoch is obeyed from now on, and no lower one any more."""
+        if epoch < self.epoch:
+            raise Fenced(f"epoch {epoch} is older than {self.epoch}")
+        self.epoch = epoch
+        if self.exchange is not None:
+            self.exchange.epoch = epoch
+
+    def _fence_links(self, fenced: Sequence[Member]) -> None:
+        """Drops links and offers to these incarnations; being one of them ends this instance."""
+        if self.member in fenced:
+            self.failed(Fenced(f"{self.member.sid} {self.member.incarnation} was replaced"))
+        for member in fenced:
+            self._fenced.add(member)
+            if self.exchange is not None:
+                self.exchange.fence(member)
+
+    async def _deliver(
+        self,
+        to: Member,
+        *,
+        direction: Direction,
+        stage: int,
+        step: int,
+        attempt: int,
+        round: int,
+        microbatch: int,
+        evaluate: bool,
+        tensors: Sequence[Tensor],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """Offers tensors until `to` has them. A peer that can't be reached is told, while it matters."""
+        if to in self._fenced:
+            return
+        assert self.exchange is not None
+        try:
+            await self.exchange.send(
+                direction=direction,
+                receiver=to,
+                stage=stage,
+                step=step,
+                attempt=attempt,
+                round=round,
+                microbatch=microbatch,
+                evaluate=evaluate,
+                tensors=tensors,
+            )
+        except PeerUnreachable as error:
+            if to not in self._fenced and wanted():
+                await self.link_broke(to, error, unreachable=True)
+
+    async def link_broke(self, peer: Member, error: PeerUnreachable, *, unreachable: bool = False) -> None:
+        """Tells the cluster's router; what follows is the orchestrator's to decide.
+
+        Args:
+            unreachable: new links were tried in vain; else this one broke, perhaps the first sign of a death.
+        """
+        fault = LinkFault(
+            job=self.job,
+            reporter=self.member.sid,
+            reporter_incarnation=self.member.incarnation,
+            peer=peer.sid,
+            peer_incarnation=peer.incarnation,
+            text=error.text,
+            unreachable=unreachable,
+            silent=bool(error.fields.get("unreached")),
+        )
+        await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster, job=self.job)
+
+    # --- copies of other stages -----------------------------------------------------------------------------
+    def shelve(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        """A snapshot or a redo of another stage, to be kept here (DESIGN §5 rule 9)."""
+        if notice.direction == "copy":
+            self.shelf.snapshot(notice.stage, notice.step, tensors)
+        else:
+            self.shelf.redo(notice.stage, notice.step, tensors)
+
+    async def copy_status(self, query: CopyStatus) -> CopyHeld:
+        """Which version the copy reaches that is held here of a stage."""
+        self._check_epoch(query.epoch)
+        return CopyHeld(member=self.member, stage=query.stage, version=self.shelf.reach(query.stage))
+
+    async def send_copy(self, order: CopySend) -> StateReady:
+        """Sends a newcomer the copy of its stage: the snapshot, then each step after it, in order.
+
+        Raises:
+            Conflict: the copy does not reach exactly `order.version`, or the newcomer declines it.
+            PeerUnreachable: it can't be reached.
+        """
+        self._check_epoch(order.epoch)
+        held = self.shelf.get(order.stage, order.version)
+        if held is None:
+            raise Conflict(
+                f"asked for version {order.version} of stage {order.stage}, "
+                f"but the copy here reaches {self.shelf.reach(order.stage)}"
+            )
+        await self._send_whole(order, "state", held.version, held.tensors)
+        for step, gradients in enumerate(held.redos, held.version):
+            await self._send_whole(order, "redo", step, gradients)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in held.tensors)
+        return StateReady(member=self.member, version=order.version, bytes=size)
+
+    async def _send_whole(
+        self, order: CopySend, direction: Direction, step: int, tensors: Sequence[Tensor]
+    ) -> None:
+        outcome = await self.send_aside(
+            order.to, direction, order.stage, step, tensors, transfer=order.transfer
+        )
+        if outcome != "delivered":
+            raise Conflict(f"{order.to.sid} takes no {direction} of step {step}: {outcome}")
+
+    async def send_aside(
+        self,
+        to: Member,
+        direction: Direction,
+        stage: int,
+        step: int,
+        tensors: Sequence[Tensor],
+        *,
+        transfer: int = 0,
+    ) -> Outcome:
+        """Sends what belongs to no microbatch and outlives attempts."""
+        if self.exchange is None:
+            raise PeerUnreachable(f"{self.member.sid} has no links yet", peer=to.sid)
+        return await self.exchange.send(
+            direction=direction,
+            receiver=to,
+            stage=stage,
+            step=step,
+            attempt=0,
+            microbatch=0,
+            transfer=transfer,
+            tensors=tensors,
+        )
+
+    def _track(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tracked)
+
+    def _tracked(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if not isinstance(error, DmscError):
+            log.error(f"{self.role} failed", sid=self.member.sid, exc_info=error)
+            error = DmscError(f"{self.role} failed: {describe(error)}")
+        self.failed(error)
+
+    def _cancel_tasks(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Withdraws what is on its way out."""
+        self._cancel_tasks()

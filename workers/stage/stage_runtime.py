@@ -1,0 +1,430 @@
+"""A stage's part in the step transaction (DESIGN §5): groups, prepare, commit, abort, state.
+
+The set of summed microbatches is kept by the thread that sums, so that a vote can't name what is not in
+the sum; every order is idempotent and carries the epoch, so that an old orchestrator decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bus.messaging import request_progress as progress
+from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
+from schemas.errors import Ack, Conflict, Fenced, PeerUnreachable
+from schemas.files import PublishFile
+from schemas.peer_copy import CopyTo
+from schemas.step import (
+    Adopt,
+    Adopted,
+    Exported,
+    ExportOrder,
+    GroupForm,
+    GroupFormed,
+    Member,
+    StateReady,
+    StateRestore,
+    StateSend,
+    StateWait,
+    StepAbort,
+    StepAborted,
+    StepApplied,
+    StepAssign,
+    StepCommit,
+    StepFence,
+    StepFenced,
+    StepPrepare,
+    StepStatus,
+    StepStatusReply,
+    StepVote,
+)
+from workers.compute.compute_thread import Priority
+from workers.links.peer_copy import CopySource
+from workers.links.reduction import ReductionGroup, ReductionPatience
+from workers.stage.followers import Followers
+from workers.stage.stage_flow import StageFlow
+from workers.transport.link_authentication import secret_of
+from workers.transport.pinned_buffers import HostCopy
+
+FOLLOW_ANSWER_S = 10.0
+"""After this time a newcomer that follows and is not there yet is told of all the same: its transfer may take
+as long as it moves (`workers.links.hop_exchange` ends one that stands still)."""
+FENCE_PATIENCE_S = 10.0
+"""How long a fence waits for the step that it names to open here."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A reduced gradient waiting for the decision."""
+
+    step: int
+    attempt: int
+    generation: int
+    gradients: list[Tensor]
+    vote: StepVote
+
+
+@dataclass(kw_only=True)
+class StageRuntime(StageFlow):
+    """A stage instance: its microbatches (`StageFlow`), and its part in the step's transaction.
+
+    `admitted` is called when it is, or is still, a member of a reduction group.
+    """
+
+    admitted: Callable[[], None]
+    address: str = "127.0.0.1"
+    ports: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.group: ReductionGroup | None = None
+        self.generation = -1
+        self._patience = ReductionPatience()
+        self._prepared: Prepared | None = None
+        self._applying = asyncio.Lock()
+        self._forming: asyncio.Task[ReductionGroup] | None = None
+        self.copied = CopySource(
+            lambda to, direction, step, tensors: self.send_aside(to, direction, self.stage, step, tensors),
+            self.state.snapshot,
+        )
+        self.followers = Followers(
+            lambda to, transfer, direction, step, tensors: self.send_aside(
+                to, direction, self.stage, step, tensors, transfer=transfer
+            ),
+            self.state.snapshot,
+        )
+
+    # --- the step transaction ---------------------------------------------------------------------------
+    async def form_group(self, order: GroupForm) -> GroupFormed:
+        """Builds the reduction group of a generation; the one before is dropped first.
+
+        For a newcomer this is the admission: it learns the attempt, and who is fenced, and is active then.
+        """
+        self._check_epoch(order.epoch)
+        if order.generation < self.generation:
+            raise Fenced(f"generation {order.generation} is older than {self.generation}")
+        if order.attempt > self.attempt:
+            await self.forget(order.attempt)
+        self._fence_links(order.fenced)
+        self.machine.fence(order.fenced)
+        self.machine.admitted(order.step, (order.epoch, order.attempt, order.round))
+        self.followers.end(order.members, "it is a member of its stage")
+        if order.generation > self.generation or self.group is None:
+            self._release_group()
+            self.generation = order.generation
+            self._forming = asyncio.create_task(self._build_group(order))
+            try:
+                self.group = await self._forming
+            except asyncio.CancelledError:
+                if self._forming.cancelled() and self.generation != order.generation:
+                    raise Fenced(f"generation {order.generation} was overtaken") from None
+                raise
+        self.admitted()
+        return GroupFormed(member=self.member, generation=self.generation)
+
+    async def _build_group(self, order: GroupForm) -> ReductionGroup:
+        return await ReductionGroup.build(
+            self.bus,
+            job=self.job,
+            stage=self.stage,
+            generation=order.generation,
+            members=order.members,
+            me=self.member,
+            epoch=self.epoch,
+            address=self.address,
+            ports=self.ports,
+            secret=secret_of(self.start),
+        )
+
+    def _fence_links(self, fenced: Sequence[Member]) -> None:
+        super()._fence_links(fenced)
+        self.followers.end(fenced, "it is fenced")
+
+    async def fence(self, order: StepFence) -> StepFenced:
+        """Nothing of the fenced counts here any more; answers with what is held of the open step.
+
+        It waits until the step of the order is open here: a commit, or a newcomer's admission, may be
+        under way.
+        """
+        self._check_epoch(order.epoch)
+        self._fence_links(order.fenced)
+        self.machine.fence(order.fenced)
+        if self.group is not None and set(self.group.members) & set(order.fenced):
+            self._release_group()
+        await self.state.until(
+            lambda: (self.version, self.attempt) >= (order.step, order.attempt), FENCE_PATIENCE_S
+        )
+        if (self.version, self.attempt) != (order.step, order.attempt):
+            raise Conflict(
+                f"fence in step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
+            )
+        held = self.machine.told((order.epoch, order.attempt, order.round))
+        if self.exchange is not None:
+            self.exchange.reconsider()  # what others sent after their own answers may come in now
+        return StepFenced(
+            member=self.member,
+            version=self.version,
+            round=order.round,
+            held=held,
+            claims=self.claims(order.step, order.attempt),
+        )
+
+    async def assign(self, order: StepAssign) -> Ack:
+        """Mended paths: new neighbours of microbatches, or microbatches that are this instance's now."""
+        self._check_epoch(order.epoch)
+        if (order.step, order.attempt) == (self.version, self.attempt):
+            key = (order.epoch, order.attempt, order.round)
+            self._run(self.machine.assign(key, order.paths))
+            if self.exchange is not None:
+                self.exchange.reconsider()
+        return Ack()
+
+    async def adopt(self, order: Adopt) -> Adopted:
+        """Another orchestrator leads: its epoch is the one that is obeyed from now on."""
+        self._take_epoch(order.epoch)
+        self.machine.epoch = self.epoch
+        return Adopted(
+            member=self.member,
+            version=self.version,
+            attempt=self.attempt,
+            generation=self.generation,
+            prepared=self._prepared.step if self._prepared is not None else -1,
+        )
+
+    async def prepare(self, order: StepPrepare) -> StepVote:
+        """All-reduces a copy of the sum and votes with what the sum holds. Idempotent.
+
+        A group of one has nobody to add: its sum is taken as it is, in one go.
+        """
+        self._check_epoch(order.epoch)
+        if (order.step, order.attempt) != (self.version, self.attempt):
+            raise Fenced(
+                f"prepare of step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
+            )
+        if order.generation != self.generation or self.group is None:
+            raise Conflict(f"prepare in generation {order.generation}, but my group is {self.generation}")
+        if (
+            self._prepared
+            and self._prepared.generation == order.generation
+            and self._prepared.step == order.step
+        ):
+            return self._prepared.vote
+        progress.follow(self.compute.computed)
+        reduce_ms = 0.0
+        if len(self.group.members) == 1:
+            microbatches, (gradients, checksum, norms) = await self.compute.submit(
+                Priority.ORDER, self.trained.finish_alone
+            )
+        else:
+            began = time.perf_counter()
+            microbatches, flat = await self.compute.submit(Priority.ORDER, self.trained.copy_sum)
+            reduced = await self._all_reduce(self.group, flat)
+            reduce_ms = (time.perf_counter() - began) * 1e3
+            if (order.step, order.attempt) != (self.version, self.attempt):
+                raise Fenced("aborted while reducing")
+            gradients, checksum, norms = await self.compute.submit(
+                Priority.ORDER, lambda: self.trained.finish_reduced(reduced)
+            )
+        self.load.reduce_ms = reduce_ms
+        vote = StepVote(
+            member=self.member,
+            step=order.step,
+            attempt=order.attempt,
+            generation=order.generation,
+            microbatches=tuple(sorted(microbatches)),
+            checksum=checksum,
+            squared_norms=norms,
+            reduce_ms=reduce_ms,
+        )
+        at = (order.step, order.attempt, order.generation)
+        if at == (self.version, self.attempt, self.generation):
+            self._prepared = Prepared(order.step, order.attempt, order.generation, gradients, vote)
+        return vote
+
+    async def _all_reduce(self, group: ReductionGroup, flat: Tensor) -> Tensor:
+        size, began = flat.numel() * flat.element_size(), time.perf_counter()
+        try:
+            reduced = await group.all_reduce(flat, timeout_s=self._patience.timeout_s(size))
+        except PeerUnreachable:
+            self._patience.failed(size, time.perf_counter() - began)
+            raise
+        self._patience.took(size, time.perf_counter() - began)
+        return reduced
+
+    async def commit(self, order: StepCommit) -> StepApplied:
+        """Applies the decision. Idempotent; must match what was prepared (rule 6)."""
+        self._check_epoch(order.epoch)
+        if order.step + 1 == self.version:
+            return StepApplied(member=self.member, version=self.version)
+        if order.quarantined:
+            return await self._leave_out(order)
+        progress.follow(self.compute.computed)  # a large stage's weights take their time
+        prepared = self._prepared
+        if prepared is None or (order.step, order.attempt) != (prepared.step, prepared.attempt):
+            raise Conflict(f"commit of step {order.step}/{order.attempt}, which I have not prepared")
+        if order.generation != prepared.generation or order.checksum != prepared.vote.checksum:
+            raise Conflict(f"commit of step {order.step} names another gradient than the one prepared here")
+        await self.state.sent()  # a newcomer is being sent the weights of before
+        async with self._applying:
+            if order.step + 1 == self.version:  # decided by a leader, and by the next one that adopted us
+                return StepApplied(member=self.member, version=self.version)
+            if self._prepared is not prepared:
+                raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
+            await self.compute.submit(Priority.ORDER, lambda: self.trained.apply(order, prepared.gradients))
+            self._prepared = None  # not before: until then we can follow this decision
+            # before anything can be awaited: hops look at it, and no snapshot may be ahead of the redos
+            self._run(self.machine.applied(order.step + 1))
+            self._tell_applied(order.step, prepared.gradients if order.action == "apply" else ())
+        await self.state.move_to(self.version)
+        return StepApplied(member=self.member, version=self.version)
+
+    async def _leave_out(self, order: StepCommit) -> StepApplied:
+        """A step one of whose microbatches fails wherever it runs: on to the next one without an update."""
+        if order.action != "skip" or (order.step, order.attempt) != (self.version, self.attempt):
+            raise Conflict(
+                f"step {order.step}/{order.attempt} is to be left out, but I am at "
+                f"{self.version}/{self.attempt}"
+            )
+        self._prepared = None
+        await self.forget(order.attempt)  # nothing of it may be in the sum
+        await self.compute.submit(Priority.ORDER, lambda: self.trained.left_out(order.step))
+        self._run(self.machine.applied(order.step + 1))
+        self._tell_applied(order.step, ())
+        await self.state.move_to(self.version)
+        return StepApplied(member=self.member, version=self.version)
+
+    def _tell_applied(self, step: int, gradients: Sequence[Tensor]) -> None:
+        """Whoever is kept at this version gets the step as redo; without gradients it was left out."""
+        if self.followers or self.copied.holder is not None:
+            redo = HostCopy(gradients)
+            self.copied.applied(step, redo)
+            self.followers.applied(step, redo)
+
+    async def abort(self, order: StepAbort) -> StepAborted:
+        """Forgets the open step below `order.attempt`: queues, sums, offers, group. Idempotent.
+
+        Members alone are told; one that was a newcomer until now takes no state of others any more.
+        """
+        self._check_epoch(order.epoch)
+        self._fence_links(order.fenced)
+        self.machine.fence(order.fenced)
+        if order.attempt > self.attempt:
+            self.machine.belongs = True
+            self._release_group()
+            await self.forget(order.attempt)
+            await self.state.told()
+        return StepAborted(member=self.member, version=self.version)
+
+    async def status(self, query: StepStatus) -> StepStatusReply:
+        """What this instance holds of the asked step (repairs lost claims)."""
+        return StepStatusReply(
+            member=self.member,
+            version=self.version,
+            attempt=self.attempt,
+            claims=self.claims(query.step, query.attempt, evaluate=query.evaluate),
+            waiting=self.waiting()[:32],
+        )
+
+    # --- state ------------------------------------------------------------------------------------------
+    async def build(self) -> None:
+        """Builds the module and the optimizer; takes the job's initial weights where it names some."""
+        await self.state.build()
+
+    async def send_state(self, order: StateSend) -> StateReady:
+        """Streams parameters and optimizer state to a newcomer.
+
+        It follows from then on, or, where it can't keep up, weights do not change until it has them.
+        """
+        if order.follow:
+            return await self._followed(order)
+        self._check_version(order.epoch, order.version)
+        self.followers.end([order.to], "it is sent the state as it is")
+        assert self.exchange is not None
+        async with self.state.sending():
+            tensors = await self.state.tensors()
+            outcome = await self.exchange.send(
+                direction="state",
+                receiver=order.to,
+                stage=self.stage,
+                step=self.version,
+                attempt=self.attempt,
+                microbatch=0,
+                transfer=order.transfer,
+                tensors=tensors,
+            )
+        if outcome != "delivered":
+            raise Conflict(f"{order.to.sid} takes no state of version {order.version}: {outcome}")
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return StateReady(member=self.member, version=order.version, bytes=size)
+
+    async def _followed(self, order: StateSend) -> StateReady:
+        self._check_epoch(order.epoch)
+        if order.to in self._fenced:
+            raise Conflict(f"{order.to.sid} {order.to.incarnation} is fenced")
+        follower = self.followers.follow(order.to, order.transfer)
+        version = await follower.caught_up(FOLLOW_ANSWER_S)
+        return StateReady(member=self.member, version=version, bytes=follower.sent_bytes, slow=follower.slow)
+
+    async def wait_state(self, order: StateWait) -> StateReady:
+        """Answers once this instance holds the state of `order.version`."""
+        self._check_epoch(order.epoch)
+        progress.follow(self.compute.computed)  # which has nothing to do but to take the state over
+        return await self.state.wait_for(order.version, order.within_s)
+
+    async def keep_copy(self, order: CopyTo) -> Ack:
+        """Keeps a copy of this stage's state at a peer from now on, or no more. Idempotent."""
+        self._check_epoch(order.epoch)
+        self.copied.keep_at(order.holder)
+        return Ack()
+
+    async def restore(self, order: StateRestore) -> StateReady:
+        """Takes the state of a checkpoint, or builds it again from the seed: nobody else's any more."""
+        self._check_epoch(order.epoch)
+        self.machine.belongs = True
+        self.followers.end_all("all go back to a checkpoint")
+        return await self.state.restore(order)
+
+    async def checkpoint(self, order: CheckpointOrder) -> CheckpointTaken:
+        """Copies parameters and optimizer state at `order.version`; they are written beside the training."""
+        self._check_version(order.epoch, order.version)
+        return await self.state.checkpoints.take(order)
+
+    async def checkpoint_written(self, query: CheckpointWait) -> CheckpointWritten:
+        """Answers once this stage's part of a checkpoint is in the artifact store."""
+        self._check_epoch(query.epoch)
+        return await self.state.checkpoints.wait(query)
+
+    async def publish(self, order: PublishFile) -> Ack:
+        """Writes a checkpoint's manifest, or the list of the weights, once all of it has come."""
+        self._check_epoch(order.epoch)
+        return await self.state.publisher.take(order)
+
+    async def export_weights(self, order: ExportOrder) -> Exported:
+        """Writes the weights as one safetensors shard to the artifact store."""
+        self._check_version(order.epoch, order.version)
+        return await self.state.export(order)
+
+    def _check_version(self, epoch: int, version: int) -> None:
+        self._check_epoch(epoch)
+        if version != self.version:
+            raise Conflict(f"asked for version {version}, but I am at {self.version}")
+
+    def _release_group(self) -> None:
+        """Whoever waits in it, or for it, gets an error at once; what was reduced in it is void."""
+        self._prepared = None
+        if self._forming is not None and not self._forming.done():
+            self._forming.cancel()
+        if self.group is not None:
+            self.group.release()
+            self.group = None
+
+    async def close(self) -> None:
+        self.copied.close()
+        self.followers.end_all("its source ends")
+        await self.state.checkpoints.close()
+        await super().close()
+        self._release_group()

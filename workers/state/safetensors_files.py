@@ -1,0 +1,115 @@
+"""Safetensors files in an artifact store: written whole, read in part, checked before anything changes.
+
+Writing, hashing and reading go through `progress.in_thread`: gigabytes take longer than the registry's lease.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bus.files.artifacts import Artifacts
+from bus.messaging.request_progress import in_thread
+from schemas.errors import BadInput, BadModel, NotFound
+from schemas.weights_digest import tensor_line
+
+SUFFIX = ".safetensors"
+
+
+def describe_tensor(tensor: Tensor) -> str:
+    """`dtype shape sha256(bytes)` of a contiguous CPU tensor, little-endian as safetensors stores it."""
+    content = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # no Buffer to 3.11
+    return tensor_line(
+        str(tensor.dtype).removeprefix("torch."), tensor.shape, hashlib.sha256(content).hexdigest()
+    )
+
+
+async def put_tensors(
+    artifacts: Artifacts, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str]
+) -> None:
+    """Writes one safetensors file, which appears when it is complete."""
+    with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
+        path = Path(folder) / "shard"
+        await in_thread(lambda: _write(path, tensors, metadata))
+        await artifacts.put_file(name, path)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, metadata)
+
+
+async def tensor_names(artifacts: Artifacts, name: str) -> list[str]:
+    """The tensors of a safetensors file, from its header alone."""
+    start = await _read(artifacts, name, 0, 8)
+    length = int.from_bytes(start, "little")
+    try:
+        header: dict[str, Any] = json.loads(await _read(artifacts, name, 8, length))
+    except ValueError:
+        raise BadInput(f"{artifacts.url}/{name} is not a safetensors file") from None
+    return [key for key in header if key != "__metadata__"]
+
+
+async def _read(artifacts: Artifacts, name: str, start: int, length: int) -> bytes:
+    return b"".join([piece async for piece in artifacts.open_range(name, start, length)])
+
+
+async def get_tensors(artifacts: Artifacts, name: str, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Reads some tensors of a safetensors file, on the CPU.
+
+    Args:
+        artifacts: the folder.
+        name: the file in it.
+        wanted: which of its tensors; those that it lacks are left out.
+
+    Raises:
+        NotFound: no such file.
+        BadInput: it is damaged.
+    """
+    with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
+        path = Path(folder) / "shard"
+        await artifacts.get_file(name, path)
+        return await in_thread(lambda: _load(path, f"{artifacts.url}/{name}", wanted))
+
+
+def _load(path: Path, source: str, wanted: Iterable[str]) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            present = set(file.keys())
+            return {key: file.get_tensor(key).clone() for key in wanted if key in present}
+    except SafetensorError as error:
+        raise BadInput(f"{source} is damaged: {error}") from None
+
+
+@torch.no_grad()
+def copy_into(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor], source: str) -> None:
+    """Checks all tensors, then copies them in place.
+
+    Raises:
+        BadModel: a shape or type differs; nothing was changed.
+        NotFound: one is missing; nothing was changed.
+    """
+    for name, mine in own.items():
+        theirs = loaded.get(name)
+        if theirs is None:
+            raise NotFound(f"{source} lacks {name}")
+        if theirs.shape != mine.shape or not _fits(theirs.dtype, mine.dtype):
+            raise BadModel(
+                f"{source}: {name} is {theirs.dtype} {tuple(theirs.shape)}, "
+                f"but the model has {mine.dtype} {tuple(mine.shape)}"
+            )
+    for name, mine in own.items():
+        mine.copy_(loaded[name])
+
+
+def _fits(theirs: torch.dtype, mine: torch.dtype) -> bool:
+    """Half-precision weights may start a run in full precision; integers must match."""
+    return theirs == mine or (theirs.is_floating_point and mine.is_floating_point)

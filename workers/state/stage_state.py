@@ -1,0 +1,189 @@
+"""The stage's state in and out: to a newcomer, from a checkpoint or the seed, to the artifact store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from bus.connection import Bus
+from bus.messaging import request_progress as progress
+from schemas.cluster import InstanceStart
+from schemas.errors import Conflict, NotFound
+from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
+from workers.compute.compute_thread import ComputeThread, Priority
+from workers.compute.optimizer import state_tensors
+from workers.compute.stage_compute import StageCompute
+from workers.process.url_rules import open_url
+from workers.state.checkpoint import restore_checkpoint
+from workers.state.checkpoint_writer import CheckpointWriter
+from workers.state.publishing import Publisher
+from workers.state.weights import export, load_initial, page_of
+
+T = TypeVar("T")
+
+
+class StageState:
+    """Which version the stage is at, and how it gets to another one or hands its own on.
+
+    `changed` is called on the event loop after every change of version.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        start: InstanceStart,
+        member: Member,
+        thread: ComputeThread,
+        stage: StageCompute,
+        changed: Callable[[], None],
+    ) -> None:
+        self.version = 0
+        self._bus = bus
+        self._start = start
+        self._member = member
+        self._thread = thread
+        self._stage = stage
+        self._changed = changed
+        self._moved = asyncio.Condition()
+        self._sending = 0
+        self._exported: dict[tuple[str, str, int], tuple[int, dict[str, str]]] = {}
+        self._loading = asyncio.Lock()  # first come, first served: a state, then its redos
+        self.checkpoints = CheckpointWriter(
+            bus, member, start.unit.stage, thread, stage, lambda: self.version
+        )
+        self.publisher = Publisher(bus, f"{start.spec.artifacts.rstrip('/')}/{start.job}")
+
+    async def build(self) -> None:
+        """Version 0: from the seed, or from the weights that the job names."""
+        await self._thread.submit(Priority.ORDER, self._stage.build)
+        url = self._start.spec.initial_weights
+        if url:
+            await load_initial(self._stage.module, await open_url(url, self._bus), url, run=self._ordered)
+
+    async def move_to(self, version: int) -> None:
+        """The stage is at `version` now; whoever waits for it goes on."""
+        async with self._moved:
+            self.version = version
+            self._moved.notify_all()
+        self._changed()
+
+    async def told(self) -> None:
+        """Something that others wait for changed, though not the version."""
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def until(self, reached: Callable[[], bool], patience_s: float) -> None:
+        """Returns once `reached` holds, which is asked after every change, or patience is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s), self._moved:
+                await self._moved.wait_for(reached)
+
+    @contextlib.asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """While the state is on its way to a newcomer: `sent` waits for the end of it."""
+        self._sending += 1
+        try:
+            yield
+        finally:
+            self._sending -= 1
+            await self.told()
+
+    async def sent(self) -> None:
+        """Returns once nobody is being sent the present weights: only then may they change."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: not self._sending)
+
+    async def wait_for(self, version: int, within_s: float | None = None) -> StateReady:
+        """Returns once the stage is at `version`.
+
+        Raises:
+            Conflict: it is not so within `within_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(within_s), self._moved:
+                await self._moved.wait_for(lambda: self.version == version)
+        except TimeoutError:
+            raise Conflict(
+                f"version {version} is not here after {within_s:g} s, but version {self.version}"
+            ) from None
+        return StateReady(member=self._member, version=self.version)
+
+    async def tensors(self) -> tuple[Tensor, ...]:
+        """Parameters and optimizer state in a fixed order, for a newcomer (views: between steps only)."""
+        stage = self._stage
+        found = await self._thread.submit(
+            Priority.ORDER, lambda: state_tensors(stage.module, stage.optimizer)
+        )
+        return tuple(found)
+
+    async def take(
+        self, version: int, tensors: list[Tensor], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Takes over what `tensors` gave at another replica, if it is `wanted` still when its turn comes."""
+        async with self._loading:
+            if not wanted():
+                return
+            await self._thread.submit(Priority.ORDER, lambda: self._stage.load(version, tensors))
+            await self.move_to(version)
+
+    async def redo(
+        self, step: int, gradients: Sequence[Tensor], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Applies a step again as it was applied elsewhere; out of its turn it counts for nothing."""
+        async with self._loading:
+            if step != self.version or not wanted():
+                return
+            await self._thread.submit(Priority.ORDER, lambda: self._stage.redo(step, gradients))
+            await self.move_to(step + 1)
+
+    async def snapshot(self) -> tuple[int, list[Tensor]]:
+        """The version, and a copy of its state in host memory."""
+        return await self._thread.submit(Priority.ORDER, self._stage.snapshot)
+
+    async def restore(self, order: StateRestore) -> StateReady:
+        """Takes the state of a checkpoint, or builds it again from the seed.
+
+        Raises:
+            DamagedCheckpoint, Conflict: it can't be used; nothing was changed.
+        """
+        stage = self._stage
+        progress.follow(self._thread.computed)
+        await self.checkpoints.close()
+        async with self._loading:
+            if order.checkpoint is None:
+                await self.build()
+            else:
+                artifacts = await open_url(order.checkpoint, self._bus)
+                await restore_checkpoint(
+                    stage.module, stage.optimizer, artifacts, version=order.version, run=self._ordered
+                )
+            await self._thread.submit(Priority.ORDER, lambda: stage.restored(order.version))
+            await self.move_to(order.version)
+        return StateReady(member=self._member, version=self.version)
+
+    async def export(self, order: ExportOrder) -> Exported:
+        """Writes the weights as one safetensors shard to the artifact store; or tells the next page of
+        what was written.
+
+        Raises:
+            NotFound: it was not written.
+        """
+        written = (order.url, order.shard, self.version)
+        if not order.after:
+            artifacts = await open_url(order.url, self._bus)
+            self._exported = {written: await export(self._stage.module, artifacts, order.shard)}
+        if written not in self._exported:
+            raise NotFound(f"{order.shard} of version {self.version} was not written below {order.url}")
+        size, lines = self._exported[written]
+        page = lines if order.after is None else page_of(lines, order.after)
+        more = bool(page) and max(page) < max(lines)
+        return Exported(
+            member=self._member, version=self.version, url=order.url, bytes=size, tensors=page, more=more
+        )
+
+    def _ordered(self, work: Callable[[], T]) -> Awaitable[T]:
+        return self._thread.submit(Priority.ORDER, work)

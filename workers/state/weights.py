@@ -1,0 +1,133 @@
+"""A stage's weights, in and out: safetensors under full parameter names.
+
+Because of the full names they do not depend on the segmentation that wrote them. The layout is that of
+Hugging Face; the orchestrator, which sees all shards, writes the index and the digest
+(`schemas.weights_digest`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from bus.files.artifacts import Artifacts
+from bus.messaging.request_progress import in_thread
+from schemas.errors import BadModel
+from schemas.weights_digest import INDEX_NAME
+from workers.compute.model import StageModule
+from workers.state.safetensors_files import (
+    SUFFIX,
+    copy_into,
+    describe_tensor,
+    get_tensors,
+    put_tensors,
+    tensor_names,
+)
+
+T = TypeVar("T")
+
+PAGE_BYTES = 512 << 10
+"""Of what is told about an exported stage's tensors in one answer."""
+
+
+class Runner(Protocol):
+    """Runs work that touches live tensors off the event loop, which has heartbeats to send.
+
+    A stage's is its compute thread. `asyncio.to_thread`, the default, is for where nothing trains.
+    """
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+def weight_tensors(stage: StageModule) -> dict[str, Tensor]:
+    """Full name → tensor on the CPU, contiguous; copies only where they lie elsewhere."""
+    named = [*((name, weight.detach()) for name, weight in stage.trainable()), *stage.untrained()]
+    return {name: tensor.cpu().contiguous() for name, tensor in named}
+
+
+async def export(stage: StageModule, artifacts: Artifacts, shard: str) -> tuple[int, dict[str, str]]:
+    """Writes the stage's weights as `shard` below the artifacts' URL.
+
+    The caller sees to it that nothing trains meanwhile.
+
+    Returns:
+        Bytes of the tensors, and full parameter name → `dtype shape sha256(bytes)`.
+    """
+    tensors = await in_thread(lambda: weight_tensors(stage))
+    await put_tensors(artifacts, shard, tensors, {"format": "pt"})
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return size, await in_thread(lambda: {name: describe_tensor(tensor) for name, tensor in tensors.items()})
+
+
+def page_of(lines: Mapping[str, str], after: str) -> dict[str, str]:
+    """Those of `lines` whose names come behind `after`, sorted: as many as have PAGE_BYTES together, one at
+    least."""
+    page: dict[str, str] = {}
+    left = PAGE_BYTES
+    for name in sorted(name for name in lines if name > after):
+        left -= len(name.encode()) + len(lines[name].encode())
+        if left < 0 and page:
+            break
+        page[name] = lines[name]
+    return page
+
+
+async def load_initial(
+    stage: StageModule, artifacts: Artifacts, url: str, *, run: Runner = asyncio.to_thread
+) -> None:
+    """Takes the stage's weights from a folder of safetensors, with or without an index.
+
+    All of them are read and checked before the first is changed.
+
+    Args:
+        stage: whose weights are replaced, in place.
+        artifacts: the folder.
+        url: how the user wrote it, for messages.
+        run: where the weights are replaced.
+
+    Raises:
+        BadModel: no safetensors there, or a tensor is missing or of another shape or type.
+    """
+    own = dict([*stage.named_parameters(), *stage.untrained()])
+    shard_of = await _locate(artifacts, url, own)
+    missing = sorted(set(own) - set(shard_of))
+    if missing:
+        raise BadModel(
+            f"initial_weights {url} lacks {len(missing)} of the {len(own)} tensors of layers "
+            f"{stage.first_layer} to {stage.last_layer - 1}: {', '.join(missing[:3])}"
+            f"{' …' if len(missing) > 3 else ''}; name the folder of a model of the same factory and args"
+        )
+    names: dict[str, list[str]] = {}
+    for name in own:
+        names.setdefault(shard_of[name], []).append(name)
+    loaded: dict[str, Tensor] = {}
+    for shard, wanted in names.items():
+        loaded |= await get_tensors(artifacts, shard, wanted)
+    await run(lambda: copy_into(own, loaded, f"initial_weights {url}"))
+
+
+async def _locate(artifacts: Artifacts, url: str, own: Mapping[str, Tensor]) -> dict[str, str]:
+    """Full name → shard, from the index or from the shards' own headers."""
+    if url.endswith(SUFFIX):
+        raise BadModel(f"initial_weights {url} is a file; name the folder that holds it")
+    if await artifacts.exists(INDEX_NAME):
+        try:
+            index: dict[str, str] = json.loads(await artifacts.get_bytes(INDEX_NAME))["weight_map"]
+        except (ValueError, KeyError, TypeError):
+            raise BadModel(f"initial_weights {url}: {INDEX_NAME} is not an index of safetensors") from None
+        for shard in sorted({index[name] for name in own if name in index}):
+            if not await artifacts.exists(shard):
+                raise BadModel(f"initial_weights {url}: the index names {shard}, which is not there")
+        return index
+    # only without an index, which all that we export has: an instance may not list what is on the bus
+    shards = [name for name in await artifacts.list() if name.endswith(SUFFIX) and "/" not in name]
+    if not shards:
+        raise BadModel(f"initial_weights {url}: there are no {SUFFIX} files")
+    found: dict[str, str] = {}
+    for shard in shards:
+        found.update(dict.fromkeys(await tensor_names(artifacts, shard), shard))
+    return found

@@ -1,0 +1,288 @@
+"""What an instance writes into its local store (draft §6.1): who it is, how it does, what it was told.
+
+`workers.instance` calls it at its few doors: orders are wrapped, samples handed over, states noted. All of it
+only appends to a queue (`workers.store.local_store`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from bus.subject import Subject
+from bus.subjects import STEP_COMMIT
+from schemas.base import Message
+from schemas.checkpoint import CheckpointWait, CheckpointWritten
+from schemas.cluster import InstanceStart
+from schemas.data_plane import RouteTable
+from schemas.envelope import Envelope, Sender
+from schemas.errors import DmscError
+from schemas.peer_copy import CopySend, CopyTo
+from schemas.step import (
+    Exported,
+    ExportOrder,
+    GroupForm,
+    StateReady,
+    StateRestore,
+    StateSend,
+    StateWait,
+    StepAbort,
+    StepApplied,
+    StepCommit,
+)
+from schemas.store import StoreQuery, StoreRows
+from schemas.telemetry import InstanceSample
+from schemas.weights_digest import weights_sha256
+from workers.store.local_store import LocalStore
+
+METRICS_S = 0.5
+"""Least seconds between two samples that are kept; what is published between them is not."""
+
+_SAMPLED = (
+    "step",
+    "queue",
+    "in_flight",
+    "microbatches",
+    "service_ms",
+    "forward_ms",
+    "backward_ms",
+    "busy",
+    "tokens_per_s",
+    "reduce_ms",
+    "retained_bytes",
+    "resident_bytes",
+)
+
+Order = Callable[[Any], Awaitable[Message]]
+
+
+class Chronicle:
+    """One incarnation's entries. `store` may be one that keeps nothing."""
+
+    def __init__(self, store: LocalStore, stage: int) -> None:
+        self._store = store
+        self._stage = stage
+        self._step = 0
+        self._sampled_at = float("-inf")
+        self._applied: tuple[int, int, int] | None = None
+
+    # --- who it is and how it does --------------------------------------------------------------------
+    def begins(self, start: InstanceStart, **place: Any) -> None:
+        """Configuration, execution context and dependencies of this incarnation.
+
+        Args:
+            start: the order that started it.
+            place: where it runs: cluster, node, device, address, …
+        """
+        for key, value in {
+            "job": start.spec.model_dump(mode="json"),
+            "unit": start.unit.model_dump(mode="json"),
+            "tags": start.unit.tags,
+            "epoch": start.epoch,
+            "stages": start.stages,
+            "layer_count": start.layer_count,
+            "code_digest": start.code_digest,
+            "place": place,
+        }.items():
+            self._store.add("configuration", {"key": key, "value": json.dumps(value)})
+        self._store.add("configuration", lambda: {"key": "dependencies", "value": json.dumps(dependencies())})
+        self.event("state", "pending: it builds its part")
+
+    def sample(self, sample: InstanceSample) -> None:
+        """A sample as it was published; thinned to one each `METRICS_S`."""
+        self._step = sample.step
+        now = time.monotonic()
+        if now - self._sampled_at >= METRICS_S:
+            self._sampled_at = now
+            self._store.add("metrics", partial(_metrics, sample))
+
+    def event(self, kind: str, text: str) -> None:
+        """Anything that is worth finding again: a state, a broken link, new routes."""
+        self._store.add("events", {"kind": kind, "step": self._step, "text": text})
+
+    def routes(self, table: RouteTable | None) -> None:
+        """A strategy revision, if it concerns where this instance sends its microbatches."""
+        if table is not None and table.stage == self._stage + 1:
+            weights = ", ".join(f"{entry.sid} {entry.weight:g}" for entry in table.entries)
+            self.event("routes", f"stage {table.stage} revision {table.revision}: {weights} ({table.reason})")
+
+    # --- what it was told and did ---------------------------------------------------------------------
+    def audited(self, row: Subject, handle: Order) -> Callable[[Any, Envelope], Awaitable[Message]]:
+        """`handle` as the bus serves it; what was ordered, by whom, and what came of it is recorded."""
+
+        async def obey(order: Any, envelope: Envelope) -> Message:
+            began = time.perf_counter()
+            try:
+                answer = await handle(order)
+            except DmscError as error:
+                self._audit(row, order, envelope, began, "refused", f"{error.code}: {error.text}")
+                self.event("refusal", f"{row.name} of {envelope.sender.name}: {error.text}")
+                raise
+            except asyncio.CancelledError:
+                self._audit(row, order, envelope, began, "failed", "cut short")
+                raise
+            except Exception as error:
+                self._audit(row, order, envelope, began, "failed", f"{type(error).__name__}: {error}")
+                raise
+            self._audit(row, order, envelope, began, "obeyed", "")
+            self._done(row, order, answer)
+            return answer
+
+        return obey
+
+    def _audit(
+        self, row: Subject, order: Any, envelope: Envelope, began: float, outcome: str, reason: str
+    ) -> None:
+        took_ms = (time.perf_counter() - began) * 1e3
+        self._store.add("audit", partial(_audit_row, row, order, envelope.sender, outcome, reason, took_ms))
+
+    def _done(self, row: Subject, order: Any, answer: Message) -> None:
+        """What an obeyed order changed, in the table that it belongs to."""
+        if isinstance(order, StepCommit) and isinstance(answer, StepApplied) and row is STEP_COMMIT:
+            self._applied_step(order, answer)
+        elif isinstance(order, ExportOrder) and isinstance(answer, Exported):
+            self._exported(order, answer)
+        elif isinstance(order, CheckpointWait) and isinstance(answer, CheckpointWritten):
+            self._checkpointed(order, answer)
+        elif (text := _told(order, answer)) is not None:
+            self.event(row.name, text)
+
+    def _applied_step(self, order: StepCommit, answer: StepApplied) -> None:
+        applied = (order.epoch, order.step, order.attempt)
+        if applied == self._applied:  # a repeated order, obeyed once
+            return
+        self._applied = applied
+        self._step = answer.version
+        self._store.add("versions", partial(_version_row, order, answer))
+
+    def _exported(self, order: ExportOrder, answer: Exported) -> None:
+        if order.after:
+            return  # the next page of the same
+        whole = bool(answer.tensors) and not answer.more
+        self._store.add(
+            "snapshots",
+            {
+                "kind": "export",
+                "version": answer.version,
+                "epoch": order.epoch,
+                "url": answer.url,
+                "name": order.shard,
+                "bytes": answer.bytes,
+                "sha256": weights_sha256(answer.tensors) if whole else None,
+            },
+        )
+
+    def _checkpointed(self, order: CheckpointWait, answer: CheckpointWritten) -> None:
+        for file in answer.part.files:
+            self._store.add(
+                "snapshots",
+                {
+                    "kind": "checkpoint",
+                    "version": answer.version,
+                    "epoch": order.epoch,
+                    "url": order.url,
+                    "name": f"{answer.part.folder}/{file.name}",
+                    "bytes": file.bytes,
+                    "sha256": file.sha256,
+                },
+            )
+
+    # --- read -----------------------------------------------------------------------------------------
+    async def read(self, query: StoreQuery, envelope: Envelope) -> StoreRows:
+        """Serves `subjects.STORE_QUERY`; reading changes nothing, so that it is not audited."""
+        return await self._store.query(query)
+
+
+def dependencies() -> dict[str, str | None]:
+    """Versions of what the result may hang on."""
+    system = os.uname()
+    return {
+        "dmsc": _installed("dmsc"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "numpy": _installed("numpy"),
+        "safetensors": _installed("safetensors"),
+        "system": f"{system.sysname} {system.release} {system.machine}",
+    }
+
+
+def _installed(name: str) -> str | None:
+    """None where the package runs from a checkout."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _audit_row(
+    row: Subject, order: Any, sender: Sender, outcome: str, reason: str, took_ms: float
+) -> dict[str, Any]:
+    return {
+        "sender": sender.name,
+        "sender_kind": sender.kind.value,
+        "sender_incarnation": sender.incarnation,
+        "what": row.name,
+        "epoch": getattr(order, "epoch", None),
+        "step": getattr(order, "step", getattr(order, "version", None)),
+        "count": 1,
+        "outcome": outcome,
+        "reason": reason,
+        "took_ms": took_ms,
+    }
+
+
+def _version_row(order: StepCommit, answer: StepApplied) -> dict[str, Any]:
+    return {
+        "version": answer.version,
+        "epoch": order.epoch,
+        "attempt": order.attempt,
+        "generation": order.generation,
+        "checksum": order.checksum,
+        "action": order.action,
+        "clip": order.clip,
+    }
+
+
+def _metrics(sample: InstanceSample) -> dict[str, Any]:
+    device = sample.device
+    return {
+        **{name: getattr(sample, name) for name in _SAMPLED},
+        "links": json.dumps([link.model_dump() for link in sample.links]),
+        "device": None if device is None else device.model_dump_json(exclude_none=True),
+    }
+
+
+def _told(order: Any, answer: Message) -> str | None:
+    """An obeyed order that belongs to a recovery, in words; None for the everyday ones."""
+    if isinstance(order, StepAbort):
+        fenced = ", ".join(f"{member.sid} {member.incarnation}" for member in order.fenced)
+        return f"step {order.step} goes on as attempt {order.attempt}" + (
+            f"; fenced: {fenced}" if fenced else ""
+        )
+    if isinstance(order, GroupForm):
+        return f"generation {order.generation}: {', '.join(member.sid for member in order.members)}"
+    if isinstance(order, StateSend) and isinstance(answer, StateReady):
+        if answer.slow:
+            return f"{order.to.sid} {order.to.incarnation} can't follow"
+        if answer.version < 0:
+            return None
+        return f"version {answer.version} sent to {order.to.sid} {order.to.incarnation}, {answer.bytes} bytes"
+    if isinstance(order, CopyTo):
+        return f"kept at {order.holder.sid} {order.holder.incarnation}" if order.holder else "kept nowhere"
+    if isinstance(order, CopySend):
+        return f"version {order.version} of stage {order.stage} sent to {order.to.sid} {order.to.incarnation}"
+    if isinstance(order, StateWait):
+        return f"holds version {order.version}"
+    if isinstance(order, StateRestore):
+        return f"version {order.version} taken from {order.checkpoint or 'the seed'}"
+    return None

@@ -1,0 +1,102 @@
+"""The analysis of a job's model and data, in a short-lived worker of the MIC (draft §5.3).
+
+The control plane has no torch: this worker builds the model, measures its layers, looks at the data, and
+reports. What can't be trained ends here, in one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from bus.files.artifacts import SCHEME
+from bus.security import secret_urls
+from schemas.errors import BadModel
+from schemas.job import JobSpec, kept_spec
+from schemas.task_graph import LayerProfile, ModelTopology
+from workers.compute.data import Batch, Dataset, batch, open_dataset
+from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
+from workers.compute.layer_profile import Profiler
+from workers.compute.model import build, check_trained, loss_function, tied_layers
+from workers.compute.user_code import code_digest
+from workers.process.url_rules import restrict_urls
+from workers.tasks.short_lived import answer, connect
+
+
+def main(payload: dict[str, Any], result: Path | None = None) -> int:
+    """Entry point under the fork server: writes {"topology": …} or {"failed": {"code", "text"}}.
+
+    Args:
+        payload: job, spec, cluster, node, device, servers, sid, token.
+        result: the file to write.
+    """
+    return answer(lambda: {"topology": asyncio.run(_main(payload)).model_dump(mode="json")}, result)
+
+
+async def _main(payload: dict[str, Any]) -> ModelTopology:
+    secret_urls.learn(payload.get("secrets", ""))
+    restrict_urls(payload.get("urls"))
+    spec = kept_spec(payload["spec"])
+    dataset = await _open(payload, spec)
+    return analyse(
+        payload["job"], spec, dataset, payload["cluster"], payload["node"], payload.get("device", "cpu")
+    )
+
+
+async def _open(payload: dict[str, Any], spec: JobSpec) -> Dataset:
+    """Opens the data; connects to the bus only where it is needed."""
+    if not spec.data.source.startswith(SCHEME):
+        return await open_dataset(spec.data, None)
+    async with connect(payload) as bus:
+        return await open_dataset(spec.data, bus)
+
+
+def analyse(
+    job: str, spec: JobSpec, dataset: Dataset, cluster: str, node: str, device: str = "cpu"
+) -> ModelTopology:
+    """The job's layer graph with measured costs.
+
+    Raises:
+        BadModel: the factory fails, the layers can't be trained here, don't fit together, or don't fit the
+            loss.
+        BadData: see `open_dataset`.
+    """
+    training = spec.training
+    compute_exactly(training.compute_threads, training.seed)
+    layers = build(spec.model, training.seed)
+    for name, layer in layers:
+        check_trained((f"{name}.{own}", weight) for own, weight in layer.named_parameters())
+    loss = loss_function(spec.model)
+    sample = batch(
+        dataset, "train", training.seed, 0, 0, training.microbatch_samples, spec.data.sample_tokens
+    )
+    profiles, inexact = _profile(Profiler(spec, layers, loss, device), sample)
+    factories = [spec.model.factory, *([spec.model.loss] if ":" in spec.model.loss else [])]
+    unique = {id(weight): weight.numel() for _, layer in layers for weight in layer.parameters()}
+    return ModelTopology(
+        job=job,
+        cluster=cluster,
+        node=node,
+        layers=tuple(profiles),
+        parameters=sum(unique.values()),
+        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in sample),
+        data_tokens=dataset.bytes.numel(),
+        code_digest=code_digest(*factories),
+        device=device,
+        tied=tied_layers(layers),
+        inexact=f"{inexact} on {device}" if inexact else "",
+    )
+
+
+def _profile(profiler: Profiler, sample: Batch) -> tuple[list[LayerProfile], str]:
+    """The layers, and what of them has no deterministic form, in words; empty where all of it has one."""
+    try:
+        return profiler.run(sample), ""
+    except BadModel as error:
+        operation = inexact_operation(error)
+        if operation is None:
+            raise
+        where = error.text.partition(")")[0] + ")" if error.text.startswith("layer ") else "the loss"
+    with tolerant():
+        return profiler.run(sample), f"{where} uses {operation}, which has no deterministic form"

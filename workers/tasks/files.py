@@ -1,0 +1,72 @@
+"""Reads below one URL of a job in a short-lived worker, or removes checkpoints there, for who is not to open
+it (ADR-0040).
+
+No code of a user runs here, but what is read is theirs, and file systems are large: the process is confined
+to the one folder that the URL names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+from bus.files.artifacts import open_artifacts
+from bus.security import secret_urls
+from schemas.checkpoint import MANIFEST_NAME
+from schemas.errors import BadInput
+from schemas.files import NAME_CHARACTERS, PAGE_NAMES, PIECE_BYTES
+from workers.process.url_rules import restrict_urls
+from workers.tasks.short_lived import answer
+
+
+def main(payload: dict[str, Any], result: Path | None = None) -> int:
+    """Entry point under the fork server: writes {"size"}, {"names", "more"}, {} or {"failed": …}.
+
+    Args:
+        payload: url; what: `piece` with name, start, count and `data`, the path for the bytes; `list` with
+            name and after; or `remove` with folders; urls: what the node's jobs may name; secrets: what a
+            `secret://` stands for.
+        result: the file to write.
+    """
+    return answer(functools.partial(_ask, payload), result)
+
+
+def _ask(payload: dict[str, Any]) -> dict[str, Any]:
+    secret_urls.learn(payload["secrets"])
+    restrict_urls(payload.get("urls"))
+    work = {"list": _list, "piece": _piece, "remove": _remove}[payload["what"]]
+    return asyncio.run(work(payload))
+
+
+async def _piece(payload: dict[str, Any]) -> dict[str, Any]:
+    artifacts = open_artifacts(payload["url"], None)
+    name, start, left = payload["name"], payload["start"], payload["count"]
+    size = await artifacts.size(name)
+    with open(payload["data"], "xb") as file:  # noqa: ASYNC230  # page cache, and nobody else here waits
+        if left and start < size:
+            async for piece in artifacts.open_range(name, start, min(left, size - start)):
+                file.write(piece)
+    return {"size": size}
+
+
+async def _list(payload: dict[str, Any]) -> dict[str, Any]:
+    names = await open_artifacts(payload["url"], None).list(payload["name"])
+    if any(len(name) > NAME_CHARACTERS for name in names):
+        raise BadInput(f"{payload['url']}: a name there has more than {NAME_CHARACTERS} characters")
+    left = [name for name in names if name > payload["after"]]
+    sizes = itertools.accumulate(len(name.encode()) for name in left[:PAGE_NAMES])
+    page = left[: sum(size <= PIECE_BYTES for size in sizes)]
+    return {"names": page, "more": len(left) > len(page)}
+
+
+async def _remove(payload: dict[str, Any]) -> dict[str, Any]:
+    """The manifests first, so that what is half removed does not count."""
+    folders = [open_artifacts(f"{payload['url']}/{name}", None) for name in payload["folders"]]
+    for folder in folders:
+        await folder.delete(MANIFEST_NAME)
+    for folder in folders:
+        await folder.delete()
+    return {}

@@ -1,0 +1,174 @@
+"""A data instance's part of the step transaction, pure: what to make, where it goes (DESIGN §5).
+
+It is stage −1: it binds each of its microbatches to an instance of the first stage, once, and keeps nothing,
+since it can make any of them again (a batch is a pure function of seed, step and microbatch).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from schemas.data_plane import MicrobatchNotice
+from schemas.step import HeldHop, Member, MicrobatchDispatch, MicrobatchState, PathUpdate
+from workers.routing.next_hop import Binder
+from workers.transaction.consistent_snapshot import Cut
+from workers.transaction.stage_machine import FIRST_ROUND, RoundKey
+
+Work = tuple[int, int, int, bool]
+"""(step, attempt, microbatch, evaluate)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Effect: make this microbatch and offer it to an instance of the first stage."""
+
+    work: Work
+    to: Member
+
+
+class DataMachine:
+    """One data instance."""
+
+    def __init__(self, member: Member, *, epoch: int, binder: Binder) -> None:
+        self.member = member
+        self.epoch = epoch
+        self.binder = binder
+        self.step = 0
+        self.attempt = 0
+        self.fenced: set[Member] = set()
+        self._queue: deque[Work] = deque()
+        self._bound: dict[Work, Member] = {}
+        self._open: dict[Work, Member] = {}
+        self._round = FIRST_ROUND
+        self.cut = Cut()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._open)
+
+    def dispatch(self, order: MicrobatchDispatch) -> list[Send]:
+        """Takes microbatches to send. Idempotent; an older attempt counts for nothing."""
+        if order.attempt < self.attempt:
+            return []
+        if order.attempt > self.attempt:
+            self.restarted(order.attempt)
+        self._reach(order.step)
+        for microbatch in order.microbatches:
+            work = (order.step, order.attempt, microbatch, order.evaluate)
+            if work not in self._bound and work not in self._queue:
+                self._queue.append(work)
+        return self.bind()
+
+    def _reach(self, step: int) -> None:
+        if step <= self.step:
+            return
+        self.step = step
+        self.binder.next_step()
+        self._queue = deque(work for work in self._queue if work[0] >= step)
+        self._bound = {work: to for work, to in self._bound.items() if work[0] >= step}
+        for work in [work for work in self._open if work[0] < step]:
+            self.binder.returned(self._open.pop(work).sid)  # the first stage forgets them, too
+
+    def bind(self) -> list[Send]:
+        """Binds what is queued, as far as the windows of the first stage allow."""
+        effects = []
+        while self._queue:
+            _, _, microbatch, evaluate = self._queue[0]
+            target = self.binder.bind(0, None if evaluate else microbatch)
+            if target is None:
+                break
+            effects.append(self._send(self._queue.popleft(), target))
+        return effects
+
+    def _send(self, work: Work, target: Member) -> Send:
+        self._bound[work] = self._open[work] = target
+        return Send(work, target)
+
+    def offered(self, notice: MicrobatchNotice) -> str:
+        """The first stage returns each microbatch with an empty offer: its window has room again.
+
+        A stage may keep its copy here, too.
+        """
+        if notice.direction in ("copy", "redo"):
+            foreign = notice.epoch < self.epoch or notice.receiver != self.member
+            return "stale" if foreign or notice.sender in self.fenced else "accepted"
+        if notice.epoch != self.epoch or notice.receiver != self.member or notice.direction != "backward":
+            return "stale"
+        return "accepted" if self._open.get(_work(notice)) == notice.sender else "held"
+
+    def arrived(self, notice: MicrobatchNotice) -> list[Send]:
+        """A microbatch came back."""
+        if self._open.get(_work(notice)) != notice.sender:
+            return []
+        del self._open[_work(notice)]
+        self.binder.returned(notice.sender.sid, notice.load)
+        return self.bind()
+
+    def current(self, work: Work, to: Member) -> bool:
+        """Whether this sending still counts: it may have been assigned elsewhere since."""
+        return work[1] == self.attempt and self._bound.get(work) == to
+
+    # --- the orchestrator's word ----------------------------------------------------------------------------
+    def fence(self, members: Iterable[Member]) -> list[Send]:
+        """These incarnations count for nothing; windows may have opened."""
+        for member in members:
+            self.fenced.add(member)
+            self.binder.fence(member)
+        self._open = {work: to for work, to in self._open.items() if to not in self.fenced}
+        return self.bind()
+
+    def told(self, step: int, order: RoundKey) -> tuple[HeldHop, ...]:
+        """Every microbatch of the step that was dispatched to this instance, and where it went.
+
+        As in `StageMachine.told`, it is this instance's part of the picture of a round.
+        """
+        self._round = max(self._round, order)
+        epoch, attempt, number = order
+        queued = [
+            HeldHop(microbatch=work[2], state=MicrobatchState.IDLE, upstream=self.member)
+            for work in self._queue
+            if work[:2] == (step, attempt) and not work[3]
+        ]
+        bound = [
+            HeldHop(
+                microbatch=work[2], state=MicrobatchState.FORWARD_DONE, upstream=self.member, downstream=to
+            )
+            for work, to in self._bound.items()
+            if work[:2] == (step, attempt) and not work[3]
+        ]
+        return self.cut.tell((epoch, step, attempt, number), (*queued, *bound))
+
+    def assign(self, order: RoundKey, step: int, paths: Iterable[PathUpdate]) -> list[Send]:
+        """Makes microbatches again for their new owners; without one, binds them like any other."""
+        if order < self._round or step < self.step:
+            return []
+        self._round = order
+        if order[1] > self.attempt:
+            self.restarted(order[1])
+        self._reach(step)
+        effects = []
+        for path in paths:
+            work = (step, self.attempt, path.microbatch, False)
+            if path.downstream is None:
+                if work not in self._bound and work not in self._queue:
+                    self._queue.append(work)
+            elif self._bound.get(work) != path.downstream:
+                if work in self._queue:
+                    self._queue.remove(work)
+                self.binder.assigned(path.downstream)
+                effects.append(self._send(work, path.downstream))
+        return effects + self.bind()
+
+    def restarted(self, attempt: int) -> None:
+        """A new attempt of the whole step: everything of older ones is forgotten."""
+        self.attempt = attempt
+        self._queue.clear()
+        self._bound.clear()
+        self._open.clear()
+        self.binder.reset()
+
+
+def _work(notice: MicrobatchNotice) -> Work:
+    return (notice.step, notice.attempt, notice.microbatch, notice.evaluate)

@@ -1,0 +1,346 @@
+"""A stage instance's part of the step transaction, pure: microbatches, neighbours, fences (DESIGN §5).
+
+Events in, effects out; no I/O, no clock, no tensor is looked into. The shell (`stage_flow`) computes, sends
+and claims what it is told; `tests/sim` runs the same code under a virtual clock. The transitions of a
+microbatch are `microbatch.MICROBATCH_TRANSITIONS`.
+
+What holds after every event:
+
+- a microbatch of the open step has one hop here at most, and is summed once at most;
+- nothing of a fenced incarnation is accepted, nothing is offered to one;
+- this instance alone binds what it owns to the next stage, once; only the orchestrator changes that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from schemas.data_plane import MicrobatchNotice
+from schemas.step import HeldHop, Member, MicrobatchState, PathUpdate
+from workers.routing.next_hop import Binder
+from workers.transaction.consistent_snapshot import Cut
+from workers.transaction.microbatch import Hop, HopKey
+
+WINDOW_STEPS = 1
+"""How far ahead of the open step a microbatch is kept: the next step begins while this one commits."""
+
+IDLE, FORWARD_QUEUED, FORWARD_DONE, BACKWARD_QUEUED, ACCUMULATED = MicrobatchState
+"""Looked up once: an enumeration takes several times as long to find its member as a module does."""
+
+RoundKey = tuple[int, int, int]
+"""(epoch, attempt, round) of a mending: later ones overtake."""
+FIRST_ROUND: RoundKey = (0, 0, 0)
+
+
+# Not frozen, as effects are elsewhere: a microbatch makes five of them, and that would take most of the time.
+@dataclass(slots=True)
+class Forward:
+    """Effect: compute this hop's forward pass (at the last stage, all of it)."""
+
+    hop: Hop
+
+
+@dataclass(slots=True)
+class Backward:
+    """Effect: compute this hop's backward pass from `hop.returned`, and add its gradient to the sum."""
+
+    hop: Hop
+
+
+@dataclass(slots=True)
+class Offer:
+    """Effect: offer what is retained to a neighbour, until it has it."""
+
+    hop: Hop
+    to: Member
+    direction: Literal["forward", "backward"]
+
+
+@dataclass(slots=True)
+class Claim:
+    """Effect: tell the orchestrator that this hop is in the sum (or, evaluated, scored)."""
+
+    hop: Hop
+
+
+Effect = Forward | Backward | Offer | Claim
+
+
+class StageMachine:
+    """One stage instance. `binder` chooses the next hop; `last`: there is none after this stage."""
+
+    def __init__(self, member: Member, *, epoch: int, stage: int, last: bool, binder: Binder) -> None:
+        self.member = member
+        self.epoch = epoch
+        self.stage = stage
+        self.last = last
+        self.binder = binder
+        self.version = 0
+        self.attempt = 0
+        self.hops: dict[HopKey, Hop] = {}
+        self.open = 0
+        """Microbatches that are here and not in the sum yet: what is told to senders."""
+        self.fenced: set[Member] = set()
+        """Mostly nobody is: then `member in fenced` is not asked, which would hash the member."""
+        self._unbound: deque[Hop] = deque()
+        self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
+        self._round = FIRST_ROUND
+        self.cut = Cut()
+        self.belongs = False
+        """It is a member of its stage: its weights change by commits and restorations alone."""
+        self.transfer = 0
+        """The number of the state that it took last, as a newcomer."""
+
+    # --- hops in ----------------------------------------------------------------------------------------
+    def offered(self, notice: MicrobatchNotice) -> str:
+        """The answer to an offer: `accepted`, `held`, `stale` or `later` (see `NoticeAnswer`)."""
+        epoch, attempt, step, direction = notice.epoch, notice.attempt, notice.step, notice.direction
+        if (
+            epoch < self.epoch
+            or (notice.receiver is not self.member and notice.receiver != self.member)
+            or (self.fenced and notice.sender in self.fenced)
+        ):
+            return "stale"
+        if direction in ("state", "copy", "redo"):
+            return self._offered_state(notice)
+        if epoch > self.epoch or attempt > self.attempt:
+            return "later"
+        if attempt < self.attempt or step < self.version:
+            return "stale"
+        if step > self.version + WINDOW_STEPS:
+            return "later"
+        if notice.round and notice.round > self.cut.round(epoch, step, attempt):
+            return "later"  # it was sent after a picture that this instance has not told its part of
+        hop = self.hops.get((step, notice.microbatch, notice.evaluate))
+        if direction == "forward":
+            return self._offered_forward(notice, hop)
+        if hop is None:
+            return "stale"
+        if hop.state in (BACKWARD_QUEUED, ACCUMULATED):
+            return "held"
+        if hop.downstream is not notice.sender and hop.downstream != notice.sender:
+            return "later"  # the path that makes it our neighbour is on its way here
+        return "accepted" if hop.returned is None else "held"
+
+    def _offered_state(self, notice: MicrobatchNotice) -> str:
+        if notice.direction != "state" and notice.stage != self.stage:
+            return "accepted"  # another stage's, to be kept here
+        if self.belongs or notice.direction == "copy" or notice.transfer < self.transfer:
+            return "stale"
+        if notice.direction == "redo" and notice.transfer > self.transfer:
+            return "later"  # the state that it belongs to is just arriving
+        return "accepted"
+
+    def takes(self, notice: MicrobatchNotice) -> bool:
+        """Whether a state, or the redo of a step, that was accepted is still wanted now that it is here."""
+        if self.belongs or notice.transfer < self.transfer:
+            return False
+        if notice.direction == "state":
+            self.transfer = notice.transfer
+        return notice.transfer == self.transfer
+
+    def _offered_forward(self, notice: MicrobatchNotice, hop: Hop | None) -> str:
+        if hop is not None:
+            waits = hop.state is IDLE and hop.upstream == notice.sender
+            return "accepted" if waits else "held"
+        if self._early and any(_same(notice, other) for other, _ in self._early):
+            return "held"
+        return "accepted"
+
+    def arrived(self, notice: MicrobatchNotice, tensors: Sequence[Any]) -> list[Effect]:
+        """Tensors of an accepted offer are here; things may have changed since it was accepted."""
+        if notice.epoch != self.epoch or notice.attempt != self.attempt or notice.step < self.version:
+            return []
+        if self.fenced and notice.sender in self.fenced:
+            return []
+        if notice.direction == "forward":
+            if notice.step > self.version:
+                self._early.append((notice, tensors))
+                return []
+            return self._take(notice, tensors)
+        hop = self.hops.get((notice.step, notice.microbatch, notice.evaluate))
+        if hop is None or hop.returned is not None:
+            return []
+        if hop.downstream is not notice.sender and hop.downstream != notice.sender:
+            return []
+        self.binder.returned(notice.sender.sid, notice.load)
+        hop.returned = tuple(tensors)
+        effects: list[Effect] = []
+        if hop.state is FORWARD_DONE:
+            hop.advance(BACKWARD_QUEUED)
+            effects.append(Backward(hop))
+        return effects + self.bind() if self._unbound else effects
+
+    def _take(self, notice: MicrobatchNotice, tensors: Sequence[Any]) -> list[Effect]:
+        key = (notice.step, notice.microbatch, notice.evaluate)
+        hop = self.hops.get(key)
+        if hop is None:
+            hop = Hop(notice.step, notice.microbatch, notice.attempt, notice.evaluate, notice.sender)
+            self.hops[key] = hop
+        elif hop.state is not IDLE or hop.upstream != notice.sender:
+            return []
+        hop.inputs = tuple(tensors)
+        hop.advance(FORWARD_QUEUED)
+        self.open += 1
+        return [Forward(hop)]
+
+    # --- what was computed ------------------------------------------------------------------------------
+    def forwarded(self, hop: Hop) -> list[Effect]:
+        """The forward pass of `hop` is done."""
+        if self.last:
+            return self.accumulated(hop)
+        if not self.current(hop):
+            return []
+        hop.advance(FORWARD_DONE)
+        if hop.downstream is None:
+            self._unbound.append(hop)
+            return self.bind()
+        effects: list[Effect] = []
+        if hop.offer and hop.downstream not in self.fenced:
+            effects.append(Offer(hop, hop.downstream, "forward"))
+        if hop.returned is not None:
+            hop.advance(BACKWARD_QUEUED)
+            effects.append(Backward(hop))
+        return effects
+
+    def accumulated(self, hop: Hop) -> list[Effect]:
+        """The gradient of `hop` is in the sum, or it was scored."""
+        if not self.current(hop):
+            return []
+        hop.advance(ACCUMULATED)
+        self.open -= 1
+        effects: list[Effect] = []
+        if not self.fenced or hop.upstream not in self.fenced:
+            effects.append(Offer(hop, hop.upstream, "backward"))
+        if not hop.evaluate or self.last:
+            effects.append(Claim(hop))
+        return effects
+
+    def bind(self) -> list[Effect]:
+        """Binds what waits for a next hop, as far as windows and the route table allow."""
+        effects: list[Effect] = []
+        while self._unbound:
+            hop = self._unbound[0]
+            number = None if hop.evaluate else hop.microbatch
+            target = self.binder.bind(self.stage + 1, number, len(self._unbound))
+            if target is None:
+                break
+            self._unbound.popleft()
+            hop.downstream = target
+            effects.append(Offer(hop, target, "forward"))
+        return effects
+
+    def current(self, hop: Hop) -> bool:
+        """False once the step, the attempt or the path of this hop is over."""
+        if hop.step != self.version or hop.attempt != self.attempt:
+            return False
+        return self.hops.get((hop.step, hop.microbatch, hop.evaluate)) is hop
+
+    # --- the orchestrator's word ------------------------------------------------------------------------
+    def fence(self, members: Iterable[Member]) -> None:
+        """These incarnations count for nothing. What is here already stays."""
+        for member in members:
+            self.fenced.add(member)
+            self.binder.fence(member)
+
+    def told(self, order: RoundKey) -> tuple[HeldHop, ...]:
+        """This instance's part of the picture of a round: what it owns or expects of the open step.
+
+        An assignment of an earlier round that is still on its way must not change it any more.
+        """
+        self._round = max(self._round, order)
+        epoch, attempt, number = order
+        held = tuple(
+            HeldHop(
+                microbatch=hop.microbatch,
+                state=hop.state,
+                upstream=hop.upstream,
+                downstream=hop.downstream,
+            )
+            for hop in self.hops.values()
+            if hop.step == self.version and not hop.evaluate
+        )
+        return self.cut.tell((epoch, self.version, attempt, number), held)
+
+    def admitted(self, step: int, order: RoundKey) -> None:
+        """A newcomer: all others have answered this round. It belongs to its stage from here on."""
+        self.belongs = True
+        epoch, attempt, number = order
+        self.cut.reach((epoch, step, attempt, number))
+
+    def assign(self, order: RoundKey, paths: Iterable[PathUpdate]) -> list[Effect]:
+        """Mends paths of the open step. Repeated updates change nothing, overtaken ones count for nothing."""
+        if order < self._round:
+            return []
+        self._round = order
+        effects: list[Effect] = []
+        for path in paths:
+            key = (self.version, path.microbatch, False)
+            hop = self.hops.get(key)
+            if hop is None:
+                if path.upstream is None:
+                    continue  # a neighbour of a hop that this instance never had
+                hop = Hop(self.version, path.microbatch, self.attempt, False, path.upstream)
+                self.hops[key] = hop
+            elif path.upstream is not None and path.upstream != hop.upstream:
+                hop.upstream = path.upstream
+                if hop.state is ACCUMULATED:
+                    effects += [Offer(hop, hop.upstream, "backward"), Claim(hop)]
+            if path.downstream is not None and path.downstream != hop.downstream:
+                effects += self._rebind(hop, path.downstream, path.offer)
+        return effects
+
+    def _rebind(self, hop: Hop, downstream: Member, offer: bool) -> list[Effect]:
+        if hop in self._unbound:
+            self._unbound.remove(hop)
+        hop.downstream, hop.offer = downstream, offer
+        if hop.state in (IDLE, FORWARD_QUEUED):
+            if hop.returned is None:
+                self.binder.assigned(downstream)
+            return []
+        if hop.state is FORWARD_DONE:
+            self.binder.assigned(downstream)
+        return [Offer(hop, downstream, "forward")] if offer else []
+
+    # --- boundaries of steps and attempts ---------------------------------------------------------------
+    def applied(self, version: int) -> list[Effect]:
+        """The step was committed here: forget it, take up what came early.
+
+        A validation may still be on its way here, scored already: nothing returns it any more, so its
+        place in the window is given back now.
+        """
+        self.version = version
+        for hop in [hop for hop in self.hops.values() if hop.step < version]:
+            del self.hops[hop.key]
+            if hop.state is FORWARD_DONE and hop.downstream is not None:
+                self.binder.returned(hop.downstream.sid)
+        if self._unbound:
+            self._unbound = deque(hop for hop in self._unbound if hop.step >= version)
+        self._count_open()
+        self.binder.next_step()
+        early, self._early = self._early, []
+        effects: list[Effect] = []
+        for notice, tensors in early:
+            if notice.step == version and notice.attempt == self.attempt:
+                effects += self._take(notice, tensors)
+        return effects
+
+    def restarted(self, attempt: int) -> None:
+        """A new attempt of the whole step: everything of older ones is forgotten."""
+        self.attempt = attempt
+        self.hops.clear()
+        self._count_open()
+        self._unbound.clear()
+        self._early.clear()
+        self.binder.reset()
+
+    def _count_open(self) -> None:
+        done = (IDLE, ACCUMULATED)
+        self.open = sum([hop.state not in done for hop in self.hops.values()]) if self.hops else 0
+
+
+def _same(one: MicrobatchNotice, other: MicrobatchNotice) -> bool:
+    return (one.step, one.microbatch, one.evaluate) == (other.step, other.microbatch, other.evaluate)

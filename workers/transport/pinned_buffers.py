@@ -1,0 +1,98 @@
+"""Between devices and the wire: gloo moves host memory, so GPU tensors pass through pinned buffers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from schemas.data_plane import TensorMeta
+from schemas.errors import BadMessage
+from workers.transport.gloo import in_thread
+
+
+def describe(tensors: Sequence[Tensor]) -> tuple[TensorMeta, ...]:
+    """What a notice says of tensors."""
+    return tuple(
+        TensorMeta(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        for tensor in tensors
+    )
+
+
+def size_bytes(metas: Sequence[TensorMeta]) -> int:
+    """Bytes of the described tensors on the wire."""
+    total = 0
+    for meta in metas:
+        count = 1
+        for extent in meta.shape:
+            count *= extent
+        total += count * dtype_of(meta).itemsize
+    return total
+
+
+def dtype_of(meta: TensorMeta) -> torch.dtype:
+    """The dtype that a notice names.
+
+    Raises:
+        BadMessage: this torch has none of that name.
+    """
+    dtype = getattr(torch, meta.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise BadMessage(f"a notice offers a tensor of unknown dtype {meta.dtype!r}", dtype=meta.dtype)
+    return dtype
+
+
+class HostCopy:
+    """Tensors on their way to host memory from now on, so that those that wait there hold no device's.
+
+    Host tensors are kept as they are: nobody may change them any more. To be made on the event loop.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors: Sequence[Tensor] = tensors
+        self._copying: asyncio.Task[Sequence[Tensor]] | None = None
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            self._copying = asyncio.create_task(in_thread("to-host", lambda: to_host(tensors)))
+            self._tensors = ()
+
+    async def there(self) -> Sequence[Tensor]:
+        """The tensors, once they are on the host."""
+        if self._copying is None:
+            return self._tensors
+        return await asyncio.shield(self._copying)
+
+
+def to_host(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Contiguous host tensors with the same values, detached. Host tensors are not copied unless they
+    must be; GPU tensors go into pinned memory (blocks until they are there, so not on the event loop)."""
+    staged: list[Tensor] = []
+    devices: set[torch.device] = set()
+    for tensor in tensors:
+        tensor = tensor.detach()
+        if tensor.device.type == "cpu":
+            staged.append(tensor.contiguous())
+            continue
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        devices.add(tensor.device)
+        staged.append(host)
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return tuple(staged)
+
+
+def landing(metas: Sequence[TensorMeta], device: torch.device) -> list[Tensor]:
+    """Fresh host tensors to receive into; pinned if they go on to a GPU."""
+    pinned = device.type == "cuda"
+    return [torch.empty(meta.shape, dtype=dtype_of(meta), pin_memory=pinned) for meta in metas]
+
+
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """The received tensors where they are wanted; complete on return."""
+    if device.type == "cpu":
+        return list(tensors)
+    moved = [tensor.to(device, non_blocking=True) for tensor in tensors]
+    torch.cuda.current_stream(device).synchronize()
+    return moved
