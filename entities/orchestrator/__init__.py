@@ -38,6 +38,6 @@ standing.py       the service itself: follows until it leads, leads until it is 
 """
 
 from entities.orchestrator.leader import OrchestratorConfig
-from entities.orchestrator.standing import Orchestrator
+from entities.orchestrator.service import Orchestrator
 
 __all__ = ["Orchestrator", "OrchestratorConfig"]
