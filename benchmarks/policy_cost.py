@@ -36,8 +36,8 @@ from bus.mesh.registration import digest_of
 from bus.messaging.key_value import Change
 from bus.wire import codec
 from entities.orchestrator.job.job_run import JobRun
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.module_reputation import StandingConfig
 from entities.orchestrator.policy.policy_service import PolicyDesk

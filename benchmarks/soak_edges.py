@@ -29,7 +29,7 @@ from typing import Any
 from dmsc.chaos.plan import HOLD_S, FaultKind
 from dmsc.chaos.report import quantile
 from dmsc.chaos.store_faults import FULL_S
-from dmsc.cli.options import print_table
+from dmsc.console.options import print_table
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = (FaultKind.SERVER_FREEZE, FaultKind.DISK_FULL, FaultKind.GARBAGE_VALUE, FaultKind.NO_ROOM)

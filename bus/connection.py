@@ -21,16 +21,16 @@ from bus.messaging.disconnects import connection_name
 from bus.messaging.handlers import Handler, Server, Subscription
 from bus.messaging.key_value import Bucket
 from bus.messaging.object_store import ObjectStore
-from bus.messaging.request_progress import WANTED, Progress
+from bus.messaging.sealed_requests import QuestionSealer
 from bus.messaging.streams import Recorded
 from bus.nats.client import Link
 from bus.nats.dialer import Token, inbox_prefix
 from bus.nats.liveness import Pulse
-from bus.security.sealed_requests import QuestionSealer
 from bus.security.sealing import Keyring
 from bus.subject import Subject
 from bus.wire import codec
 from bus.wire.packed import Sendable
+from bus.wire.request_progress import WANTED, Progress
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BadMessage, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
@@ -250,7 +250,7 @@ class Bus:
         the deadline is in heard time (`pulse`): for whoever takes silence for death. It never passes while
         the bus is away or stands still. With `moving` it is `deadline_s` behind the last progress that this
         service, or that of another command with the same `moving`, has told
-        (`bus.messaging.request_progress`): work that goes on has all the time that it takes.
+        (`bus.wire.request_progress`): work that goes on has all the time that it takes.
 
         Raises:
             DmscError: whatever the service raised.

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 
 from bus import subjects
-from bus.security.secret_urls import hidden
 from bus.wire.correlation import handling, stand_alone
+from bus.wire.secret_urls import hidden
 from schemas.base import is_token
 from schemas.errors import BadInput, BadMessage, Unavailable
 from schemas.plain_text import plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.cli.app import main
+from dmsc.cli import main
 
 if __name__ == "__main__":
     main()

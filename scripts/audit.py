@@ -50,7 +50,7 @@ IN_FILE = {
     ("entities/authorizer/users/operations.py", "B105"): "what a record says of a command, no password",
     ("entities/orchestrator/job_state/instances.py", "B105"): "empty until the job's secret is read",
     ("bus/guard/permissions.py", "B105"): "names of tokens in subjects and a NATS wildcard, no passwords",
-    ("bus/security/sealed_requests.py", "B106"): "the door's key is public: asked for without a token",
+    ("bus/messaging/sealed_requests.py", "B106"): "the door's key is public: asked for without a token",
     ("bus/server/store_watch.py", "B323"): "the monitoring page of our own child, over loopback",
     ("entities/gateway/http/admission/admission.py", "B105"): "what is answered where there is no token",
     ("workers/sandbox/confinement.py", "B108"): "in a root of its own: another file system than everybody's",
@@ -62,7 +62,7 @@ IN_FILE = {
         "B104",
     ): "compared with, not bound to: the default is loopback",
     (
-        "dmsc/follow/job_file.py",
+        "dmsc/client/job_file.py",
         "B506",
     ): "the loader is a SafeLoader of ours that also refuses keys given twice",
     (

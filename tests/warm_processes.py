@@ -37,7 +37,7 @@ PRELOADED = [
     "workers.links.hop_exchange",
     "workers.links.reduction",
     "httpx",
-    "dmsc.cli.app",
+    "dmsc.cli",
     "dmsc.client.client",
     "dmsc.launch.mesh",
     *zygote.PRELOADED,

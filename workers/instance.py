@@ -24,7 +24,7 @@ from bus.connection import Bus
 from bus.logs import bind_process, configure_logging, get_logger, ship_logs
 from bus.mesh.registration import Presence
 from bus.messaging.key_value import Change
-from bus.security import renewal, secret_urls
+from bus.security import renewal
 from bus.subject import Subject
 from bus.subjects import (
     ADOPT,
@@ -50,6 +50,7 @@ from bus.subjects import (
     STEP_STATUS,
     STORE_QUERY,
 )
+from bus.wire import secret_urls
 from bus.wire.correlation import correlate, stand_alone
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind
@@ -69,7 +70,6 @@ from schemas.telemetry import InstanceSample
 from workers.compute.attribution import culprit_of
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.determinism import compute_exactly
-from workers.compute.user_code import code_digest, describe
 from workers.links.hop_exchange import HopExchange
 from workers.links.link_shaping import Shaping
 from workers.links.link_table import LinkConfig
@@ -81,6 +81,7 @@ from workers.store.local_store import LocalStore
 from workers.store.recorder import Chronicle, Order
 from workers.telemetry.device_telemetry import device_sample, resident_bytes
 from workers.transport.link_authentication import secret_of
+from workers.user_code import code_digest, describe
 
 log = get_logger("instance")
 

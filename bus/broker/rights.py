@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bus.broker.caller import EVERY, OWNER, Asker
 from bus.broker.calls import AskStore, Call, Consume, Open, Purge, Read, Write
+from bus.guard.broker_caller import EVERY, OWNER, Asker
 from bus.guard.permissions import covers, readable, readable_by
 from bus.mesh import rendezvous
 from bus.messaging import streams

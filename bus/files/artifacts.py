@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from bus.files.local_files import Folder
-from bus.messaging.request_progress import in_thread, moved
-from bus.security.secret_urls import hidden, resolved
+from bus.wire.request_progress import in_thread, moved
+from bus.wire.secret_urls import hidden, resolved
 from schemas.errors import BadInput, NotFound, Unavailable
 from schemas.urls import UrlRules, fixed_part, local_path, within
 

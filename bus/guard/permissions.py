@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from bus import subjects
-from bus.broker.caller import BELOW, BROKER, Asker, askers_of_role
+from bus.guard.broker_caller import BELOW, BROKER, Asker, askers_of_role
 from bus.mesh import rendezvous
 from bus.messaging import stream_specs, streams
 from bus.nats import reply_subjects as inboxes

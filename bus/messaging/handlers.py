@@ -15,7 +15,6 @@ from nats.aio.msg import Msg
 from bus.logs import get_logger
 from bus.messaging import attribution as spoken_names
 from bus.messaging.dead_letters import bury
-from bus.messaging.request_progress import SO_FAR, WANTED, Progress, present
 from bus.nats import reply_subjects as inboxes
 from bus.nats.client import asked_to_end
 from bus.nats.durable_subscription import Feed
@@ -23,6 +22,7 @@ from bus.subject import Subject
 from bus.wire import codec
 from bus.wire.correlation import handling
 from bus.wire.packed import Sendable
+from bus.wire.request_progress import SO_FAR, WANTED, Progress, present
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage, DmscError, ErrorReply

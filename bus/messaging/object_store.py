@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from bus.logs import get_logger
-from bus.messaging.request_progress import moved
 from bus.nats import jetstream
 from bus.nats.client import Link
 from bus.nats.ordered_consumer import Reader
+from bus.wire.request_progress import moved
 from schemas.errors import BadMessage, Conflict, DmscError, NotFound, Unavailable
 
 log = get_logger("bus.messaging.object_store")

@@ -6,8 +6,8 @@ import asyncio
 
 from nats.aio.msg import Msg
 
-from bus.messaging import request_progress as progress
 from bus.nats import reply_subjects as inboxes
+from bus.wire import request_progress as progress
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Refused
 
 

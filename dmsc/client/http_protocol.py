@@ -75,7 +75,7 @@ def as_spec(job: str | Path | Mapping[str, Any] | JobSpec) -> dict[str, Any]:
     """The JSON body of a submission. Raises `BadJob` with one line per problem."""
     from pydantic import ValidationError
 
-    from dmsc.follow.job_file import load_job
+    from dmsc.client.job_file import load_job
     from schemas.errors import BadJob
     from schemas.explain import explain
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 
-from dmsc.cli.exit_codes import ExitCode
+from dmsc.console.exit_codes import ExitCode
 from dmsc.follow.curve import WRITER, Curve
 from dmsc.follow.live_view import LiveView, PlainView, View
 from dmsc.follow.run_state import RunState, duration, quantity

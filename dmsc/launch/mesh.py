@@ -24,11 +24,11 @@ from dmsc.launch.incubation import incubating
 from dmsc.launch.layout import ChildSpec, MeshOptions
 from dmsc.launch.log_rotation import rotating
 from dmsc.launch.prefork_server import Zygote, reap_orphan
+from dmsc.launch.rotation import HandingOver
 from dmsc.launch.supervisor import Supervisor
 from dmsc.launch.tenancy import HostsBus, hosts_bus, not_one_mesh
 from dmsc.process.composition import own_address
 from dmsc.process.sandboxing import sentence, way_here
-from dmsc.state.rotation import HandingOver
 from dmsc.state.state_folder import MeshFile, StateFolder
 from schemas.door import MeshStatus
 from schemas.errors import BadInput, DmscError, Unavailable

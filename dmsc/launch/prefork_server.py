@@ -299,7 +299,7 @@ def _become(
         os.close(waits)
         if not known:  # the supervisor did not learn of us in time
             os._exit(0)
-        from dmsc.cli.app import main
+        from dmsc.cli import main
 
         main()
         code = 0

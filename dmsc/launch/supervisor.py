@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from bus.files.plain_files import APPEND, plain
-from dmsc.cli.exit_codes import ExitCode
+from dmsc.console.exit_codes import ExitCode
 from dmsc.launch.layout import ChildSpec, child_arguments, command
 from dmsc.launch.prefork_server import ForkedProcess, Order, Zygote
 from schemas.errors import BadInput, DmscError

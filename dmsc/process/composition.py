@@ -263,7 +263,7 @@ def policy_part(
     `owner`: the user who runs it; empty: the mesh itself. `own_jobs`: it reads stores of their jobs alone.
     """
     from dmsc.process.policy_loading import load_policy
-    from policies.module.engine import EngineConfig
+    from policies.kit.engine import EngineConfig
     from policies.module.service import FunctionalModule, ModuleConfig, module_sid
 
     policy = load_policy(source)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from bus.recording.run_record import Frame
 from bus.subjects import POLICY_DECISION, SUGGESTION
 from dmsc.replay.rules import Rules
+from policies.kit.engine import Engine, EngineConfig, Event, Problem
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
-from policies.module.engine import Engine, EngineConfig, Event, Problem
 from policies.scoring.replay import Replay, Replayed
 from policies.scoring.scoreboard import NEEDS, Scoreboard
 from policies.scoring.scores import Judged

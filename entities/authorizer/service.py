@@ -20,8 +20,8 @@ from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.mesh.discovery import resolve
 from bus.mesh.registration import Presence
+from bus.mesh.resealing import SealedAnew
 from bus.messaging.handlers import Subscription
-from bus.security.resealing import SealedAnew
 from entities.authorizer.access.access_files import RulesFile
 from entities.authorizer.access.access_policy import Ruling, decide, explain, needs_owner, nobody, quota_of
 from entities.authorizer.access.authentication import Stranger, User

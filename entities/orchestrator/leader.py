@@ -15,9 +15,9 @@ from typing import TypeVar
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.mesh.resealing import SealedAnew
 from bus.messaging.handlers import Handler, Server, Subscription
 from bus.messaging.key_value import Entry
-from bus.security.resealing import SealedAnew
 from bus.subject import Subject
 from bus.wire.correlation import current, new_correlation
 from bus.wire.packed import Sendable
@@ -26,11 +26,12 @@ from entities.election.leadership import Candidate
 from entities.election.lease import LeaseConfig
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.job.unreadable_records import RecordGuards, above_all
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
 from entities.orchestrator.job_state.job_store import Journal
 from entities.orchestrator.job_state.link_secret import seal_links_anew
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.retry_limits import Parked
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import Cordoning
 from entities.orchestrator.nodes.draining import Draining
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
@@ -39,7 +40,6 @@ from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import Promotions
 from entities.orchestrator.queue.admission import Admission
 from entities.orchestrator.queue.slot_demand import Room
-from entities.orchestrator.record_guards import RecordGuards, above_all
 from schemas import names
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten

@@ -17,8 +17,8 @@ from bus.logs import get_logger
 from bus.mesh.registration import Presence
 from entities.election.leadership import Candidate
 from entities.metrics import Reading
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.leader import Leader, OrchestratorConfig
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError

@@ -18,8 +18,8 @@ from bus.logs import get_logger
 from bus.mesh.discovery import resolve
 from bus.messaging.handlers import Subscription
 from bus.subject import Subject
+from policies.kit.engine import Event, Result
 from policies.kit.policy import Policy
-from policies.module.engine import Event, Result
 from policies.module.recent import recent
 from schemas.base import Message
 from schemas.envelope import Envelope

@@ -11,7 +11,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
-from policies.module.engine import Engine
+from policies.kit.engine import Engine
 from policies.module.lifecycle import Lifecycle
 from schemas.envelope import Envelope
 from schemas.errors import BadInput, Conflict

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.subjects import POLICY_DECISION
+from policies.kit.engine import Engine, EngineConfig, Event, Problem, Result
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy
 from policies.kit.view import JobView
-from policies.module.engine import Engine, EngineConfig, Event, Problem, Result
 from schemas.policy import PolicyDecision, PolicySuggestion
 
 Answer = Callable[[PolicySuggestion, str, float, JobView], PolicyDecision | None]

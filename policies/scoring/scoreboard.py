@@ -18,8 +18,8 @@ import numpy as np
 
 from bus.subject import Subject
 from bus.subjects import FAULT_VERDICT
+from policies.kit.engine import Event, Result
 from policies.kit.view import JobView, Observations, topic
-from policies.module.engine import Event, Result
 from policies.numerics.stage_balance import StageState, Worker
 from policies.scoring.scores import Worth, avoidance_worth, move_worth, move_worth_by_model, weights_worth
 from schemas.base import Message

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
+from workers.links.redo_queue import RedoQueue
 from workers.stage.followers import OVERFLOWS
-from workers.transaction.redo_queue import RedoQueue
 
 if TYPE_CHECKING:
     from tests.sim.nodes import StageNode

@@ -12,9 +12,9 @@ import pytest
 
 from bus import subjects
 from bus.subject import Subject
-from entities.orchestrator.membership.stage_moves import Crew, StageMoves
+from entities.orchestrator.planning.stage_moves import Crew, StageMoves
 from policies.built_in.stage_rebalancing import StageRebalancing
-from policies.module.engine import Engine, EngineConfig, Event
+from policies.kit.engine import Engine, EngineConfig, Event
 from policies.numerics.stage_balance import Limits, Situation, StageState, Worker, best_move, makespan_ms
 from schemas.base import Message
 from schemas.job import JobEvent, JobState, StepResult

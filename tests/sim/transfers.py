@@ -1,6 +1,6 @@
 """States on their way to newcomers: they follow, by a snapshot and redos, or get the state while all waits.
 
-The queues and the decisions are the real ones (`workers.transaction.redo_queue`, `StageMachine.takes`). What
+The queues and the decisions are the real ones (`workers.links.redo_queue`, `StageMachine.takes`). What
 is between them, `workers.stage.followers`, `HopExchange` and `StageState`, is modelled: notices are repeated
 until answered, receipts may be there before what they tell of, and what was accepted is taken over one after
 the other.

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from bus.logs import get_logger
 from schemas.errors import DmscError, GradientRefused, MicrobatchFailed
 from schemas.registry import Culprit
-from workers.compute.user_code import describe
 from workers.transaction.microbatch import Hop
+from workers.user_code import describe
 
 log = get_logger("stage")
 

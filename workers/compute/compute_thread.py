@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from bus.messaging.request_progress import ThreadProgress
+from bus.wire.request_progress import ThreadProgress
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
-from bus.security.secret_urls import hidden
+from bus.wire.secret_urls import hidden
 from schemas.errors import BadData, BadInput, NotFound
 from schemas.job import DataSpec
 

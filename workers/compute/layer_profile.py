@@ -17,7 +17,7 @@ from schemas.registry import TensorSchema
 from schemas.task_graph import LayerProfile
 from workers.compute.data import Batch
 from workers.compute.model import Layer, LossFunction, as_tensors, autocast, layer_seed, seed_generators
-from workers.compute.user_code import describe
+from workers.user_code import describe
 
 REPEATS = 3
 """Timed passes after one that warms up; the best counts, since noise only ever adds."""

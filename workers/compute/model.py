@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from bus.security.secret_urls import filled
+from bus.wire.secret_urls import filled
 from schemas.callables import LOSSES, MODELS
 from schemas.errors import BadInput, BadModel
 from schemas.job import ModelSpec
-from workers.compute.user_code import describe, load
+from workers.user_code import describe, load
 
 Layer = tuple[str, nn.Module]
 """(full name, module) of one top-level layer; the name prefixes those of its parameters."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bus.connection import Bus
 from bus.mesh.rendezvous import reductions_of
-from bus.messaging import request_progress as progress
+from bus.wire import request_progress as progress
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from workers.links.tensor_link import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S, slowest_bytes_per_s

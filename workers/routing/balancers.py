@@ -27,7 +27,7 @@ from typing import Protocol
 from schemas.callables import BALANCERS
 from schemas.errors import BadModel
 from schemas.step import Member
-from workers.compute.user_code import load
+from workers.user_code import load
 
 REMOTE_PART = 0.05
 """Another cluster's instance counts as this part of its service time farther away: decides between equals."""

@@ -19,7 +19,7 @@ from schemas.errors import Conflict, DmscError
 from schemas.step import Member
 from workers.links.hop_exchange import Outcome
 from workers.links.peer_copy import Snapshot
-from workers.transaction.redo_queue import RedoQueue
+from workers.links.redo_queue import RedoQueue
 from workers.transport.pinned_buffers import HostCopy
 
 log = get_logger("instance")

@@ -19,11 +19,11 @@ from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
 from schemas.fault import LinkFault
 from schemas.peer_copy import CopyHeld, CopySend, CopyStatus
 from schemas.step import Member, StateReady
-from workers.compute.user_code import describe
 from workers.links.hop_exchange import Direction, HopExchange, Outcome
 from workers.links.peer_copy import CopyShelf
 from workers.routing.balancers import balancer
 from workers.routing.next_hop import Binder
+from workers.user_code import describe
 
 log = get_logger("instance")
 

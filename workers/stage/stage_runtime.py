@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bus.messaging import request_progress as progress
+from bus.wire import request_progress as progress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.errors import Ack, Conflict, Fenced, PeerUnreachable
 from schemas.files import PublishFile

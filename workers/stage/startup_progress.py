@@ -16,9 +16,9 @@ import psutil
 
 from bus.logs import get_logger
 from bus.mesh.registration import Presence
-from bus.messaging import request_progress as progress
-from bus.messaging.request_progress import Progress
+from bus.wire import request_progress as progress
 from bus.wire.correlation import stand_alone
+from bus.wire.request_progress import Progress
 from schemas.errors import DmscError
 from schemas.registry import InstanceState
 

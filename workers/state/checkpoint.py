@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bus.files.artifacts import Artifacts
-from bus.messaging.request_progress import in_thread
+from bus.wire.request_progress import in_thread
 from schemas.checkpoint import (
     MANIFEST_NAME,
     CheckpointFile,

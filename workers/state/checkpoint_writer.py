@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bus.connection import Bus
-from bus.messaging import request_progress as progress
-from bus.messaging.request_progress import Progress
+from bus.wire import request_progress as progress
+from bus.wire.request_progress import Progress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.errors import Conflict, NotFound
 from schemas.step import Member

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bus.files.artifacts import Artifacts
-from bus.messaging.request_progress import in_thread
+from bus.wire.request_progress import in_thread
 from schemas.errors import BadInput, BadModel, NotFound
 from schemas.weights_digest import tensor_line
 

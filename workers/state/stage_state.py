@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from bus.connection import Bus
-from bus.messaging import request_progress as progress
+from bus.wire import request_progress as progress
 from schemas.cluster import InstanceStart
 from schemas.errors import Conflict, NotFound
 from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore

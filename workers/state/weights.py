@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from bus.files.artifacts import Artifacts
-from bus.messaging.request_progress import in_thread
+from bus.wire.request_progress import in_thread
 from schemas.errors import BadModel
 from schemas.weights_digest import INDEX_NAME
 from workers.compute.model import StageModule

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.files.artifacts import SCHEME
-from bus.security import secret_urls
+from bus.wire import secret_urls
 from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
@@ -19,9 +19,9 @@ from workers.compute.data import Batch, Dataset, batch, open_dataset
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.model import build, check_trained, loss_function, tied_layers
-from workers.compute.user_code import code_digest
 from workers.process.url_rules import restrict_urls
 from workers.tasks.short_lived import answer, connect
+from workers.user_code import code_digest
 
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:

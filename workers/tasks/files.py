@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.files.artifacts import open_artifacts
-from bus.security import secret_urls
+from bus.wire import secret_urls
 from schemas.checkpoint import MANIFEST_NAME
 from schemas.errors import BadInput
 from schemas.files import NAME_CHARACTERS, PAGE_NAMES, PIECE_BYTES

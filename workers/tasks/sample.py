@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bus.files.artifacts import SCHEME, open_artifacts
-from bus.security import secret_urls
+from bus.wire import secret_urls
 from schemas.errors import BadModel
 from schemas.job import SampleSpec, kept_spec
 from workers.compute.model import StageModule, build, slice_stage

@@ -12,7 +12,7 @@ from typing import Any
 from bus.connection import Bus
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
-from workers.compute.user_code import describe
+from workers.user_code import describe
 
 
 def answer(ask: Callable[[], dict[str, Any]], result: Path | None) -> int:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import AllowUrlOption, JsonOption, StateOption, print_json, print_table
-from dmsc.cli.running import leave, run_async
+from dmsc.console.options import AllowUrlOption, JsonOption, StateOption, print_json, print_table
+from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
     from dmsc.chaos.report import Report
@@ -85,8 +85,8 @@ def chaos(
     from dmsc.chaos.plan import FaultKind, parse_every, parse_kinds
     from dmsc.chaos.present import closing, rows
     from dmsc.chaos.run import ChaosOptions
-    from dmsc.cli.exit_codes import ExitCode
-    from dmsc.follow.job_file import load_job, named_urls
+    from dmsc.client.job_file import load_job, named_urls
+    from dmsc.console.exit_codes import ExitCode
     from dmsc.launch.prefork_server import hatched
     from schemas.errors import BadInput
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import (
+from dmsc.console.options import (
     GatewayOption,
     JsonOption,
     StateOption,
@@ -16,7 +16,7 @@ from dmsc.cli.options import (
     print_table,
     print_text,
 )
-from dmsc.cli.running import ask_gateway
+from dmsc.console.running import ask_gateway
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import (
+from dmsc.commands.jobs.runs import bus_or_none
+from dmsc.console.options import (
     BusOption,
     BusTokenOption,
     JsonOption,
@@ -17,8 +18,7 @@ from dmsc.cli.options import (
     print_table,
     print_text,
 )
-from dmsc.cli.running import run_async
-from dmsc.commands.jobs.runs import bus_or_none
+from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
     from dmsc.replay.recordings import Archive

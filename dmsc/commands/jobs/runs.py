@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
-from dmsc.cli.running import run_async
+from dmsc.console.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
+from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
     from bus.recording.run_file import RunHeader

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import JsonOption, print_json, print_table
+from dmsc.console.options import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
     from dmsc.simulation.results.report import Report

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
-from dmsc.cli.running import leave, run_async
+from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
+from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
-    from dmsc.cli.exit_codes import ExitCode
+    from dmsc.console.exit_codes import ExitCode
     from dmsc.follow.follow import FollowOptions
     from schemas.job import JobRecord, JobSpec
 
@@ -49,8 +49,8 @@ def train(
 
     Example: dmsc train examples/stdlib-gpt.yaml --set training.steps=50
     """
+    from dmsc.client.job_file import load_job
     from dmsc.follow.follow import FollowOptions, OnInterrupt
-    from dmsc.follow.job_file import load_job
 
     spec = load_job(file, set_ or ())
     options = FollowOptions(out=out, plain=plain, json=json, on_interrupt=OnInterrupt.CANCEL)
@@ -93,8 +93,8 @@ async def _train(
     token: str | None,
     state: Path | None,
 ) -> tuple[JobRecord, ExitCode]:
-    from dmsc.cli.exit_codes import ExitCode
     from dmsc.client.async_client import AsyncClient
+    from dmsc.console.exit_codes import ExitCode
     from dmsc.follow.follow import follow
     from dmsc.process.interrupts import interrupts
 

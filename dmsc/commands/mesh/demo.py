@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.running import leave, run_async
 from dmsc.commands.jobs.train import OutOption, PlainOption
+from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
-    from dmsc.cli.exit_codes import ExitCode
+    from dmsc.console.exit_codes import ExitCode
     from dmsc.follow.follow import FollowOptions
     from dmsc.launch.layout import MeshOptions
     from dmsc.launch.prefork_server import Zygote
@@ -44,8 +44,8 @@ def demo(
 
     Example: dmsc demo --set training.steps=30
     """
+    from dmsc.client.job_file import load_job, named_urls
     from dmsc.follow.follow import FollowOptions, OnInterrupt
-    from dmsc.follow.job_file import load_job, named_urls
     from dmsc.launch.layout import MeshOptions
     from dmsc.launch.prefork_server import hatched
     from dmsc.process.composition import node_name
@@ -83,8 +83,8 @@ async def _demo(
 ) -> ExitCode:
     from contextlib import closing
 
-    from dmsc.cli.exit_codes import ExitCode
     from dmsc.client.async_client import AsyncClient
+    from dmsc.console.exit_codes import ExitCode
     from dmsc.follow.follow import follow, output_folder
     from dmsc.launch.mesh import running_mesh
     from dmsc.launch.starting_view import StartingView

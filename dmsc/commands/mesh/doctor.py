@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dmsc.cli.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_text
-from dmsc.cli.running import leave, run_async
+from dmsc.console.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_text
+from dmsc.console.running import leave, run_async
 
 
 def doctor(
@@ -20,8 +20,8 @@ def doctor(
     """
     from dataclasses import asdict
 
-    from dmsc.cli.checks import examine
-    from dmsc.cli.exit_codes import ExitCode
+    from dmsc.console.exit_codes import ExitCode
+    from dmsc.launch.checks import examine
     from dmsc.state.state_folder import StateFolder, default_state
 
     found = run_async(examine(StateFolder(state or default_state()), bus, bus_token))

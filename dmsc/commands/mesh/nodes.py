@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import (
+from dmsc.console.options import (
     GatewayOption,
     JsonOption,
     StateOption,
@@ -17,7 +17,7 @@ from dmsc.cli.options import (
     print_table,
     print_text,
 )
-from dmsc.cli.running import ask_gateway, leave
+from dmsc.console.running import ask_gateway, leave
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -134,7 +134,7 @@ def drain(
     if left:
         progress = next((one.progress for one in final.cordons if one.slot is None), "")
         print_text(f"{final.agent} is not empty after {timeout_s:g} s: {progress or left}", error=True)
-        from dmsc.cli.exit_codes import ExitCode
+        from dmsc.console.exit_codes import ExitCode
 
         leave(ExitCode.FAILED)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import (
+from dmsc.console.options import (
     AccessFileOption,
     AllowUrlOption,
     BusTokenOption,
@@ -20,7 +20,7 @@ from dmsc.cli.options import (
     StateOption,
     TrustOption,
 )
-from dmsc.cli.running import run_async
+from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
     from dmsc.metrics.listener import MetricsOptions

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.exit_codes import ExitCode
-from dmsc.cli.options import (
+from dmsc.console.exit_codes import ExitCode
+from dmsc.console.options import (
     AccessFileOption,
     AllowUrlOption,
     CodeOption,
@@ -22,7 +22,7 @@ from dmsc.cli.options import (
     TrustOption,
     print_json,
 )
-from dmsc.cli.running import leave, run_async
+from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable

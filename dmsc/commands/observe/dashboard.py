@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
-from dmsc.cli.running import run_async
+from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
+from dmsc.console.running import run_async
 
 _read_s = 5.0
 """A browser has read the page that leads on by then."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmsc.cli.durations import parse_duration
-from dmsc.cli.options import BusOption, BusTokenOption, JsonOption, StateOption
-from dmsc.cli.running import run_async
+from dmsc.console.durations import parse_duration
+from dmsc.console.options import BusOption, BusTokenOption, JsonOption, StateOption
+from dmsc.console.running import run_async
 from schemas.plain_text import plain
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmsc.cli.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
-from dmsc.cli.running import run_async
+from dmsc.console.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
+from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
     from dmsc.state.settings import BusAddress

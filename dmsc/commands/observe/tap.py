@@ -8,8 +8,15 @@ from typing import Annotated
 
 import typer
 
-from dmsc.cli.options import BusOption, BusTokenOption, GatewayOption, JsonOption, StateOption, TokenOption
-from dmsc.cli.running import run_async
+from dmsc.console.options import (
+    BusOption,
+    BusTokenOption,
+    GatewayOption,
+    JsonOption,
+    StateOption,
+    TokenOption,
+)
+from dmsc.console.running import run_async
 
 
 def tap(

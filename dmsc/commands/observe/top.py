@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmsc.cli.options import (
+from dmsc.console.options import (
     BusOption,
     BusTokenOption,
     GatewayOption,
@@ -18,7 +18,7 @@ from dmsc.cli.options import (
     TokenOption,
     print_json,
 )
-from dmsc.cli.running import run_async
+from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import (
+from dmsc.commands.mesh.run import LevelOption, ParentOption, run_parts
+from dmsc.console.options import (
     BusOption,
     BusTokenOption,
     GatewayOption,
@@ -21,8 +22,7 @@ from dmsc.cli.options import (
     print_table,
     print_text,
 )
-from dmsc.cli.running import ask_gateway, run_async
-from dmsc.commands.mesh.run import LevelOption, ParentOption, run_parts
+from dmsc.console.running import ask_gateway, run_async
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -126,7 +126,7 @@ def new(
 
     Example: dmsc policy new my-idea
     """
-    from dmsc.cli.policy_template import write_policy
+    from dmsc.commands.policies.policy_template import write_policy
 
     file, test_file = write_policy(name, folder)
     print(f"{file}       dmsc policy run --shadow {file}")

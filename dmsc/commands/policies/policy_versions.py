@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import (
+from dmsc.commands.jobs.runs import bus_or_none
+from dmsc.console.options import (
     BusOption,
     BusTokenOption,
     GatewayOption,
@@ -19,8 +20,7 @@ from dmsc.cli.options import (
     print_table,
     print_text,
 )
-from dmsc.cli.running import ask_gateway, run_async
-from dmsc.commands.jobs.runs import bus_or_none
+from dmsc.console.running import ask_gateway, run_async
 
 if TYPE_CHECKING:
     from dmsc.replay.scores import Scores

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_text
-from dmsc.cli.running import ask_gateway
+from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_text
+from dmsc.console.running import ask_gateway
 
 if TYPE_CHECKING:
     from entities.authorizer.access.access_policy import AccessPolicy

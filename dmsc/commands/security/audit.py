@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.exit_codes import ExitCode
-from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.cli.running import ask_gateway, leave
+from dmsc.console.exit_codes import ExitCode
+from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.console.running import ask_gateway, leave
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dmsc.cli.options import JsonOption, print_json
+from dmsc.console.options import JsonOption, print_json
 
 
 def cert(

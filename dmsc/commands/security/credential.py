@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.durations import parse_duration
-from dmsc.cli.options import JsonOption, StateOption, print_json, print_table
+from dmsc.console.durations import parse_duration
+from dmsc.console.options import JsonOption, StateOption, print_json, print_table
 
 if TYPE_CHECKING:
     from bus.security.identity import Identity

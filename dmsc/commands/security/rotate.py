@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.cli.options import StateOption
+from dmsc.console.options import StateOption
 
 if TYPE_CHECKING:
     from dmsc.state.issued_credentials import Entry
@@ -32,9 +32,9 @@ def rotate(
 
     Example: dmsc credential rotate --grace 2h
     """
-    from dmsc.cli.durations import parse_duration
-    from dmsc.cli.running import run_async
-    from dmsc.state import rotation
+    from dmsc.console.durations import parse_duration
+    from dmsc.console.running import run_async
+    from dmsc.launch import rotation
     from dmsc.state.issued_credentials import Issued
     from dmsc.state.state_folder import StateFolder, default_state
 

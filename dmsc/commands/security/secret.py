@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.cli.running import ask_gateway
+from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.console.running import ask_gateway
 
 app = typer.Typer(
     help="URLs with credentials, tokens, keys, kept sealed: a job names them secret://NAME.",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from dmsc.cli.durations import parse_duration
-from dmsc.cli.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.cli.running import ask_gateway
+from dmsc.console.durations import parse_duration
+from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
+from dmsc.console.running import ask_gateway
 
 if TYPE_CHECKING:
     from schemas.access import UserAnswer, UserInfo, WhoAmI

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dmsc.follow.job_file import load_document
+from dmsc.client.job_file import load_document
 from dmsc.simulation.scenarios.scenario import Scenario
 from schemas.errors import BadInput, BadJob
 

@@ -32,8 +32,8 @@ from entities.orchestrator.checkpointing.job_artifacts import OwnCheckpoints, Un
 from entities.orchestrator.job_state.instances import Instances, MemberLost
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.monitoring.hardware_risk import hardware_risk
 from schemas.checkpoint import (
     CheckpointManifest,

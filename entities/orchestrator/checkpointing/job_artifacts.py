@@ -25,7 +25,7 @@ from entities.orchestrator.checkpointing.publishing import publish_file
 from entities.orchestrator.job_state.instances import Instances
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest, checkpoints_url
 from schemas.errors import Conflict, DamagedCheckpoint, DmscError, Fenced, Unavailable
 from schemas.files import REMOVED_FOLDERS, RemoveCheckpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus.connection import Bus
 from bus.subjects import FAULT_VERDICT, JUDGE, RESOLVE
 from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Judge, Judgement
 from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultReport, FaultScope, FaultVerdict, VerdictKind

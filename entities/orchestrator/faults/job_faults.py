@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from entities.orchestrator.faults.fault_queue import FaultQueue
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.quarantine import BadMicrobatch
 from entities.orchestrator.job_state.retry_limits import StepBroken
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.fault import FaultKind, FaultReport, FaultState, FaultTask, FaultVerdict
 from schemas.registry import ServiceRecord
 from schemas.step import Member

@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from bus.logs import get_logger
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.task_graph import first_policy
 from schemas.errors import Unavailable
 from schemas.job import JobSpec

@@ -24,9 +24,9 @@ from entities.orchestrator.job.training import Training
 from entities.orchestrator.job.weight_export import export_weights
 from entities.orchestrator.job_state.instances import Instances, MemberLost, NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.policy_distribution import Communication
 from entities.orchestrator.job_state.retry_limits import Parked
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.planning.task_graph import plan, why_inexact
 from entities.orchestrator.queue.job_queue import Waiting, emptied, free_slots, slots_of, turn

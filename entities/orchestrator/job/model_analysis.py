@@ -10,7 +10,7 @@ from bus.logs import get_logger
 from bus.subjects import ANALYSE, WRITE_SAMPLE
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
 from schemas.job import WeightsManifest

@@ -13,8 +13,8 @@ from typing import Any
 
 from entities.orchestrator.job.training import Training
 from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.retry_limits import Parked
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.errors import Conflict, Unavailable
 from schemas.job import JobState
 

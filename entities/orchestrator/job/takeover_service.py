@@ -11,7 +11,7 @@ from bus.subject import Subject
 from bus.subjects import ADOPT, REGISTRY_RECORD, STEP_ABORT, STEP_COMMIT, STEP_FENCE
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.step.step_orders import commit_order
 from entities.orchestrator.transaction.takeover_rules import Settled, outsiders, settle
 from schemas.base import Message

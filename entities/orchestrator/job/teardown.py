@@ -15,8 +15,8 @@ from entities.orchestrator.job_state.instances import Instances
 from entities.orchestrator.job_state.job_secrets import forget_secrets
 from entities.orchestrator.job_state.job_store import Journal
 from entities.orchestrator.job_state.link_secret import forget_link_secret
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import ForgetTopology
 from schemas.errors import DmscError
 from schemas.registry import ReleaseJob

@@ -25,7 +25,6 @@ from entities.orchestrator.job_state.event_writer import Telling
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.instances import Instances, MemberLost
 from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.policy_distribution import Communication
 from entities.orchestrator.job_state.quarantine import BadMicrobatch, Quarantine, skip_decision
 from entities.orchestrator.job_state.retry_limits import Parked, Setbacks, StepBroken, Unrecoverable
@@ -36,11 +35,12 @@ from entities.orchestrator.membership.node_partitions import NodeCuts
 from entities.orchestrator.membership.peer_copies import PeerCopies
 from entities.orchestrator.membership.rebalancing import Rebalancing
 from entities.orchestrator.membership.replacement import OccupiedFn, Replacement
-from entities.orchestrator.membership.stage_moves import StageMoves
 from entities.orchestrator.membership.standbys import Standbys
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.monitoring.alerts import Alerts
 from entities.orchestrator.monitoring.job_figures import JobFigures
 from entities.orchestrator.monitoring.step_result import step_result
+from entities.orchestrator.planning.stage_moves import StageMoves
 from entities.orchestrator.step.step_loop import StageGone, StepGivenUp
 from entities.orchestrator.step.step_owner import Progress
 from entities.orchestrator.transaction.step_events import Replay, in_order

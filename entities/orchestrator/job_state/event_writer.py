@@ -9,7 +9,7 @@ from typing import Any
 from entities.orchestrator.job_state.instances import Instances
 from entities.orchestrator.job_state.job_store import Journal
 from entities.orchestrator.job_state.quarantine import BadMicrobatch
-from entities.orchestrator.membership.stage_moves import in_words
+from entities.orchestrator.planning.stage_moves import in_words
 from schemas.alert import Alert
 from schemas.job import NodeCut, StepResult
 from schemas.stage_move import StageMove

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from bus.connection import Bus
-from bus.messaging.request_progress import Progress
 from bus.subject import Subject
 from bus.subjects import START_INSTANCE, STOP_INSTANCE
+from bus.wire.request_progress import Progress
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.job_state.link_secret import link_secret
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
@@ -277,7 +277,7 @@ class Instances:
     ) -> dict[str, Any]:
         """Gives the same order to several members and returns their answers by SID.
 
-        With `moving` each has `deadline_s` from its last progress on (`bus.messaging.request_progress`); with
+        With `moving` each has `deadline_s` from its last progress on (`bus.wire.request_progress`); with
         a `Progress`, from the last of any order that has the same.
 
         Raises:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import QOS_POLICY
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.errors import DmscError, Unavailable
 from schemas.signals import CommunicationPolicy, StagePolicy
 

@@ -15,10 +15,10 @@ from entities.orchestrator.faults.job_faults import JobFaults
 from entities.orchestrator.job_state.event_writer import Telling
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.membership.failure_handling import Troubles
 from entities.orchestrator.membership.partition import Cut, FailedEdges, Node, Side, kept, name
 from entities.orchestrator.membership.replacement import Replacement
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.step.step_owner import Progress
 from schemas.cluster import Judge
 from schemas.errors import DmscError

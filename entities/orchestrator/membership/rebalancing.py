@@ -16,8 +16,8 @@ from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.instances import Instances
 from entities.orchestrator.membership.joining import Recruits
 from entities.orchestrator.membership.replacement import Replacement
-from entities.orchestrator.membership.stage_moves import Crew, StageMoves, in_words
 from entities.orchestrator.planning.scaling import added_replicas, with_units, without_units
+from entities.orchestrator.planning.stage_moves import Crew, StageMoves, in_words
 from entities.orchestrator.step.step_owner import Progress
 from schemas.errors import Conflict, DmscError
 from schemas.job import StepResult

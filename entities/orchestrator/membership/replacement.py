@@ -12,9 +12,9 @@ from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
 from entities.orchestrator.job_state.instances import Instances, NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.membership.partition import Node, avoided, name
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom, is_cordoned, place
 from schemas.cluster import InstanceStop
 from schemas.errors import DmscError

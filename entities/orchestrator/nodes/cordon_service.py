@@ -11,8 +11,8 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.orchestrator.faults.fault_queue import FaultQueue
-from entities.orchestrator.job_state.mesh_view import MeshView
-from entities.orchestrator.nodes.cordons import affected_slots, find_node, works_on
+from entities.orchestrator.mesh.cordons import affected_slots, find_node, works_on
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Cordon, NodeStatus
 from schemas.door import CordonPlace, Cordons, UncordonPlace
 from schemas.envelope import Envelope

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from bus.logs import get_logger
 from entities.orchestrator.job.job_run import JobRun
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import Cordoning
 from schemas.cluster import Cordon
 from schemas.errors import DmscError

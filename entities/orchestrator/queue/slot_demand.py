@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.queue.job_queue import Waiting
 from schemas.task_graph import Placement
 

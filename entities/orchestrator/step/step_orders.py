@@ -13,7 +13,6 @@ from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.messaging.request_progress import Progress
 from bus.subjects import (
     GROUP_FORM,
     STATE_SEND,
@@ -25,6 +24,7 @@ from bus.subjects import (
     STEP_FENCE,
     STEP_PREPARE,
 )
+from bus.wire.request_progress import Progress
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.instances import Instances, MemberLost
 from entities.orchestrator.step.step_observer import StepObserver

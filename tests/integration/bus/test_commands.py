@@ -8,10 +8,10 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.messaging import request_progress as progress
-from bus.messaging.request_progress import Progress
 from bus.server.embedded import EmbeddedServer
 from bus.wire import codec
+from bus.wire import request_progress as progress
+from bus.wire.request_progress import Progress
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, Conflict, DeadlineExceeded, NoResponders
 from tests.conftest import Connect

@@ -46,7 +46,7 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     from tests.integration.dmsc.command_line import environment
 
     heavy = ("nats", "httpx", "fastapi", "pydantic", "torch", "yaml")
-    code = f"import dmsc.cli.app, sys; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import dmsc.cli, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment(),
@@ -63,7 +63,7 @@ def test_help_of_each_command_shows_an_example(command: str, tmp_path: Path) -> 
     from typer.core import TyperGroup
     from typer.main import get_command
 
-    from dmsc.cli.app import app
+    from dmsc.cli import app
 
     found = get_command(app)
     for name in command.split():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
-from dmsc.cli.checks import STORE_REMEDY
+from dmsc.launch.checks import STORE_REMEDY
 from schemas.envelope import EntityKind
 from tests.integration.dmsc.command_line import dmsc
 

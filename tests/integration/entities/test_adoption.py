@@ -10,7 +10,7 @@ from bus.connection import Bus
 from entities.orchestrator.job.takeover_service import Adoption
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
 from schemas.registry import InstanceState
 from schemas.step import (

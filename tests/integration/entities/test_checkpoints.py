@@ -17,8 +17,8 @@ from bus.messaging.handlers import Subscription
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.instances import Instances, MemberLost
 from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.checkpoint import (
     CheckpointFile,
     CheckpointOrder,

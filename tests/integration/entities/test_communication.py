@@ -10,8 +10,8 @@ from bus import subjects
 from bus.connection import Bus
 from entities.orchestrator.job import ingress_gateway as entry_gateway
 from entities.orchestrator.job.ingress_gateway import EntryGateway, next_entry
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, Unavailable
 from schemas.job import JobSpec, ModelSpec, TrainingSpec

@@ -9,7 +9,7 @@ import pytest
 from bus import subjects
 from bus.messaging.key_value import Change
 from entities.orchestrator.faults.fault_queue import FaultQueue
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import Cordoning
 from schemas.cluster import Cordon, NodeStatus, Slot
 from schemas.door import CordonPlace, UncordonPlace

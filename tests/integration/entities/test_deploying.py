@@ -9,7 +9,7 @@ import pytest
 from bus import subjects
 from bus.messaging.key_value import Change
 from entities.orchestrator.job_state.instances import Instances, MemberLost, NodeLost, NotReady, StartFailed
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import InstanceStart, InstanceStarted, NodeStatus, Slot
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Unavailable

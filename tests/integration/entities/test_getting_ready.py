@@ -10,8 +10,8 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.mesh.registration import Presence
-from bus.messaging.request_progress import moved
 from bus.server.embedded import EmbeddedServer
+from bus.wire.request_progress import moved
 from entities.service_registry.service import ServiceRegistry
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind

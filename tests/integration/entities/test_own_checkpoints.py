@@ -19,7 +19,7 @@ from entities.job_files.checkpoint_catalog import Folder
 from entities.orchestrator.checkpointing.job_artifacts import OwnCheckpoints
 from entities.orchestrator.job_state.instances import Instances
 from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, StageCheckpoint
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Unavailable

@@ -7,9 +7,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.policy_distribution import Communication
 from entities.orchestrator.membership.standbys import Standbys
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyDesk
 from schemas.envelope import EntityKind, Envelope

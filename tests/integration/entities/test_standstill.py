@@ -19,10 +19,10 @@ from entities.orchestrator.job import model_analysis as model_work
 from entities.orchestrator.job.bus_outages import Outages
 from entities.orchestrator.job.model_analysis import ModelWork
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.membership import joining as recruits
 from entities.orchestrator.membership.joining import Recruits
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, NodeStatus, Slot
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadModel, Unavailable

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bus import subjects
-from bus.broker.caller import Asker
 from bus.connection import Bus
+from bus.guard.broker_caller import Asker
 from bus.guard.permissions import PRIVATE
 from bus.mesh.rendezvous import Rendezvous, links_of
 from bus.nats import jetstream

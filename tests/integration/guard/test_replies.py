@@ -10,8 +10,6 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.messaging import request_progress as progress
-from bus.messaging.request_progress import Progress
 from bus.nats import reply_subjects as inboxes
 from bus.nats.reply_subjects import inbox_of, inbox_of_token
 from bus.security.credentials import delegate, issue
@@ -19,6 +17,8 @@ from bus.security.identity import Identity
 from bus.subject import Delivery
 from bus.subjects import SUBJECTS
 from bus.wire import codec
+from bus.wire import request_progress as progress
+from bus.wire.request_progress import Progress
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
 from schemas.errors import Ack

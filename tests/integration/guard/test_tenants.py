@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
-from bus.broker.caller import BELOW, askers_of_role
 from bus.connection import Bus
 from bus.guard.accounts import Account, Limits, account_of, least_store_bytes
+from bus.guard.broker_caller import BELOW, askers_of_role
 from bus.guard.connection_admin import Connections
 from bus.guard.guard_keys import GuardKeys
 from bus.mesh import rendezvous

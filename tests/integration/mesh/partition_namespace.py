@@ -39,7 +39,7 @@ STEPS, MICROBATCHES, SEED = 4, 4, 11
 NO_INCUBATOR = {INCUBATOR: "none"}
 """Its abstract socket is in one namespace: a node in another does not reach it."""
 
-PRELOADED = ["tests.integration.mesh.own_mesh", "dmsc.cli.app", *zygote.PRELOADED]
+PRELOADED = ["tests.integration.mesh.own_mesh", "dmsc.cli", *zygote.PRELOADED]
 """All but torch: who needs that is not forked from here."""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from bus.connection import Bus
 from bus.subjects import STEP_COMMIT
-from dmsc.cli.exit_codes import ExitCode
+from dmsc.console.exit_codes import ExitCode
 from policies.kit.instance_store import InstanceStore, StoredEvent
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Fenced, NotFound, Unavailable

@@ -13,7 +13,7 @@ from bus.connection import Bus
 from bus.security.credentials import root_public
 from bus.server.embedded import find_binary
 from dmsc.client.async_client import AsyncClient
-from dmsc.state import rotation
+from dmsc.launch import rotation
 from dmsc.state.state_folder import StateFolder, write_private
 from schemas.access import StoredUser
 from schemas.envelope import EntityKind as K

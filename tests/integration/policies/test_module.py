@@ -20,10 +20,10 @@ from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from entities.service_registry.service import ServiceRegistry
 from policies.built_in.service_time_weights import ServiceTimeWeights
+from policies.kit.engine import EngineConfig
 from policies.kit.policy import Policy
 from policies.kit.store_reads import StoreRead
 from policies.kit.view import JobView
-from policies.module.engine import EngineConfig
 from policies.module.service import FunctionalModule, ModuleConfig, module_sid
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope

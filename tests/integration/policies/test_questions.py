@@ -9,10 +9,10 @@ import pytest
 
 from bus import subjects
 from policies.built_in.service_time_weights import ServiceTimeWeights
+from policies.kit.engine import EngineConfig
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy
 from policies.kit.view import JobView
-from policies.module.engine import EngineConfig
 from schemas.envelope import EntityKind
 from schemas.errors import NoResponders
 from schemas.job import JobRecord, JobSpec, JobState

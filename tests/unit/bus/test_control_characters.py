@@ -11,8 +11,8 @@ from bus import subjects
 from bus.logs import configure_logging, get_logger
 from bus.tap.message import decode
 from bus.tap.rendering import render, render_raw
-from dmsc.cli.options import print_table
 from dmsc.commands.observe.logs import text_of
+from dmsc.console.options import print_table
 from schemas.plain_text import plain
 from schemas.telemetry import LogLine
 

@@ -13,9 +13,9 @@ import msgpack
 import pytest
 from nats.aio.msg import Msg
 
-from bus.broker.caller import Asker
 from bus.broker.relay import Relay
 from bus.connection import Bus
+from bus.guard.broker_caller import Asker
 from bus.messaging.object_store import CHUNK_BYTES
 from bus.subject import ANSWER_BYTES, Delivery, Subject
 from bus.subjects import STEP_FENCE, STEP_STATUS, SUBJECTS

@@ -9,7 +9,7 @@ import pytest
 import typer
 import yaml
 
-from dmsc.cli.app import app
+from dmsc.cli import app
 from dmsc.process.composition import ENTITIES
 from dmsc.state import identities
 

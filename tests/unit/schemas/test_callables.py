@@ -25,7 +25,7 @@ def test_ours_are_defined_where_the_tables_say(name: str) -> None:
         ("builtins:eval", "a module of Python itself"),
         ("workers.models.gpt:nn", "is not for jobs to name"),
         ("workers.process.fork_server:main", "is not for jobs to name"),
-        ("dmsc.cli.app:app", "is not for jobs to name"),
+        ("dmsc.cli:app", "is not for jobs to name"),
     ],
 )
 @pytest.mark.parametrize("key", ["model.factory", "model.loss", "routing.algorithm"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bus.files.artifacts import open_artifacts, open_filesystem
-from bus.security import secret_urls
+from bus.wire import secret_urls
 from schemas.errors import BadInput, BadJob
 from schemas.job import JobSpec
 from schemas.secrets import below, has_credentials, references_of, taken_out, urls_of

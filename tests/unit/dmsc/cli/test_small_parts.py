@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.cli.exit_codes import ExitCode, exit_code_of
 from dmsc.client.sse import EventParser, ServerEvent
+from dmsc.console.exit_codes import ExitCode, exit_code_of
 from dmsc.follow.follow import printable
 from dmsc.launch import ports
 from dmsc.launch.layout import MeshOptions, expected_services, lay_out

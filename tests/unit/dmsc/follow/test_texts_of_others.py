@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dmsc.cli.options import print_table, print_text
-from dmsc.cli.running import report
 from dmsc.commands.mesh.up import _show
+from dmsc.console.options import print_table, print_text
+from dmsc.console.running import report
 from dmsc.follow.live_view import LiveView, PlainView, draw
 from dmsc.follow.run_state import RunState
 from dmsc.launch.starting_view import StartingView

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bus.guard.accounts import account_lines, account_of, least_store_bytes
-from dmsc.cli.app import app
+from dmsc.cli import app
 from dmsc.launch.hosting import CONNECTIONS, GIB, STORE_BYTES, HostOptions, tenant_child
 from dmsc.launch.layout import MeshOptions
 from dmsc.state.state_folder import StateFolder

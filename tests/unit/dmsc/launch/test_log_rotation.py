@@ -16,7 +16,7 @@ from dmsc.launch.log_rotation import KEPT, rotate, rotating
 SHOW_LIMIT = """
 import resource, sys
 sys.argv = ["dmsc", "version"]
-from dmsc.cli.app import main
+from dmsc.cli import main
 try: main()
 except SystemExit: pass
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -8,8 +8,8 @@ from bus import subjects
 from policies.built_in.device_risk import DeviceRisk, Reading, alarm, risk, signs
 from policies.built_in.link_trend import LinkTrend
 from policies.built_in.path_faults import LinkFault, PathFaults, locate
+from policies.kit.engine import Engine, EngineConfig, Event
 from policies.kit.policy import Policy
-from policies.module.engine import Engine, EngineConfig, Event
 from policies.numerics.link_history import LinkHistory
 from schemas.job import JobState
 from schemas.policy import AvoidInstance, NoAction, PolicySuggestion

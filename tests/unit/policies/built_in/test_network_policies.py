@@ -14,8 +14,8 @@ from policies.built_in.checkpoint_interval import CheckpointInterval
 from policies.built_in.routing_bandit import RoutingBandit, RoutingBanditConfig
 from policies.built_in.topology_scoring import TopologyScoring
 from policies.built_in.transience import Transience
+from policies.kit.engine import Engine, EngineConfig, Event
 from policies.kit.policy import Policy
-from policies.module.engine import Engine, EngineConfig, Event
 from schemas.base import Message
 from schemas.job import JobEvent, JobState, StepResult
 from schemas.policy import AvoidInstance, ExpectFailures, PolicyDecision, PolicySuggestion, SetWeights

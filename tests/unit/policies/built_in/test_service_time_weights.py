@@ -8,7 +8,7 @@ import pytest
 
 from bus import subjects
 from policies.built_in.service_time_weights import ServiceTimeWeights
-from policies.module.engine import Engine, EngineConfig, Event
+from policies.kit.engine import Engine, EngineConfig, Event
 from schemas.policy import PolicyDecision
 from schemas.signals import ComputeNotification, StageLoad
 from tests.unit.policies.builders import sample

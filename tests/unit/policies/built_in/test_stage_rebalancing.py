@@ -9,7 +9,7 @@ import pytest
 
 from bus import subjects
 from policies.built_in.stage_rebalancing import StageRebalancing
-from policies.module.engine import Engine, EngineConfig, Event
+from policies.kit.engine import Engine, EngineConfig, Event
 from schemas.job import JobEvent, JobState, StepResult
 from schemas.policy import MoveInstance
 from schemas.registry import InstanceState

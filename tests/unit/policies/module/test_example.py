@@ -10,7 +10,7 @@ from bus import subjects
 from dmsc.process.policy_loading import load_policy
 from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate, register
 from entities.orchestrator.policy.suggestion_rules import JobFacts
-from policies.module.engine import Engine, EngineConfig, Event
+from policies.kit.engine import Engine, EngineConfig, Event
 from schemas.policy import ModuleLifecycle, ModuleState
 from tests.unit.policies.builders import sample
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from bus import subjects
+from policies.kit.engine import Event
 from policies.kit.policy import Policy
-from policies.module.engine import Event
 from policies.module.ingestion import MANY, Ingestion
 from tests.unit.policies.builders import sample
 

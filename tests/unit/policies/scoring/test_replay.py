@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bus import subjects
+from policies.kit.engine import Event
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
-from policies.module.engine import Event
 from policies.scoring.replay import Replay
 from schemas.policy import PolicyDecision, PolicySuggestion
 from tests.unit.policies.builders import sample

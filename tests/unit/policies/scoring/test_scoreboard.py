@@ -6,8 +6,8 @@ from typing import Any
 
 from bus import subjects
 from bus.subject import Subject
+from policies.kit.engine import Event
 from policies.kit.view import Observations
-from policies.module.engine import Event
 from policies.scoring.scoreboard import Scoreboard, ScoreboardConfig
 from schemas.base import Message
 from schemas.fault import FaultVerdict

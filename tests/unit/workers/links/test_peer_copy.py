@@ -19,9 +19,9 @@ from workers.compute.optimizer import state_tensors
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import Outcome
 from workers.links.peer_copy import HELD_REDOS, SNAPSHOT_EVERY, CopyDirection, CopyShelf, CopySource
+from workers.links.redo_queue import QUEUED_REDOS
 from workers.routing.next_hop import Binder
 from workers.transaction.data_machine import DataMachine
-from workers.transaction.redo_queue import QUEUED_REDOS
 from workers.transaction.stage_machine import StageMachine
 from workers.transport.pinned_buffers import HostCopy
 

@@ -15,9 +15,9 @@ from tests.patience import PATIENCE_S
 from tests.unit.workers.links.test_peer_copy import bits, commit, gradients, stage
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import Outcome
+from workers.links.redo_queue import QUEUED_REDOS
 from workers.routing.next_hop import Binder
 from workers.stage.followers import FollowDirection, Follower, Followers
-from workers.transaction.redo_queue import QUEUED_REDOS
 from workers.transaction.stage_machine import StageMachine
 from workers.transport.pinned_buffers import HostCopy
 

@@ -14,8 +14,8 @@ import pytest_asyncio
 import torch
 
 from bus.files.artifacts import open_artifacts
-from bus.messaging import request_progress as progress
-from bus.messaging.request_progress import Progress
+from bus.wire import request_progress as progress
+from bus.wire.request_progress import Progress
 from schemas.checkpoint import CheckpointOrder, CheckpointWait
 from schemas.errors import Conflict, NotFound
 from schemas.job import ModelSpec, OptimizerSpec

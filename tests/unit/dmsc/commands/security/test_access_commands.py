@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from dmsc.cli.app import app
+from dmsc.cli import app
 from schemas.audit import AuditEntry, AuditRecord, chained
 from schemas.errors import BadInput
 

@@ -8,8 +8,8 @@ import pytest
 
 from entities.orchestrator.faults.fault_queue import RETRIES, FaultQueue
 from entities.orchestrator.faults.job_faults import JobFaults
-from entities.orchestrator.job_state.mesh_view import MeshView
 from entities.orchestrator.job_state.retry_limits import StepBroken
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind
 from schemas.fault import FaultKind, FaultReport, FaultState, FaultVerdict
 from schemas.registry import Culprit, Endpoint, InstanceState, ServiceRecord

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from entities.orchestrator.job_state.instances import NO_PROGRESS_S, SLOWEST_BYTES_PER_S, Instances
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 
 
 def of(*memory_bytes: int) -> Instances:

@@ -12,7 +12,7 @@ import pytest_asyncio
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.membership.rebalancing import Rebalancing
-from entities.orchestrator.membership.stage_moves import StageMoves
+from entities.orchestrator.planning.stage_moves import StageMoves
 from schemas.errors import Conflict
 from schemas.job import StepResult
 from schemas.stage_move import MoveForecast, MoveState, StageMove

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.draining import EMPTY, Draining
 from schemas.cluster import Cordon
 from schemas.task_graph import Placement

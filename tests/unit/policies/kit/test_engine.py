@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bus import subjects
+from policies.kit.engine import Engine, EngineConfig, Event, Result
 from policies.kit.inference import Inferred
 from policies.kit.policy import EVENTS, Policy
-from policies.module.engine import Engine, EngineConfig, Event, Result
 from schemas.errors import BadInput
 from schemas.observation import Observation
 from schemas.step import Member

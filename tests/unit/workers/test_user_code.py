@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import BadModel
-from workers.compute.user_code import CODE_PATH, code_digest, load
+from workers.user_code import CODE_PATH, code_digest, load
 
 NAMES = ("mine", "helper", "package", "unrelated", "broken", "absent_import")
 

@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 
-from bus.messaging import request_progress as progress
-from bus.messaging.request_progress import SO_FAR, Progress, in_thread, told_in
+from bus.wire import request_progress as progress
+from bus.wire.request_progress import SO_FAR, Progress, in_thread, told_in
 from tests.patience import PATIENCE_S
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from dmsc.cli.exit_codes import ExitCode, exit_code_of
+from dmsc.console.exit_codes import ExitCode, exit_code_of
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient

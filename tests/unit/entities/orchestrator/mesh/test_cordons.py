@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entities.orchestrator.nodes.cordons import CordonBook, affected_slots, find_node
+from entities.orchestrator.mesh.cordons import CordonBook, affected_slots, find_node
 from entities.orchestrator.planning.placement import NoRoom, place
 from schemas.cluster import Cordon, NodeStatus, Slot
 from schemas.errors import BadInput, NotFound

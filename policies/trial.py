@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from bus import subjects
 from bus.subject import Subject
+from policies.kit.engine import Engine, EngineConfig, Event
 from policies.kit.policy import Policy
 from policies.kit.view import JobView
-from policies.module.engine import Engine, EngineConfig, Event
 from schemas.base import Message
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import InstanceSample

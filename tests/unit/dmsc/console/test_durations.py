@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmsc.cli.durations import parse_duration
+from dmsc.console.durations import parse_duration
 from schemas.errors import BadInput
 
 

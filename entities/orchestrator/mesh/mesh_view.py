@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from bus.logs import get_logger
 from bus.messaging.key_value import Change
-from entities.orchestrator.nodes.cordons import CordonBook
+from entities.orchestrator.mesh.cordons import CordonBook
 from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
 from schemas.errors import Unavailable

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from bus import subjects
+from policies.kit import graph_features as graph
 from policies.kit.policy import Policy
-from policies.kit.trial import Trial
-from policies.numerics import graph_features as graph
+from policies.trial import Trial
 from schemas.task_graph import JobTopology, TaskEdge, TaskGraph
 
 CHAIN = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.follow.job_file import load_job
+from dmsc.client.job_file import load_job
 from schemas.errors import BadJob
 
 GOOD = """\

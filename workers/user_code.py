@@ -16,13 +16,13 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from bus.security.secret_urls import hidden
+from bus.wire.secret_urls import hidden
 from schemas.callables import OWN_PACKAGES, misnamed
 from schemas.errors import BadModel
 from workers.sandbox.confinement import CODE_PATH
 
 _OWN = OWN_PACKAGES
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 
 
 def load(factory: str, ours: frozenset[str] = frozenset()) -> Callable[..., Any]:

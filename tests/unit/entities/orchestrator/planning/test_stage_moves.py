@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from entities.orchestrator.membership.stage_moves import Crew, MoveRules, StageMoves, in_words
+from entities.orchestrator.planning.stage_moves import Crew, MoveRules, StageMoves, in_words
 from schemas.job import StepResult
 from schemas.stage_move import MoveForecast, MoveState, StageMove
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.messaging.key_value import Change
-from entities.orchestrator.job_state.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView
 from tests.entity_records import instance
 
 

@@ -111,7 +111,7 @@ def main() -> None:
     try:
         app()
     except (Exception, CancelledError) as error:
-        from dmsc.cli.exit_codes import ExitCode
-        from dmsc.cli.running import report
+        from dmsc.console.exit_codes import ExitCode
+        from dmsc.console.running import report
 
         sys.exit(ExitCode.INTERRUPTED if isinstance(error, CancelledError) else report(error))
