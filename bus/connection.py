@@ -13,7 +13,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from bus.broker.jetstream_client import Asking, askers
+from bus.guard.brokered_jetstream import Asking, askers
 from bus.messaging import streams
 from bus.messaging.batch_handlers import LotServer, LotSubscription
 from bus.messaging.dead_letters import bury

@@ -77,7 +77,7 @@ IN_FILE = {
         "policies/kit/inference.py",
         "B301",
     ): "over a pipe from a process of one's own, with the user's own code in it",
-    ("policies/kit/inference_process.py", "B301"): "over a pipe from the parent, with the user's own code",
+    ("policies/module/inference_process.py", "B301"): "over a pipe from the parent, with the user's own code",
     (
         "workers/store/store_file.py",
         "B608",

@@ -16,7 +16,7 @@ from benchmarks.access_matrix.effects import fits
 from benchmarks.access_matrix.parties import Party
 from benchmarks.access_matrix.wire import Said
 from benchmarks.access_matrix.world import VICTIM, tokens_of
-from bus.mesh import rendezvous
+from bus.messaging import rendezvous
 from bus.subjects import SUBJECTS
 from bus.wire import codec
 from schemas.envelope import EntityKind, Sender

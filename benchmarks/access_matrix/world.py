@@ -27,8 +27,7 @@ from bus.connection import Bus
 from bus.guard.auth_callout import Caller, Grant
 from bus.guard.guard_keys import GuardKeys
 from bus.guard.permissions import Permissions
-from bus.mesh import rendezvous
-from bus.messaging import streams
+from bus.messaging import rendezvous, streams
 from bus.security.credentials import issue, new_root
 from bus.security.identity import Identity
 from bus.server.embedded import EmbeddedServer

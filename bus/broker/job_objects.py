@@ -7,8 +7,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from bus import subjects
-from bus.broker.rights import Names, names_of
 from bus.guard.broker_caller import EVERY, Asker
+from bus.guard.call_rights import Names, names_of
 from schemas.base import is_token
 from schemas.envelope import EntityKind as K
 from schemas.job import JobRecord

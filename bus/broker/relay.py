@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from nats.aio.msg import Msg
 
 from bus import subjects
-from bus.broker.calls import STORES, AskStore, Call, Open, Order, Write, parse
 from bus.broker.fair_queue import Turns
 from bus.broker.job_objects import JobBook
 from bus.broker.quotas import Allowance
-from bus.broker.rights import Names, check, touches_objects
 from bus.guard.broker_caller import BROKER, EVERY, Asker
+from bus.guard.call_rights import Names, check, touches_objects
+from bus.guard.jetstream_calls import STORES, AskStore, Call, Open, Order, Write, parse
 from bus.logs import get_logger
 from bus.messaging.dead_letters import bury
 from bus.messaging.handlers import DRAIN_S, Subscription, refuse_stored

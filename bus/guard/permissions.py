@@ -22,8 +22,7 @@ from functools import lru_cache
 
 from bus import subjects
 from bus.guard.broker_caller import BELOW, BROKER, Asker, askers_of_role
-from bus.mesh import rendezvous
-from bus.messaging import stream_specs, streams
+from bus.messaging import rendezvous, stream_specs, streams
 from bus.nats import reply_subjects as inboxes
 from bus.nats.reply_subjects import inbox_of
 from bus.security.identity import ANY, Identity
@@ -332,7 +331,7 @@ def _meet(lists: _Lists, job: str) -> None:
 
 
 def _broke(lists: _Lists) -> None:
-    """What a broker does for others, as it decides (`bus.broker.rights`)."""
+    """What a broker does for others, as it decides (`bus.guard.call_rights`)."""
     lists.subscribe.add(f"{BROKER}.>")
     lists.publish.add(inboxes.answering(K.BROKER))
     for config in streams.stream_configs(1):

@@ -47,7 +47,7 @@ _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"
 
 
 if TYPE_CHECKING:
-    from bus.broker.jetstream_client import Asking
+    from bus.guard.brokered_jetstream import Asking
 
 
 class Lost:

@@ -166,7 +166,7 @@ class InferenceProcess:
         """The process with its model made."""
         self.counters.starts += 1
         process = self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "policies.kit.inference_process", str(os.getpid())),
+            *(sys.executable, "-m", "policies.module.inference_process", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -11,7 +11,7 @@ import torch
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.rendezvous import links_of
+from bus.messaging.rendezvous import links_of
 from schemas.errors import DmscError, PeerUnreachable
 from schemas.step import Member
 from workers.links.link_names import Pair

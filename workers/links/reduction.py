@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bus.connection import Bus
-from bus.mesh.rendezvous import reductions_of
+from bus.messaging.rendezvous import reductions_of
 from bus.wire import request_progress as progress
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member

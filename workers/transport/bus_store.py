@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store  # torch.distributed re-exports it at run time only
 
-from bus.mesh.rendezvous import Rendezvous
+from bus.messaging.rendezvous import Rendezvous
 from schemas.errors import DmscError, Refused
 
 CROSSING_S = 10.0

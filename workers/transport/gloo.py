@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-expor
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.rendezvous import Rendezvous
+from bus.messaging.rendezvous import Rendezvous
 from schemas.errors import BadInput, DmscError, PeerUnreachable
 from workers.transport import link_authentication as link_proof
 from workers.transport import reachability

@@ -18,8 +18,8 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
 from bus.messaging.key_value import Change, Watch
-from bus.messaging.sampled_subscription import Glimpse
 from bus.subject import Subject
+from bus.tap.sampled_subscription import Glimpse
 from entities.gateway.dashboard.view_model import Picture
 from entities.gateway.dashboard.viewers import Viewer, sse
 from schemas.base import Message

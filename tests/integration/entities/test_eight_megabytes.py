@@ -13,9 +13,9 @@ import psutil
 import pytest
 from nats.aio.msg import Msg
 
-from bus.broker.jetstream_client import Asking
 from bus.connection import Bus
 from bus.guard.broker_caller import Asker
+from bus.guard.brokered_jetstream import Asking
 from bus.nats import reply_subjects as inboxes
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Delivery

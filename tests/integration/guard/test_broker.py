@@ -14,7 +14,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.guard.broker_caller import Asker
 from bus.guard.permissions import PRIVATE
-from bus.mesh.rendezvous import Rendezvous, links_of
+from bus.messaging.rendezvous import Rendezvous, links_of
 from bus.nats import jetstream
 from bus.nats.reply_subjects import inbox_of, inbox_of_token
 from bus.recording import run_record

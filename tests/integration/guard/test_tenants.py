@@ -20,7 +20,7 @@ from bus.guard.accounts import Account, Limits, account_of, least_store_bytes
 from bus.guard.broker_caller import BELOW, askers_of_role
 from bus.guard.connection_admin import Connections
 from bus.guard.guard_keys import GuardKeys
-from bus.mesh import rendezvous
+from bus.messaging import rendezvous
 from bus.messaging.disconnects import departures
 from bus.messaging.streams import stream_configs
 from bus.nats import jetstream

@@ -12,7 +12,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.mesh.rendezvous import Rendezvous, links_of
+from bus.messaging.rendezvous import Rendezvous, links_of
 from bus.nats.client import Link
 from bus.nats.dialer import KeyUser
 from bus.nats.reply_subjects import inbox_of_token

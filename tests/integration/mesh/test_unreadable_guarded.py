@@ -18,8 +18,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.mesh import rendezvous
-from bus.messaging import streams
+from bus.messaging import rendezvous, streams
 from bus.nats import jetstream
 from bus.nats.ordered_consumer import Reader
 from bus.subject import Subject

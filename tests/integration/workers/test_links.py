@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bus.connection import Bus
-from bus.mesh import rendezvous
+from bus.messaging import rendezvous
 from bus.server.embedded import EmbeddedServer
 from bus.subjects import NOTICE, NOTICE_ANSWER
 from schemas.envelope import EntityKind

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from bus.connection import Bus
-from bus.mesh import rendezvous
-from bus.mesh.rendezvous import Rendezvous
+from bus.messaging import rendezvous
+from bus.messaging.rendezvous import Rendezvous
 from bus.nats import jetstream
 from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus.broker.rights import names_of
+from bus.guard.call_rights import names_of
 from schemas.job import JobRecord, JobSpec, JobState, ModelSpec, TrainingSpec
 
 

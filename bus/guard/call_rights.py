@@ -8,11 +8,10 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bus.broker.calls import AskStore, Call, Consume, Open, Purge, Read, Write
 from bus.guard.broker_caller import EVERY, OWNER, Asker
+from bus.guard.jetstream_calls import AskStore, Call, Consume, Open, Purge, Read, Write
 from bus.guard.permissions import covers, readable, readable_by
-from bus.mesh import rendezvous
-from bus.messaging import streams
+from bus.messaging import rendezvous, streams
 from schemas.envelope import EntityKind as K
 from schemas.errors import BadInput, Refused
 from schemas.job import JobRecord

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 
-from bus.broker.rights import may_read
 from bus.guard.broker_caller import BELOW, CONSUMER_BYTES, Asker, askers_of_role
+from bus.guard.call_rights import may_read
 from bus.nats.reply_subjects import BROKER, inbox_of_token
 from bus.security.identity import Identity, is_credential, is_root
 from bus.wire import codec

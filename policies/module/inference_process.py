@@ -1,4 +1,4 @@
-"""The process of a policy's model, `python -m policies.kit.inference_process PARENT`: spoken to in frames.
+"""The process of a policy's model, `python -m policies.module.inference_process PARENT`: spoken to in frames.
 
 The first frame names the policy's class; each further one is the model's inputs. Each is answered with
 (True, value) or (False, text). What the model prints goes to standard error.
