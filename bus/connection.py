@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from nats.aio.client import Client
@@ -21,6 +20,7 @@ from bus.messaging.disconnects import connection_name
 from bus.messaging.handlers import Handler, Server, Subscription
 from bus.messaging.key_value import Bucket
 from bus.messaging.object_store import ObjectStore
+from bus.messaging.port import Counters
 from bus.messaging.sealed_requests import QuestionSealer
 from bus.messaging.streams import Recorded
 from bus.nats.client import Link
@@ -41,26 +41,6 @@ KNOWN_SUBJECTS = 4_096
 """Concrete subjects that are not put together again at each publish."""
 REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
 """Pause before a command is repeated: doubling between these; at once after a reconnect."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What went wrong so far on this connection, in numbers."""
-
-    dead_letters: int = 0
-    dropped: int = 0
-    handler_errors: int = 0
-    repeats: int = 0
-    reported: set[tuple[str, str]] = field(default_factory=set)
-    _link: Link | None = None
-
-    @property
-    def reconnects(self) -> int:
-        return self._link.stats.reconnects if self._link else 0
-
-    @property
-    def denied(self) -> int:
-        return self._link.stats.denied if self._link else 0
 
 
 class Bus:

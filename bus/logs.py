@@ -1,4 +1,4 @@
-"""Structured logging: readable on a terminal, JSON elsewhere, and shipped on the bus for `dmsc logs`.
+"""Structured logging: readable on a terminal, JSON elsewhere, and kept for the bus (`bus.log_shipping`).
 
 Every line carries what its task is about (`bind`: service, job, step), the request that it all began with
 (`correlation`) and the id of the message that is being handled (`cause`), without its author's having to
@@ -7,7 +7,6 @@ say so.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -17,20 +16,16 @@ from collections import Counter, deque
 from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
 
-from bus import subjects
-from bus.wire.correlation import handling, stand_alone
+from bus.wire.correlation import handling
 from bus.wire.secret_urls import hidden
 from schemas.base import is_token
-from schemas.errors import BadInput, BadMessage, Unavailable
+from schemas.errors import BadInput
 from schemas.plain_text import plain
 from schemas.telemetry import LogLine
-
-if TYPE_CHECKING:
-    from bus.connection import Bus
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 KEPT_LINES = 2_000
@@ -55,10 +50,10 @@ counted = Counted()
 
 _bound: ContextVar[Mapping[str, Any] | None] = ContextVar("bound", default=None)
 _bound_process: dict[str, Any] = {}
-_own_sending: ContextVar[bool] = ContextVar("own_sending", default=False)
+own_sending: ContextVar[bool] = ContextVar("own_sending", default=False)
 
 
-class _Shipping:
+class ShippingBuffer:
     """What waits, by service; "" is of nobody who ships by itself."""
 
     def __init__(self) -> None:
@@ -91,7 +86,7 @@ class _Shipping:
         counted.dropped += 1
 
 
-_shipping = _Shipping()
+shipping = ShippingBuffer()
 
 
 class _Patient:
@@ -128,7 +123,7 @@ def configure_logging(
     wanted = ship_level or os.environ.get("DMSC_LOG_SHIP_LEVEL") or "info"
     if wanted not in LEVELS:
         raise BadInput(f"DMSC_LOG_SHIP_LEVEL={wanted}: use one of {', '.join(LEVELS)}")
-    _shipping.level = LEVELS.index(wanted)
+    shipping.level = LEVELS.index(wanted)
     as_json = not stream.isatty() if json is None else json
     renderer: list[Any] = [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     if as_json:
@@ -223,18 +218,19 @@ def _harmless(value: Any) -> Any:
     return value
 
 
-# --- to the bus --------------------------------------------------------------------------------------------
+# --- towards the bus
+# --------------------------------------------------------------------------------------------
 def _keep_for_shipping(_: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     counted.lines[level] += 1
-    if not _shipping.shippers or _own_sending.get():
+    if not shipping.shippers or own_sending.get():
         return event  # what the sending itself has to say must not be sent
-    if LEVELS.index(level if level in LEVELS else "info") < _shipping.level or level == "debug":
+    if LEVELS.index(level if level in LEVELS else "info") < shipping.level or level == "debug":
         return event
-    if not _shipping.may_ship(level):
-        _shipping.drop()
+    if not shipping.may_ship(level):
+        shipping.drop()
         return event
     service = (_bound.get() or {}).get("service", "")
-    _shipping.keep(service if service in _shipping.shippers else "", _line(level, event))
+    shipping.keep(service if service in shipping.shippers else "", _line(level, event))
     return event
 
 
@@ -255,45 +251,3 @@ def _line(level: str, event: Mapping[str, Any]) -> LogLine:
         correlation=None if correlation is None else str(correlation)[:TEXT_LIMIT],
         cause=None if cause is None else str(cause)[:TEXT_LIMIT],
     )
-
-
-async def ship_logs(bus: Bus, *, every_s: float = 0.2, unowned: bool = True) -> None:
-    """Publishes this process's lines (info and above, by default) on `subjects.LOG` until cancelled.
-
-    Lines of the service `bus.sender.name`, where several are in one process (`bind(service=…)`), and with
-    `unowned` those of nobody who ships. Queues are bounded: under a flood lines are dropped, and their number
-    is told in a line of its own. Lines of a time without the bus are kept up to the bound.
-    """
-    name = bus.sender.name
-    mine = (name, "") if unowned else (name,)
-    _own_sending.set(True)  # of this task alone
-    stand_alone()
-    _shipping.shippers[name] += 1
-    try:
-        while True:
-            await _ship(bus, mine)
-            await asyncio.sleep(every_s)
-    finally:
-        _shipping.shippers[name] -= 1
-        if not _shipping.shippers[name]:
-            del _shipping.shippers[name]
-        await _ship(bus, mine)
-
-
-async def _ship(bus: Bus, mine: tuple[str, ...]) -> None:
-    if not bus.connected:
-        return
-    if _shipping.dropped and "" in mine:
-        count, _shipping.dropped = _shipping.dropped, 0
-        told = LogLine(level="warning", event="log lines dropped", fields={"count": str(count)})
-        _shipping.waiting.setdefault("", deque(maxlen=KEPT_LINES)).append(told)
-    for service in mine:
-        waiting = _shipping.waiting.get(service, deque())
-        try:
-            while waiting:
-                await bus.publish(subjects.LOG, waiting[0], sid=bus.sender.name)
-                waiting.popleft()
-        except Unavailable:
-            return  # kept for when the bus is back
-        except BadMessage:
-            waiting.popleft()  # one line that cannot be encoded must not block the others

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dmsc.version import __version__
+
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
     from dmsc.client.client import Client
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from schemas.errors import DmscError
     from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 
-__version__ = "0.1.0"
 
 _homes = {
     "AsyncClient": "dmsc.client.async_client",

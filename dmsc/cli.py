@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from dmsc import __version__
 from dmsc.commands.jobs import chaos, jobs, replay, runs, simulate, train
 from dmsc.commands.mesh import demo, doctor, nodes, run, up
 from dmsc.commands.observe import dashboard, faults, logs, store, tap
@@ -19,6 +18,7 @@ from dmsc.commands.observe import top as board
 from dmsc.commands.policies import policy, policy_versions
 from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
 from dmsc.process.open_files import raise_open_files
+from dmsc.version import __version__
 
 EPILOG = (
     "Exit codes: 0 done, 1 the job failed or an error, 2 bad input or usage, 3 unreachable, 4 refused,"

@@ -74,7 +74,7 @@ IN_FILE = {
         "B314",
     ): "a file that the user names; expat bounds entity expansion since 2.4.1",
     (
-        "policies/kit/inference.py",
+        "policies/module/inference_host.py",
         "B301",
     ): "over a pipe from a process of one's own, with the user's own code in it",
     ("policies/module/inference_process.py", "B301"): "over a pipe from the parent, with the user's own code",

@@ -21,7 +21,8 @@ import torch
 from pydantic import BaseModel
 
 from bus.connection import Bus
-from bus.logs import bind_process, configure_logging, get_logger, ship_logs
+from bus.log_shipping import ship_logs
+from bus.logs import bind_process, configure_logging, get_logger
 from bus.mesh.registration import Presence
 from bus.messaging.key_value import Change
 from bus.security import renewal

@@ -72,6 +72,7 @@ class Relay(Subscription):
             queue_group=QUEUE_GROUP,
             pending_limit=PENDING,
         )
+        self._connection = bus
         self.asked: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.turns: Turns[tuple[Asker | None, Msg]] = Turns()
@@ -147,7 +148,7 @@ class Relay(Subscription):
     async def _make(self, asker: Asker, call: Call, reply: str) -> None:
         if isinstance(call, AskStore):
             with self._allowance.asking_store(call.job):
-                rows = await self._bus.request(
+                rows = await self._connection.request(
                     subjects.STORE_QUERY, call.query, timeout_s=ANSWER_S, job=call.job, sid=call.sid
                 )
             await self._return(reply, self._encoded(rows))

@@ -48,6 +48,11 @@ class Asking:
         """The least that we are; the only one but with a user's token."""
         return self.askers[0]
 
+    @property
+    def scope(self) -> str:
+        """Below which the names of our objects' chunks lie."""
+        return self.asker.scope
+
     def consumer(self, stream: str, subjects: str) -> str:
         """A name for a consumer that is to read these."""
         return f"{self._reader(stream, subjects).consumers}{secrets.token_hex(CONSUMER_BYTES)}"

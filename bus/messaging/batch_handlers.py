@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nats.aio.msg import Msg
 
 from bus.logs import get_logger
 from bus.messaging.handlers import Call, Subscription, internal
+from bus.messaging.port import BusPort
 from bus.nats.client import asked_to_end
 from bus.nats.durable_subscription import Feed
 from bus.nats.pipelined_publish import Outgoing, send_many
@@ -19,9 +20,6 @@ from bus.wire.correlation import handling
 from bus.wire.packed import Sendable
 from schemas.envelope import Envelope
 from schemas.errors import DmscError
-
-if TYPE_CHECKING:
-    from bus.connection import Bus
 
 log = get_logger("bus.messaging.handlers")
 
@@ -39,7 +37,7 @@ class LotSubscription(Subscription):
 
     def __init__(
         self,
-        bus: Bus,
+        bus: BusPort,
         row: Subject,
         subject: str,
         *,

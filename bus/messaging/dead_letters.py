@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from bus import subjects
 from bus.logs import get_logger
+from bus.messaging.port import BusPort
 from bus.subject import Subject
 from bus.wire.redaction import redacted
 from schemas.errors import BadMessage, DmscError
 from schemas.telemetry import DeadLetter
-
-if TYPE_CHECKING:
-    from bus.connection import Bus
 
 log = get_logger("bus.messaging.dead_letters")
 
@@ -22,7 +18,7 @@ HEAD_BYTES = 1_024
 """How much of an unusable message is kept."""
 
 
-async def bury(bus: Bus, row: Subject, subject: str, data: bytes, error: BadMessage) -> None:
+async def bury(bus: BusPort, row: Subject, subject: str, data: bytes, error: BadMessage) -> None:
     """Counts it, says so once per (row, reason), and publishes a `DeadLetter`. Never raises."""
     reason = str(error.fields.get("reason", "bad message"))
     bus.counters.dead_letters += 1

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from nats.aio.msg import Msg
 
 from bus.logs import get_logger
+from bus.messaging.port import BusPort
 from bus.subjects import DISCONNECTED
 
 if TYPE_CHECKING:
-    from bus.connection import Bus
     from bus.nats.durable_subscription import Feed
     from schemas.envelope import Sender
 
@@ -33,7 +33,7 @@ def connection_name(sender: Sender) -> str:
     return f"{sender.name}/{sender.incarnation}"
 
 
-async def departures(bus: Bus, heard: Callable[[str, str], None]) -> Feed:
+async def departures(bus: BusPort, heard: Callable[[str, str], None]) -> Feed:
     """Calls `heard(connection's name, reason)` for each connection that ends; unsubscribe by `bus.link`."""
 
     async def arrived(message: Msg) -> None:

@@ -8,13 +8,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nats.aio.msg import Msg
 
 from bus.logs import get_logger
 from bus.messaging import attribution as spoken_names
 from bus.messaging.dead_letters import bury
+from bus.messaging.port import BusPort
 from bus.nats import reply_subjects as inboxes
 from bus.nats.client import asked_to_end
 from bus.nats.durable_subscription import Feed
@@ -26,9 +27,6 @@ from bus.wire.request_progress import SO_FAR, WANTED, Progress, present
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage, DmscError, ErrorReply
-
-if TYPE_CHECKING:
-    from bus.connection import Bus
 
 log = get_logger("bus.messaging.handlers")
 
@@ -117,7 +115,7 @@ class Subscription:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: BusPort,
         row: Subject,
         subject: str,
         *,

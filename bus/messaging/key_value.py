@@ -14,10 +14,11 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bus.logs import get_logger
 from bus.messaging.dead_letters import bury
+from bus.messaging.port import BusPort
 from bus.messaging.stream_specs import KEEPS_PREVIOUS
 from bus.messaging.unreadable_values import judged, quarantine
 from bus.nats import jetstream
@@ -40,9 +41,6 @@ from schemas.errors import (
     Unavailable,
     UnreadableRecord,
 )
-
-if TYPE_CHECKING:
-    from bus.connection import Bus
 
 log = get_logger("bus.messaging.key_value")
 
@@ -123,7 +121,7 @@ class Bucket:
     (`get(leader=True)`) before drawing conclusions.
     """
 
-    def __init__(self, bus: Bus, row: Subject) -> None:
+    def __init__(self, bus: BusPort, row: Subject) -> None:
         if row.bucket is None:
             raise NotFound(f"subject {row.name} has no bucket", subject=row.name)
         self.row = row

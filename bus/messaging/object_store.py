@@ -280,7 +280,7 @@ class ObjectStore:
     def new_nuid(self) -> str:
         """What names an object's chunks: below the job, where a broker writes them for an instance."""
         broker = self._link.broker
-        return f"{broker.asker.scope}.{secrets.token_hex(11)}" if broker else secrets.token_hex(11)
+        return f"{broker.scope}.{secrets.token_hex(11)}" if broker else secrets.token_hex(11)
 
     def _chunk_subject(self, nuid: str) -> str:
         return f"$O.{self._bucket}.C.{nuid}"

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus.messaging import streams
+from bus.messaging.port import BusPort
 from bus.nats import jetstream
 from bus.nats.jetstream import DELETION, EXPECTED
 from schemas.errors import Conflict, DeadlineExceeded, NoResponders, NotFound, Refused, Unavailable
@@ -33,7 +34,6 @@ from schemas.errors import Conflict, DeadlineExceeded, NoResponders, NotFound, R
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from bus.connection import Bus
 
 VALUES_STREAM = f"KV_{streams.RENDEZVOUS_BUCKET}"
 VALUES_SUBJECT = f"$KV.{streams.RENDEZVOUS_BUCKET}"
@@ -69,7 +69,7 @@ def subjects_of(namespace: str | None) -> tuple[str, str]:
     return f"{VALUES_SUBJECT}.{token}.*", f"{COUNTERS_SUBJECT}.{token}.*"
 
 
-async def ensure(bus: Bus, *, replicas: int = 1) -> None:
+async def ensure(bus: BusPort, *, replicas: int = 1) -> None:
     """Creates the bucket and the counter stream where they are missing. Idempotent; callable by many at once.
 
     `Bus.provision` makes them for a mesh; this is for whoever meets without one, and for a restarted
@@ -94,7 +94,7 @@ class Rendezvous:
     `BusUnreachable` when the connection is away, `Refused` for a value that no member wrote.
     """
 
-    def __init__(self, bus: Bus, namespace: str, secret: bytes | None = None) -> None:
+    def __init__(self, bus: BusPort, namespace: str, secret: bytes | None = None) -> None:
         """`secret`: of those who meet here; values are signed with it, and others' are not taken."""
         self._bus = bus
         self._namespace = namespace

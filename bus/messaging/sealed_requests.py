@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 from bus import subjects
+from bus.messaging.port import BusPort
 from bus.nats.dialer import Token
 from bus.security import renewal
 from bus.security.sealing import Keyring, secrets_of
@@ -18,9 +18,6 @@ from schemas.door import DOOR_KEY, DoorKey, DoorRequest
 from schemas.envelope import Envelope
 from schemas.errors import BadInput, BusUnreachable, NoResponders
 
-if TYPE_CHECKING:
-    from bus.connection import Bus
-
 PAUSE_S = 0.2
 """Before a door's key is asked for again, where no gateway listens yet."""
 
@@ -28,7 +25,7 @@ PAUSE_S = 0.2
 class QuestionSealer:
     """Of one connection, which `token` was shown to."""
 
-    def __init__(self, bus: Bus, token: Token | None) -> None:
+    def __init__(self, bus: BusPort, token: Token | None) -> None:
         self._bus = bus
         self._token = token
         self._keyring: Keyring | None = None

@@ -8,12 +8,13 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from bus.logs import get_logger
 from bus.messaging import attribution as spoken_names
 from bus.messaging import stream_specs
 from bus.messaging.dead_letters import bury
+from bus.messaging.port import BusPort
 from bus.nats import jetstream
 from bus.nats.client import Link
 from bus.nats.jetstream import NANO
@@ -23,9 +24,6 @@ from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage, Conflict, DeadlineExceeded, DmscError, NotFound, Unavailable
-
-if TYPE_CHECKING:
-    from bus.connection import Bus
 
 log = get_logger("bus.messaging.streams")
 
@@ -211,7 +209,7 @@ async def _make(link: Link, config: dict[str, Any]) -> None:
 
 
 async def append(
-    bus: Bus,
+    bus: BusPort,
     row: Subject,
     message: Message,
     *,
@@ -234,14 +232,14 @@ async def append(
     return await _persistently(bus.link, publish, deadline_s, f"append to {subject}", timeout)
 
 
-async def last_sequence(bus: Bus, row: Subject) -> int:
+async def last_sequence(bus: BusPort, row: Subject) -> int:
     """The last that the row's stream gave; 0: none. From the stream's leader."""
     if row.stream is None:
         raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
     return int((await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}"))["state"]["last_seq"])
 
 
-async def tail(bus: Bus, row: Subject) -> tuple[int, Recorded | None]:
+async def tail(bus: BusPort, row: Subject) -> tuple[int, Recorded | None]:
     """The last sequence that the row's stream gave, and the message there; None where that was removed.
 
     Through the stream's leader: a decision may hang on it.
@@ -253,7 +251,7 @@ async def tail(bus: Bus, row: Subject) -> tuple[int, Recorded | None]:
 
 
 async def append_behind(
-    bus: Bus, row: Subject, message: Message, *, message_id: str, last: int, tokens: dict[str, Any]
+    bus: BusPort, row: Subject, message: Message, *, message_id: str, last: int, tokens: dict[str, Any]
 ) -> int:
     """Appends only if `last` is still the stream's last sequence; one attempt. Returns the new one.
 
@@ -268,7 +266,7 @@ async def append_behind(
 
 
 async def history(
-    bus: Bus,
+    bus: BusPort,
     row: Subject,
     *,
     start: int,
@@ -313,7 +311,7 @@ async def _items(reader: Reader, follow: bool) -> AsyncGenerator[jetstream.Store
                 yield there
 
 
-async def _decoded(bus: Bus, row: Subject, item: jetstream.Stored) -> Recorded | None:
+async def _decoded(bus: BusPort, row: Subject, item: jetstream.Stored) -> Recorded | None:
     try:
         message, envelope = codec.decode(item.data, row.schema)
         check = spoken_names.check_of(row)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from bus import subjects
 from bus.logs import get_logger
+from bus.messaging.port import BusPort
 from bus.subject import Subject
 from schemas.errors import BadMessage, DmscError, NewerRecord, UnreadableRecord
 from schemas.unreadable import UnreadableValue
 
 if TYPE_CHECKING:
-    from bus.connection import Bus
     from bus.nats.jetstream import Stored
 
 log = get_logger("bus.messaging.unreadable_values")
@@ -53,7 +53,7 @@ def name_of(row: Subject, item: Stored) -> str:
     return f"{row.bucket}.{item.subject[len(row.prefix) + 1 :]}"
 
 
-async def quarantine(bus: Bus, row: Subject, item: Stored, error: BadMessage) -> None:
+async def quarantine(bus: BusPort, row: Subject, item: Stored, error: BadMessage) -> None:
     """Keeps the value with its bytes, once; only by a service that writes this row, for it alone will write
     over it. Never raises, and waits but a moment: who renews a lease must not be held up."""
     if bus.sender.kind not in row.senders or error.fields.get("reason") == "wrong version":
@@ -79,7 +79,7 @@ async def quarantine(bus: Bus, row: Subject, item: Stored, error: BadMessage) ->
     await asyncio.wait({keeping}, timeout=WAIT_S)
 
 
-async def _keep(bus: Bus, row: Subject, item: Stored, error: BadMessage) -> None:
+async def _keep(bus: BusPort, row: Subject, item: Stored, error: BadMessage) -> None:
     data, key, sequence = item.data, item.subject[len(row.prefix) + 1 :], 0
     pieces = [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)] or [b""]
     now = time.time()

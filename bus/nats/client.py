@@ -20,7 +20,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import nats.errors
 from nats.aio.client import Client
@@ -46,8 +46,26 @@ REDIAL_S = 5.0
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
 
-if TYPE_CHECKING:
-    from bus.guard.brokered_jetstream import Asking
+class JetStreamBroker(Protocol):
+    """Who asks JetStream for a connection that may not: `bus.guard.brokered_jetstream.Asking`."""
+
+    @property
+    def scope(self) -> str: ...
+
+    def consumer(self, stream: str, subjects: str) -> str: ...
+
+    async def ask(
+        self,
+        call: str,
+        body: bytes,
+        *,
+        timeout_s: float,
+        headers: dict[str, str] | None = None,
+        repeatable: bool = False,
+        owner: str = "",
+    ) -> Msg: ...
+
+    async def send(self, call: str, body: bytes, reply: str = "") -> None: ...
 
 
 class Lost:
@@ -83,7 +101,7 @@ class Link:
     ) -> None:
         self.name = name
         self.stats = Stats()
-        self.broker: Asking | None = None  # asks JetStream for us; None: we do
+        self.broker: JetStreamBroker | None = None  # asks JetStream for us; None: we do
         self.online = asyncio.Event()
         self._awake = asyncio.Event()  # online or closing: nobody waits for a link that is gone
         self.back: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next reconnect

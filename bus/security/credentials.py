@@ -24,8 +24,8 @@ from typing import Any
 
 from bus.security import nats_jwt, renewal
 from bus.security.identity import ANY, CREDENTIAL_PREFIX, ROOT_PREFIX, Identity, is_credential, is_root
+from bus.security.kind_keys import KindKeys
 from bus.security.nats_jwt import SigningKeys, from_base64, to_base64
-from bus.security.sealing import KindKeys
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Refused
 from schemas.names import agent_name

@@ -18,13 +18,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from bus.security.identity import is_credential, is_root
+from bus.security.kind_keys import KindKeys, private_of
 from bus.subject import Subject
 from bus.wire import codec
 from bus.wire.packed import Packed, Sendable, pack_value
@@ -36,8 +36,6 @@ from schemas.marks import SECRET
 if TYPE_CHECKING:
     from nacl.public import PrivateKey
 
-KINDS = (EntityKind.AUTHORIZER, EntityKind.GATEWAY, EntityKind.ORCHESTRATOR)
-"""Whose processes share a pair: any of them may have to open what was sealed for another."""
 PREFIX = "sealed1."
 _PREFIX_BYTES = PREFIX.encode()
 _ABOUT_BYTES = 16
@@ -47,57 +45,6 @@ class Unsealable(BadMessage):
     """Not sealed for us, or not for this place."""
 
     code = "unsealable"
-
-
-def kind_seed(root: str, kind: EntityKind) -> bytes:
-    """The private half of a kind's pair, 32 bytes: of this root and of no other."""
-    key = hashlib.sha256(root.strip().encode()).digest()
-    return hashlib.blake2b(str(kind).encode(), key=key, person=b"dmsc-sealing", digest_size=32).digest()
-
-
-def public_of(seed: bytes) -> str:
-    """The public half, 64 hexadecimal digits."""
-    return bytes(_private(seed).public_key).hex()
-
-
-@dataclass(frozen=True, slots=True)
-class KindKeys:
-    """What a root or a credential knows of the kinds' pairs: seeds of some, public halves of all; in hex.
-
-    `older`: seeds of the roots before this one, with blanks between, so that what was sealed with their keys
-    can be opened still.
-    """
-
-    seeds: Mapping[str, str] = field(default_factory=dict)
-    publics: Mapping[str, str] = field(default_factory=dict)
-    older: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of_root(cls, root: str) -> KindKeys:
-        return _of_root(root)
-
-    def narrowed(self, *kinds: EntityKind) -> KindKeys:
-        """The seeds of these kinds alone."""
-        kept = {str(kind) for kind in kinds}
-        return KindKeys(
-            {kind: seed for kind, seed in self.seeds.items() if kind in kept},
-            self.publics,
-            {kind: seed for kind, seed in self.older.items() if kind in kept},
-        )
-
-    def after(self, *roots: str) -> KindKeys:
-        """With the seeds of the roots that came before."""
-        older = {kind: " ".join(_of_root(root).seeds[kind] for root in roots) for kind in self.seeds}
-        return KindKeys(self.seeds, self.publics, older if roots else {})
-
-
-@cache
-def _of_root(root: str) -> KindKeys:
-    seeds = {str(kind): kind_seed(root, kind) for kind in KINDS}
-    return KindKeys(
-        {kind: seed.hex() for kind, seed in seeds.items()},
-        {kind: public_of(seed) for kind, seed in seeds.items()},
-    )
 
 
 class Keyring:
@@ -114,7 +61,7 @@ class Keyring:
         if isinstance(token, str) and is_root(token):
             return cls(KindKeys.of_root(token))
         if isinstance(token, str) and is_credential(token):
-            from bus.security.credentials import chosen
+            from bus.security.credentials import chosen  # instances connect without it
 
             return cls(chosen(token, name).kind_keys)
         return cls()
@@ -182,7 +129,7 @@ class Keyring:
         if not self._pairs or len(self._pairs) <= (self._own is not None):
             older = (seed for seeds in self._kinds.older.values() for seed in seeds.split())
             for seed in (*self._kinds.seeds.values(), *older):
-                pair = _private(bytes.fromhex(seed))
+                pair = private_of(bytes.fromhex(seed))
                 self._pairs[bytes(pair.public_key).hex()] = pair
         return [pair for public, pair in self._pairs.items() if public.startswith(beginning)]
 
@@ -247,9 +194,3 @@ def _beside(row: Subject, envelope_id: str, body: Mapping[str, Any], fields: tup
 
 def _digest(about: bytes) -> bytes:
     return hashlib.blake2b(about, digest_size=_ABOUT_BYTES).digest()
-
-
-def _private(seed: bytes) -> PrivateKey:
-    from nacl.public import PrivateKey
-
-    return PrivateKey(seed)

@@ -14,6 +14,7 @@ import httpx
 
 from bus.nats import tls_trust as trust
 from dmsc.client.sse import EventParser
+from dmsc.version import __version__
 from schemas.base import Message
 from schemas.errors import (
     BadInput,
@@ -54,8 +55,6 @@ class Position(TypedDict):
 
 
 def headers(token: str | None) -> dict[str, str]:
-    from dmsc import __version__
-
     common = {"User-Agent": f"dmsc/{__version__}"}
     return common | ({"Authorization": f"Bearer {token}"} if token else {})
 

@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import random
+import runpy
 import signal
 import socket
 import struct
@@ -299,9 +300,7 @@ def _become(
         os.close(waits)
         if not known:  # the supervisor did not learn of us in time
             os._exit(0)
-        from dmsc.cli import main
-
-        main()
+        runpy.run_module("dmsc", run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.connection import Bus
-from bus.logs import bind, get_logger, ship_logs
+from bus.log_shipping import ship_logs
+from bus.logs import bind, get_logger
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
 from dmsc.process.composition import Part

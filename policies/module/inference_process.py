@@ -13,6 +13,7 @@ import importlib.util
 import os
 import pickle
 import signal
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -20,8 +21,8 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from policies.kit.inference import FRAME
-
+FRAME = struct.Struct(">Q")
+"""Length of the pickle that follows, in bytes."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -22,9 +22,10 @@ from bus.mesh.registration import Presence
 from bus.messaging.handlers import Subscription
 from bus.wire.correlation import correlate
 from policies.kit.engine import Engine, EngineConfig, Event, Output, Result
-from policies.kit.inference import InferenceConfig, InferenceProcess, Inferred
+from policies.kit.inference import Inferred
 from policies.kit.policy import Policy
 from policies.kit.store_reads import StoreReader
+from policies.module.inference_host import InferenceConfig, InferenceProcess
 from policies.module.ingestion import Ingestion
 from policies.module.lifecycle import Lifecycle
 from policies.module.orders import Orders

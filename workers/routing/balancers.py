@@ -19,15 +19,12 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from schemas.callables import BALANCERS
-from schemas.errors import BadModel
 from schemas.step import Member
-from workers.user_code import load
 
 REMOTE_PART = 0.05
 """Another cluster's instance counts as this part of its service time farther away: decides between equals."""
@@ -274,35 +271,3 @@ class RoundRobin:
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
         candidate = self._turns.top()
         return None if candidate is None or candidate.full else candidate
-
-
-def balancer(algorithm: str, seed: int = 0) -> Balancer:
-    """The algorithm of that name, or what `module:factory` makes.
-
-    Raises:
-        BadModel: there is none of that name, or user code can't be imported or called.
-    """
-    if algorithm in _built_in():
-        return _built_in()[algorithm](seed)
-    if ":" not in algorithm:
-        known = ", ".join(_built_in())
-        raise BadModel(f"routing.algorithm {algorithm!r} is none of {known}, nor module:factory")
-    try:
-        made: Balancer = load(algorithm, BALANCERS)(seed)
-    except BadModel as error:
-        raise BadModel(f"routing.algorithm {error.text}") from error
-    except Exception as error:  # user code may raise anything
-        raise BadModel(f"routing.algorithm {algorithm}: {type(error).__name__}: {error}") from error
-    return made
-
-
-def _built_in() -> dict[str, Callable[[int], Balancer]]:
-    from workers.routing.expected_completion import ExpectedCompletion  # it builds on this module
-
-    return {
-        "expected-completion": ExpectedCompletion,
-        "weighted-service-time": WeightedServiceTime,
-        "power-of-two": PowerOfTwo,
-        "least-outstanding": LeastOutstanding,
-        "round-robin": RoundRobin,
-    }

@@ -19,7 +19,8 @@ from schemas.data_plane import HopLoad, RouteTable
 from schemas.errors import DmscError
 from schemas.step import Member
 from workers.links.link_quality import LinkCost
-from workers.routing.balancers import UNKNOWN_MS, Balancer, Candidate, balancer
+from workers.routing.algorithms import balancer
+from workers.routing.balancers import UNKNOWN_MS, Balancer, Candidate
 from workers.routing.expected_completion import TRIAL_PART
 
 log = get_logger("routing")

@@ -21,7 +21,7 @@ from schemas.peer_copy import CopyHeld, CopySend, CopyStatus
 from schemas.step import Member, StateReady
 from workers.links.hop_exchange import Direction, HopExchange, Outcome
 from workers.links.peer_copy import CopyShelf
-from workers.routing.balancers import balancer
+from workers.routing.algorithms import balancer
 from workers.routing.next_hop import Binder
 from workers.user_code import describe
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from bus.connection import Bus
@@ -37,7 +38,7 @@ from schemas.job import JobRecord, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
 from schemas.step import Member, MicrobatchClaim
-from schemas.task_graph import ModelTopology, TaskGraph
+from schemas.task_graph import ModelTopology, Placement, TaskGraph
 
 log = get_logger("orchestrator")
 
@@ -122,6 +123,15 @@ class JobRun:
     def over(self) -> bool:
         """How it ends is certain; what is left is to clean up."""
         return self._over.is_set()
+
+    @property
+    def placements(self) -> Sequence[Placement]:
+        graph = self.instances.graph
+        return () if graph is None else graph.placements
+
+    @property
+    def finds_room(self) -> bool:
+        return self.training.finds_room
 
     @property
     def waiting(self) -> Waiting | None:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.queue.job_queue import Waiting
 from schemas.task_graph import Placement
 
-if TYPE_CHECKING:
-    from entities.orchestrator.job.job_run import JobRun
+
+class RunningJob(Protocol):
+    """What jobs know of each other."""
+
+    @property
+    def job(self) -> str:
+        """Its id."""
+
+    @property
+    def placements(self) -> Sequence[Placement]:
+        """Where its units run, or are to run."""
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """Its place in the queue, while it waits for room."""
+
+    @property
+    def finds_room(self) -> bool:
+        """It is about to place an instance that it lost."""
 
 
 class Room:
     """Of one term: `runs` are the jobs that have not ended, by id."""
 
-    def __init__(self, mesh: MeshView, runs: Mapping[str, JobRun]) -> None:
+    def __init__(self, mesh: MeshView, runs: Mapping[str, RunningJob]) -> None:
         self._mesh = mesh
         self._runs = runs
 
@@ -25,9 +42,9 @@ class Room:
         """Slots promised to all jobs but this one, by node agent."""
         taken: dict[str, list[Placement]] = defaultdict(list)
         for run in self._runs.values():
-            if run.job == job or run.instances.graph is None:
+            if run.job == job:
                 continue
-            for place in run.instances.graph.placements:
+            for place in run.placements:
                 agent = self._mesh.agent_of(place.cluster, place.node)
                 if agent is not None and place.slot >= 0:
                     taken[agent].append(place)
@@ -41,4 +58,4 @@ class Room:
 
     def urgent(self) -> bool:
         """A running job is about to place an instance that it lost: it goes before all that wait."""
-        return any(run.training.finds_room for run in self._runs.values())
+        return any(run.finds_room for run in self._runs.values())

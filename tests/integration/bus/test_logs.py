@@ -14,6 +14,7 @@ import structlog
 
 from bus import logs, subjects
 from bus.connection import Bus
+from bus.log_shipping import ship_logs
 from bus.wire.correlation import correlated
 from schemas.envelope import Envelope
 from schemas.errors import BadInput
@@ -61,7 +62,7 @@ async def shipped(connect: Connect, name: str) -> AsyncIterator[Collector]:
     service, reader = await connect(name), await connect("reader")
     seen = Collector()
     await reader.subscribe(subjects.LOG, seen, sid=name)
-    shipping = asyncio.create_task(logs.ship_logs(service, every_s=0.01))
+    shipping = asyncio.create_task(ship_logs(service, every_s=0.01))
     await asyncio.sleep(0)
     try:
         yield seen
@@ -108,7 +109,7 @@ async def test_services_of_one_process_ship_their_own_lines(connect: Connect) ->
 
     async def service(bus: Bus, last: bool) -> None:
         logs.bind(service=bus.sender.name, job="j1", step=lambda: 7)
-        shipping = asyncio.create_task(logs.ship_logs(bus, every_s=0.01, unowned=last))
+        shipping = asyncio.create_task(ship_logs(bus, every_s=0.01, unowned=last))
         await asyncio.sleep(0)
         logs.get_logger("part").info(f"of {bus.sender.name}")
         await ended.wait()

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.kit.inference import Inference, InferenceConfig, InferenceProcess, Inferred
+from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy
+from policies.module.inference_host import InferenceConfig, InferenceProcess
 from tests.patience import PATIENCE_S
 
 QUICK = InferenceConfig(answer_s=0.5, pause_s=0.01, max_failures=3)

@@ -8,7 +8,8 @@ import pytest
 from bus import subjects
 from bus.security.credentials import delegate, issue, new_root
 from bus.security.identity import ANY, Identity
-from bus.security.sealing import KINDS, Keyring, KindKeys, Unsealable, is_sealed, secrets_of
+from bus.security.kind_keys import KINDS, KindKeys
+from bus.security.sealing import Keyring, Unsealable, is_sealed, secrets_of
 from bus.wire import codec
 from schemas.base import MESSAGE_TYPES
 from schemas.cluster import LinkSecret

@@ -10,7 +10,8 @@ import pytest
 
 from schemas.errors import BadModel
 from schemas.routing import ALGORITHMS
-from workers.routing.balancers import Balancer, Candidate, balancer
+from workers.routing.algorithms import balancer
+from workers.routing.balancers import Balancer, Candidate
 
 
 class Sender:

@@ -1,0 +1,77 @@
+"""What the parts of the bus need of the connection that they belong to: `bus.connection.Bus` is one.
+
+Handlers, streams and buckets take a `BusPort`, so that nothing below the connection imports it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bus.nats.client import Link
+from bus.nats.liveness import Pulse
+from bus.security.sealing import Keyring
+from bus.subject import Subject
+from bus.wire.codec import SenderMap
+from bus.wire.packed import Sendable
+from schemas.base import Message
+from schemas.envelope import Envelope, Sender
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went wrong so far on this connection, in numbers."""
+
+    dead_letters: int = 0
+    dropped: int = 0
+    handler_errors: int = 0
+    repeats: int = 0
+    reported: set[tuple[str, str]] = field(default_factory=set)
+    _link: Link | None = None
+
+    @property
+    def reconnects(self) -> int:
+        return self._link.stats.reconnects if self._link else 0
+
+    @property
+    def denied(self) -> int:
+        return self._link.stats.denied if self._link else 0
+
+
+class BusPort(Protocol):
+    """One service's connection, as its parts use it."""
+
+    sender: Sender
+    sender_map: SenderMap
+    counters: Counters
+    link: Link
+    pulse: Pulse
+    unreadable: set[tuple[str, int]]
+    unreadable_bytes: int
+
+    @property
+    def keyring(self) -> Keyring: ...
+
+    def next_id(self) -> str: ...
+
+    @staticmethod
+    def cause_id(cause: Envelope | str | None) -> str | None: ...
+
+    def forget(self, subscription: Any) -> None: ...
+
+    async def publish(
+        self, row: Subject, message: Sendable, *, cause: Envelope | str | None = None, **tokens: Any
+    ) -> str: ...
+
+    async def append(
+        self,
+        row: Subject,
+        message: Message,
+        *,
+        message_id: str | None = None,
+        cause: Envelope | str | None = None,
+        deadline_s: float = 30.0,
+        **tokens: Any,
+    ) -> int: ...
+
+    async def answer_of(self, row: Subject, subject: str, data: bytes) -> Message: ...
