@@ -12,7 +12,6 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
-from entities.gateway.dashboard.routes import dashboard
 from entities.gateway.http.admission.admission import Admission
 from entities.gateway.http.api_document import complete
 from entities.gateway.http.api_page import HEADERS as PAGE_HEADERS
@@ -24,6 +23,7 @@ from entities.gateway.http.requests import BODIES
 from entities.gateway.http.routes.access import access
 from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
+from entities.gateway.http.routes.dashboard import dashboard
 from entities.gateway.http.routes.datasets import datasets
 from entities.gateway.http.routes.faults import faults
 from entities.gateway.http.routes.jobs import jobs
