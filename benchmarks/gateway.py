@@ -84,8 +84,8 @@ async def run_behind(url: str, folder: Path) -> None:
 
 async def run_gateway(url: str, folder: Path) -> None:
     from entities.gateway import Gateway, GatewayConfig
-    from entities.gateway.http.admission.rate_limit import Rate
     from entities.gateway.http.config import DoorConfig
+    from entities.gateway.http.rate_limit import Rate
     from entities.gateway.http.sse.format import EventsConfig
 
     # Generous to identities, but for the one that is to meet its limit: the bounds of the process count here.

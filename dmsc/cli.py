@@ -5,6 +5,7 @@ Heavy libraries (nats, httpx, rich, FastAPI) are imported by the commands that n
 
 from __future__ import annotations
 
+import resource
 import sys
 from asyncio import CancelledError
 from typing import Annotated
@@ -17,7 +18,6 @@ from dmsc.commands.observe import dashboard, faults, logs, store, tap
 from dmsc.commands.observe import top as board
 from dmsc.commands.policies import policy, policy_versions
 from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
-from dmsc.process.open_files import raise_open_files
 from dmsc.version import __version__
 
 EPILOG = (
@@ -115,3 +115,23 @@ def main() -> None:
         from dmsc.console.running import report
 
         sys.exit(ExitCode.INTERRUPTED if isinstance(error, CancelledError) else report(error))
+
+
+MOST = 1 << 20
+"""Some systems say 2³⁰ or "infinity", and programs that we start may walk over all of them."""
+_WHERE_INFINITE_IS_NOT = 10_240
+"""macOS: OPEN_MAX, whatever the hard limit says."""
+
+
+def raise_open_files() -> int:
+    """The soft limit up to the hard one, for this process and those it starts; what it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    for wanted in (most, min(most, _WHERE_INFINITE_IS_NOT)):
+        if soft != resource.RLIM_INFINITY and wanted > soft:
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            except (ValueError, OSError):
+                continue
+            return wanted
+    return soft

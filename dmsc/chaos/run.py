@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from bus.connection import Bus
 from bus.subjects import REGISTRY_RECORD
 from dmsc.chaos import history, report, store_faults
-from dmsc.chaos.auditing import Tell, auditing
 from dmsc.chaos.history import Work
 from dmsc.chaos.holding import Holding
 from dmsc.chaos.patience import END_S, LOOK_EVERY_S, persistently
@@ -360,3 +360,37 @@ def _told(fault: Fault, step: int) -> str:
         return f"{clock}  step {step}: {fault.kind.value} missed: {fault.missed}"
     done = _DONE.get(fault.kind, "killed")
     return f"{clock}  step {step}: {fault.victim} {done}"
+
+
+GIVEN_UP_S = 5.0
+"""How long is waited where the run is broken off."""
+
+Tell = Callable[[Fault], None]
+
+
+@asynccontextmanager
+async def auditing(client: AsyncClient, say: Callable[[str], None]) -> AsyncIterator[Tell]:
+    """Yields what tells a gateway of a fault, once one answers. At the end all are told, or `say` hears
+    of those that are not."""
+    telling: set[asyncio.Task[None]] = set()
+
+    async def tell(fault: Fault) -> None:
+        key = secrets.token_hex(16)  # asked again, it is the same fault
+        what = (fault.victim, fault.kind.value)
+        try:
+            await persistently(lambda: client.tell_outside_fault(*what, idempotency_key=key))
+        except DmscError as error:
+            say(f"{fault.victim} {fault.kind.value}: not on the audit stream: {error.text}")
+
+    patience_s = GIVEN_UP_S
+    try:
+        yield lambda fault: telling.add(asyncio.create_task(tell(fault)))
+        patience_s = END_S
+    finally:
+        if telling:
+            _, late = await asyncio.wait(telling, timeout=patience_s)
+            for task in late:
+                task.cancel()
+            if late:
+                say(f"{len(late)} faults are not on the audit stream: no gateway answered in time")
+            await asyncio.gather(*telling, return_exceptions=True)

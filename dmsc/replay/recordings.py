@@ -18,6 +18,7 @@ from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError, NotFound, Unavailable
 from schemas.job import JobRecord
+from schemas.telemetry import InstanceSample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,3 +203,21 @@ def _of_file(run: RunFile, where: str) -> Recording:
     return Recording(
         job=header.job, name=header.name, where=where, ended=header.ended, steps=header.steps, frames=frames()
     )
+
+
+async def recorded_samples(
+    run: str, address: BusAddress | None, archive: Archive
+) -> tuple[str, list[tuple[InstanceSample, float]]]:
+    """The job's id, and its samples with when the server got them, seconds since the epoch, in order.
+
+    Raises:
+        NotFound, BadInput, DamagedRun, Unavailable: as `open_recording`.
+    """
+    samples: list[tuple[InstanceSample, float]] = []
+    async with open_recording(run, address, archive) as recording:
+        async for frame in recording.frames:
+            if frame.row is subjects.INSTANCE_SAMPLE:
+                sample, _ = frame.open()
+                assert isinstance(sample, InstanceSample)
+                samples.append((sample, frame.at))
+        return recording.job, samples

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bus.recording.run_record import Frame
 from bus.subjects import POLICY_DECISION, SUGGESTION
-from dmsc.replay.rules import Rules
+from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate, lapse, register
+from entities.orchestrator.policy.suggestion_rules import JobFacts
 from policies.kit.engine import Engine, EngineConfig, Event, Problem
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
@@ -16,7 +17,7 @@ from policies.scoring.replay import Replay, Replayed
 from policies.scoring.scoreboard import NEEDS, Scoreboard
 from policies.scoring.scores import Judged
 from schemas.errors import BadMessage
-from schemas.policy import PolicyDecision, PolicyScore, PolicySuggestion
+from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicyScore, PolicySuggestion
 
 SETTLE_EVERY_S = 1.0
 """Of the record's time: how often it is looked whether a suggestion's worth has become known."""
@@ -158,3 +159,43 @@ def judged(scores: Iterable[PolicyScore]) -> list[Judged]:
         )
         for one in scores
     ]
+
+
+class Rules:
+    """Answers for one policy, as if it were the only active one. Call it as a
+    `policies.scoring.replay.Answer`."""
+
+    def __init__(self, policy: Policy) -> None:
+        active = ModuleLifecycle(module=policy.name, version=policy.version, state=ModuleState.ACTIVE)
+        self._state = register(ArbitrationState(), active, 0.0)
+        self._weights: dict[str, dict[int, Mapping[str, float]]] = {}
+        self._revision = 0
+
+    def __call__(
+        self, suggestion: PolicySuggestion, id: str, now: float, view: JobView
+    ) -> PolicyDecision | None:
+        weights = self._weights.setdefault(view.job, {})
+        lapsed, self._state = lapse(self._state, {view.job: self._facts(view)}, now)
+        weights.update({one.stage: one.weights for one in lapsed})
+        outcome, self._state = arbitrate(self._state, suggestion, self._facts(view), now)
+        if outcome.adopted and outcome.stage is not None and outcome.weights is not None:
+            weights[outcome.stage] = outcome.weights
+            self._revision += 1
+        if not outcome.answer:
+            return None
+        return PolicyDecision(
+            module=suggestion.module,
+            version=suggestion.version,
+            job=suggestion.job,
+            suggestion=id,
+            adopted=outcome.adopted,
+            reason=outcome.reason,
+        )
+
+    def _facts(self, view: JobView) -> JobFacts:
+        return JobFacts(
+            active={stage: [one.sid for one in view.stage(stage)] for stage in view.stages},
+            weights=self._weights.get(view.job, {}),
+            revision=self._revision,
+            step=view.step,
+        )

@@ -176,7 +176,7 @@ class Gateway:
         from entities.gateway.http.metrics import DoorMetrics
         from entities.gateway.http.readiness import ReadinessProbe
         from entities.gateway.http.sse.hub import EventHub
-        from entities.gateway.operations.policy_versions import PromotionDesk
+        from entities.gateway.operations.modules import PromotionDesk
 
         sock = bind(self.config.http_host, self.config.http_port)
         config, registry = self.config.door, self.follower

@@ -13,7 +13,15 @@ from statistics import fmean
 from typing import get_args
 
 from entities import metrics as m
-from schemas.telemetry import DeviceDetail, DeviceSample, InstanceSample, LinkFigures, ThrottleReason
+from schemas.fault import DeviceErrors
+from schemas.telemetry import (
+    APPLICATION_XIDS,
+    DeviceDetail,
+    DeviceSample,
+    InstanceSample,
+    LinkFigures,
+    ThrottleReason,
+)
 
 JOULES_PER_KWH = 3.6e6
 MOST_LINK_SERIES = 3_000
@@ -188,3 +196,13 @@ def _detail(detail: DeviceDetail, label: dict[str, str]) -> Iterator[m.Reading]:
     if detail.throttle is not None:
         for reason in get_args(ThrottleReason):
             yield m.THROTTLED(reason in detail.throttle, **label, reason=reason)
+
+
+def device_errors(sample: DeviceSample | None) -> DeviceErrors | None:
+    """What is wrong with the device; None where nothing is, or nobody can tell."""
+    if sample is None:
+        return None
+    xids = tuple(code for code in sample.xid_errors or () if code not in APPLICATION_XIDS)
+    if not sample.ecc_errors and not xids:
+        return None
+    return DeviceErrors(device=sample.device, ecc_errors=sample.ecc_errors or 0, xid_errors=xids)

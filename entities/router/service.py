@@ -37,12 +37,11 @@ from entities.router.core import (
     member_of,
     worth_writing,
 )
-from entities.router.device_health import device_errors
 from entities.router.link_statistics import LinkStatistics
 from entities.router.load_statistics import LoadStatistics
 from entities.router.outlier_ejection import Ejection, EjectionConfig, Health
 from entities.router.route_table_store import RouteTables
-from entities.router.samples import SampleBook
+from entities.router.samples import SampleBook, device_errors
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError

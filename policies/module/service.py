@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import queue
 import re
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from bus import subjects
 from bus.connection import Bus
@@ -29,7 +34,6 @@ from policies.module.inference_host import InferenceConfig, InferenceProcess
 from policies.module.ingestion import Ingestion
 from policies.module.lifecycle import Lifecycle
 from policies.module.orders import Orders
-from policies.module.policy_thread import PolicyThread
 from policies.module.questions import Questions
 from policies.scoring.scoreboard import NEEDS, Scoreboard
 from schemas import names
@@ -390,3 +394,42 @@ class FunctionalModule:
 
 def _host() -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:120] or "localhost"
+
+
+Returned = TypeVar("Returned")
+
+
+class PolicyThread:
+    """Runs calls one after the other on a daemon thread.
+
+    A daemon, unlike an executor's threads: a policy that never returns must not keep the process alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"policy {name}", daemon=True)
+        self._thread.start()
+
+    async def run(self, call: Callable[[], Returned]) -> Returned:
+        """The call's result or exception. Cancelling the wait does not end the call."""
+        future: Future[Returned] = Future()
+
+        def carry_out() -> None:
+            try:
+                result = call()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._calls.put(carry_out)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Let the thread end after what it is doing; twice is fine."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            with suppress(Exception):  # the waiter has gone, its loop perhaps too
+                call()

@@ -14,7 +14,6 @@ from bus.logs import get_logger
 from bus.messaging.rendezvous import links_of
 from schemas.errors import DmscError, PeerUnreachable
 from schemas.step import Member
-from workers.links.link_names import Pair
 from workers.links.link_quality import LinkBothWays
 from workers.links.link_shaping import Shaping
 from workers.links.tensor_link import LinkClosed, LinkCounts, TensorLink
@@ -334,3 +333,32 @@ def _key(member: Member) -> tuple[str, str]:
 
 def _fenced(peer: Member) -> PeerUnreachable:
     return PeerUnreachable(f"{peer.sid} ({peer.incarnation}) is fenced", peer=peer.sid, fenced=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An unordered pair of incarnations, seen from one of them."""
+
+    name: str
+    rank: int
+
+    @classmethod
+    def of(cls, me: Member, peer: Member) -> Pair:
+        """The pair of `me` and `peer`.
+
+        Raises:
+            ValueError: an instance has no link to itself.
+        """
+        ends = sorted(f"{member.sid}.{member.incarnation}" for member in (me, peer))
+        if ends[0] == ends[1]:
+            raise ValueError(f"{me.sid} has no tensor link to itself")
+        return cls("+".join(ends), ends.index(f"{me.sid}.{me.incarnation}"))
+
+    def link(self, number: int) -> str:
+        """The name of this pair's link number `number`."""
+        return f"{self.name}+{number}"
+
+    def number(self, link: str) -> int | None:
+        """The number in a link's name, or None if it is not a link of this pair."""
+        pair, _, number = link.rpartition("+")
+        return int(number) if pair == self.name and number.isascii() and number.isdigit() else None

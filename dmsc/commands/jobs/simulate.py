@@ -53,7 +53,7 @@ def simulate(
         job_rows,
         share_rows,
     )
-    from dmsc.simulation.scenarios.loading import load_scenario
+    from dmsc.simulation.scenarios.scenario import load_scenario
     from schemas.errors import BadInput
 
     if plot is not None and plot.suffix != ".svg":

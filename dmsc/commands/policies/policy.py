@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from schemas.module_status import ModuleStatus
     from schemas.observation import Observation
     from schemas.policy import ModuleLifecycle
+import keyword
+from importlib import resources
+
+from schemas.base import is_token
+from schemas.errors import BadInput
 
 app = typer.Typer(
     help="Write a policy, add it to a running mesh, ask it, order it about.", no_args_is_help=True
@@ -126,7 +131,6 @@ def new(
 
     Example: dmsc policy new my-idea
     """
-    from dmsc.commands.policies.policy_template import write_policy
 
     file, test_file = write_policy(name, folder)
     print(f"{file}       dmsc policy run --shadow {file}")
@@ -316,3 +320,30 @@ def _jobs(one: ModuleStatus | ModuleLifecycle) -> str:
     """For which jobs it is enabled."""
     without = f" but {', '.join(one.without)}" if one.without else ""
     return f"{', '.join(one.jobs) or 'all jobs'}{without}"
+
+
+def write_policy(name: str, folder: Path) -> tuple[Path, Path]:
+    """Writes `folder/name.py` and `folder/test_name.py` (with _ for -); returns their paths.
+
+    Raises:
+        BadInput: the name can't be one, or one of the files is there.
+    """
+    module = name.replace("-", "_").lower()
+    if not is_token(name) or not module[0].isalpha() or keyword.iskeyword(module):
+        raise BadInput(f"{name}: a policy's name has letters, digits, - and _, and begins with a letter")
+    file, test_file = folder / f"{module}.py", folder / f"test_{module}.py"
+    for path in (file, test_file):
+        if path.exists():
+            raise BadInput(f"{path}: is there already; choose another name or folder")
+    words = {
+        "name": name,
+        "module": module,
+        "class_name": "".join(word.capitalize() for word in module.split("_") if word) or module,
+        "file": file.name,
+        "test_file": test_file.name,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, template in ((file, "policy.py.template"), (test_file, "test_policy.py.template")):
+        text = resources.files("dmsc").joinpath("templates", template).read_text(encoding="utf-8")
+        path.write_text(text.format(**words), encoding="utf-8")
+    return file, test_file

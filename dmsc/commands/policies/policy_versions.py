@@ -184,8 +184,7 @@ def plot_forecast(
     """
     from dmsc.plots import save
     from dmsc.plots.forecast import draw_forecasts, link_courses
-    from dmsc.replay.recordings import Archive
-    from dmsc.replay.samples import recorded_samples
+    from dmsc.replay.recordings import Archive, recorded_samples
     from dmsc.state.state_folder import default_state
     from policies.built_in.link_trend import COVERAGE
     from schemas.errors import BadInput

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from dmsc.client.job_file import load_document
 from dmsc.simulation.routing import DEFAULT_ALGORITHM, POLICIES
 from schemas.base import Part, Token
+from schemas.errors import BadInput, BadJob
 from schemas.routing import Algorithm
 
 MAX_INSTANCES = 100_000
@@ -287,3 +290,16 @@ class Scenario(Part):
 def names(job: Job) -> tuple[str, ...]:
     """The ids of a job's copies."""
     return (job.name,) if job.count == 1 else tuple(f"{job.name}-{number}" for number in range(job.count))
+
+
+def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
+    """Read and check a scenario. `overrides`: `key.path=value`, as for jobs.
+
+    Raises:
+        BadInput: one line per problem, each with file and line.
+    """
+    what = "a scenario is a mapping of keys (name:, clusters:, jobs: …)"
+    try:
+        return load_document(path, Scenario, what, overrides)
+    except BadJob as error:
+        raise BadInput(error.text) from error

@@ -11,8 +11,8 @@ from entities.gateway.dashboard.aggregator import FeedConfig, LiveFeed
 from entities.gateway.dashboard.logs import LogDesk
 from entities.gateway.dashboard.tap_stream import TapRooms
 from entities.gateway.dashboard.viewers import sse
+from entities.gateway.operations.access import TapDesk
 from entities.gateway.operations.access_client import Guard
-from entities.gateway.operations.tap import TapDesk
 from schemas.registry import ServiceRecord
 from schemas.signals import AccessDecision
 

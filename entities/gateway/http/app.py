@@ -13,10 +13,9 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
 from entities.gateway.http.admission.admission import Admission
-from entities.gateway.http.api_document import complete
-from entities.gateway.http.api_page import HEADERS as PAGE_HEADERS
-from entities.gateway.http.api_page import PATH as API_PAGE
-from entities.gateway.http.api_page import page
+from entities.gateway.http.api_document import HEADERS as PAGE_HEADERS
+from entities.gateway.http.api_document import PATH as API_PAGE
+from entities.gateway.http.api_document import complete, page
 from entities.gateway.http.context import Door
 from entities.gateway.http.error_answers import explain_errors
 from entities.gateway.http.requests import BODIES

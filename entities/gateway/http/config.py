@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from entities.gateway.http.admission.rate_limit import Rate
+from entities.gateway.http.rate_limit import Rate
 from entities.gateway.http.sse.format import EventsConfig
 from entities.http_server.connection_limits import ConnectionBounds
 

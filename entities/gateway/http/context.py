@@ -11,12 +11,12 @@ from fastapi import Request, Response
 from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.dashboard import Dashboard
-from entities.gateway.http.admission.admission import Facts
 from entities.gateway.http.admission.load import Load
 from entities.gateway.http.admission.response_cache import KeptReads
 from entities.gateway.http.config import DoorConfig
 from entities.gateway.http.metrics import DoorMetrics
 from entities.gateway.http.readiness import ReadinessProbe
+from entities.gateway.http.request_facts import Facts
 from entities.gateway.http.requests import Act, Keyed, read_body, sent
 from entities.gateway.http.sse.hub import EventHub
 from entities.gateway.http.sse.response import EventStream
@@ -25,7 +25,7 @@ from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import KeptAnswers, key_token, request_digest
 from entities.gateway.operations.job_view import JobView
 from entities.gateway.operations.jobs import Desk
-from entities.gateway.operations.policy_versions import PromotionDesk
+from entities.gateway.operations.modules import PromotionDesk
 from entities.job_files.node_files import agents_of, files_of
 from entities.presence.registry_view import RegistryFollower
 from schemas.registry import ServiceRecord

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bus import subjects
 from bus.connection import Bus
+from bus.guard.permissions import PRIVATE
 from entities.gateway.operations.access_client import Guard
 from entities.gateway.storage.usage import StoredUse
 from schemas.access import (
@@ -17,6 +18,8 @@ from schemas.access import (
     answer_about,
 )
 from schemas.audit import AuditEntry, AuditPage, AuditRecord
+from schemas.door import TapScope
+from schemas.errors import Refused
 from schemas.signals import Role
 
 TIMEOUT_S = 12.0
@@ -98,3 +101,23 @@ class AccessDesk:
         await self._guard.check(token, "audit.read", "audit")
         last = await self._bus.last_sequence(subjects.AUDIT)
         return await self.audit(token, max(1, last - limit + 1), limit)
+
+
+class TapDesk:
+    """Tells; it holds nobody back by itself."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def scope(self, token: str) -> TapScope:
+        """
+        Raises:
+            Refused: nobody's token, or its role may not tap at all.
+        """
+        access = await self._guard.check(token, "tap.read", "bus")
+        try:
+            await self._guard.check(token, "tap.private", "bus")
+        except Refused:
+            hidden = tuple(row.name for row in PRIVATE)
+            return TapScope(user=access.user, role=access.role, everything=False, hidden=hidden)
+        return TapScope(user=access.user, role=access.role, everything=True)

@@ -24,7 +24,7 @@ from schemas.module_status import (
     version_token,
 )
 from schemas.observation import Observation
-from schemas.policy import DirectModule, ModuleLifecycle
+from schemas.policy import DirectModule, ModuleLifecycle, PolicySwitch, PromoteModule, RollBackModule
 
 DEADLINE_S = 8.0
 """One order to a module, by way of the orchestrator: longer than a failover and the module's own answer."""
@@ -93,3 +93,31 @@ class ModuleDesk:
 def resource_of(observations: Sequence[Observation]) -> str:
     """For whose sake a batch of observations is let in or not, before each is judged: the first job's."""
     return next((one.job for one in observations if one.job), ALL_JOBS)
+
+
+VERSION_DEADLINE_S = 15.0
+"""One command to the orchestrator, repeated until answered: longer than a failover and two orders."""
+
+
+class PromotionDesk:
+    """For whoever may."""
+
+    def __init__(self, backends: Backends, guard: Guard) -> None:
+        self._backends = backends
+        self._guard = guard
+
+    async def promote(self, token: str, module: str, version: str, reason: str) -> PolicySwitch:
+        access = await self._guard.check(token, "policy.promote", module)
+        message = PromoteModule(module=module, version=version, reason=reason, user=access.user)
+        answer = await self._backends.command(subjects.PROMOTE_MODULE, message, deadline_s=VERSION_DEADLINE_S)
+        assert isinstance(answer, PolicySwitch)
+        return answer
+
+    async def roll_back(self, token: str, module: str, reason: str) -> PolicySwitch:
+        access = await self._guard.check(token, "policy.rollback", module)
+        message = RollBackModule(module=module, reason=reason, user=access.user)
+        answer = await self._backends.command(
+            subjects.ROLL_BACK_MODULE, message, deadline_s=VERSION_DEADLINE_S
+        )
+        assert isinstance(answer, PolicySwitch)
+        return answer

@@ -38,8 +38,7 @@ from entities.orchestrator.membership.replacement import OccupiedFn, Replacement
 from entities.orchestrator.membership.standbys import Standbys
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.monitoring.alerts import Alerts
-from entities.orchestrator.monitoring.job_figures import JobFigures
-from entities.orchestrator.monitoring.step_result import step_result
+from entities.orchestrator.monitoring.job_figures import JobFigures, step_result
 from entities.orchestrator.planning.stage_moves import StageMoves
 from entities.orchestrator.step.step_loop import StageGone, StepGivenUp
 from entities.orchestrator.step.step_owner import Progress

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+from typing import Literal
 
 from bus.connection import Bus
 from entities.orchestrator.job_state.decision_record import DecisionRecord
@@ -18,14 +19,13 @@ from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.instances import Instances
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.step.claim_repair import ClaimRepair
-from entities.orchestrator.step.step_clock import StepClock
 from entities.orchestrator.step.step_observer import StepObserver
 from entities.orchestrator.step.step_orders import StepOrders
 from entities.orchestrator.step.validation_pass import PassBroken, ValidationPass
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
-from schemas.job import JobSpec
+from schemas.job import JobSpec, StepPhases
 from schemas.step import Member, MicrobatchClaim, Phase
 
 TICK_S = 0.1
@@ -231,3 +231,36 @@ class StepLoop:
         while True:
             await asyncio.sleep(TICK_S)
             self.post(ev.Tick())
+
+
+Mark = Literal["begun", "prepare", "record"]
+
+
+class StepClock:
+    """The open step's. A later mark of the same name counts: the last stage's prepare, the last record."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._marks: dict[Mark, float] = {}
+
+    def begin(self) -> None:
+        """The step, or another attempt at it, begins."""
+        self._began, self._marks = time.monotonic(), {}
+
+    def mark(self, name: Mark) -> None:
+        self._marks[name] = time.monotonic()
+
+    def phases(self) -> StepPhases | None:
+        """Up to now; None where the step was not begun here: a loop that took it over."""
+        if self._began is None:
+            return None
+        now = time.monotonic()
+        begun = self._marks.get("begun", now)
+        prepare = max(begun, self._marks.get("prepare", now))
+        record = max(prepare, self._marks.get("record", now))
+        return StepPhases(
+            begin_s=begun - self._began,
+            claims_s=prepare - begun,
+            prepare_s=record - prepare,
+            decide_s=now - record,
+        )

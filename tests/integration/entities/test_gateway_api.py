@@ -23,8 +23,8 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.http.admission.rate_limit import Rate
 from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.rate_limit import Rate
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from schemas.envelope import EntityKind
 from tests.integration.entities.conftest import Dial, Start, eventually

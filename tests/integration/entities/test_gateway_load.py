@@ -18,8 +18,8 @@ from bus.server.embedded import EmbeddedServer
 from dmsc import AsyncClient
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.http.admission.rate_limit import Rate
 from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.rate_limit import Rate
 from entities.gateway.http.sse.format import EventsConfig
 from entities.gateway.operations.breaker import BreakerConfig, BreakerState
 from entities.gateway.operations.idempotency import key_token, request_digest

@@ -28,8 +28,8 @@ from dmsc.state.certificates import make_certificates
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.admission.admission import ONCE
-from entities.gateway.http.admission.rate_limit import Rate
 from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.rate_limit import Rate
 from entities.http_server.connection_limits import ConnectionBounds, Connections
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec

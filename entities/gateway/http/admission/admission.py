@@ -12,7 +12,6 @@ import asyncio
 import json
 import re
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
@@ -24,13 +23,13 @@ from bus.wire.correlation import correlated
 from entities.gateway.dashboard.assets import PATH as PAGE
 from entities.gateway.http.admission.early_refusal import BUSY, PROBES
 from entities.gateway.http.admission.load import Load
-from entities.gateway.http.admission.rate_limit import Buckets, Grant
 from entities.gateway.http.admission.response_cache import KeptRead, KeptReads
-from entities.gateway.http.api_page import PATH as DOCS
+from entities.gateway.http.api_document import PATH as DOCS
 from entities.gateway.http.config import DoorConfig
 from entities.gateway.http.metrics import DoorMetrics
 from entities.gateway.http.problems import MEDIA_TYPE, problem, status_of
-from entities.gateway.http.request_origin import HEADERS, asked
+from entities.gateway.http.rate_limit import Buckets, Grant
+from entities.gateway.http.request_facts import HEADERS, Facts, asked
 from entities.gateway.operations.access_client import Guard
 from schemas.errors import BadInput, DmscError, Overloaded, RateLimited, Refused
 
@@ -56,14 +55,6 @@ _BEARER = re.compile(rb"^bearer +(\S+) *$", re.IGNORECASE)
 
 Refusal = tuple[HTTPStatus, str, str, int]
 """Status, code, what to say, and when to come back in seconds (0: `Grant.headers` says it, or never)."""
-
-
-@dataclass(slots=True)
-class Facts:
-    """What is known of a request before it is looked at; in its scope under `dmsc`."""
-
-    identity: str
-    is_stream: bool = False
 
 
 class Admission:

@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 from entities.gateway.http.context import Door
 from entities.gateway.http.metrics import scrape_targets
 from entities.gateway.http.requests import Token, answer
-from entities.gateway.operations.tap import TapDesk
+from entities.gateway.operations.access import TapDesk
 from schemas.door import TapScope
 from schemas.errors import NotFound
 from schemas.pages import Health, Readiness, ScrapeTarget

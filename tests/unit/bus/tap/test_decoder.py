@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bus import subjects
-from bus.tap.decoder import Lens
+from bus.tap.decoder import Lens, Sampler
 from bus.tap.message import Arrived
-from bus.tap.sampling import Sampler
 from schemas.errors import Ack, BadInput
 from schemas.registry import ReleaseJob
 from schemas.signals import AccessRequest

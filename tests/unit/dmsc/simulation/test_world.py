@@ -21,7 +21,7 @@ from dmsc.simulation.results.present import (
     job_rows,
     share_rows,
 )
-from dmsc.simulation.scenarios.loading import load_scenario
+from dmsc.simulation.scenarios.scenario import load_scenario
 from schemas.errors import BadInput
 from tests.patience import PATIENCE_S
 from tests.unit.dmsc.simulation.scenario_bodies import NO_OVERHEADS, body, job, run, stage

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from entities.gateway.http.admission.early_refusal import is_plain
 from entities.gateway.http.admission.listener import bind
 from entities.gateway.http.admission.load import TURN, Load, Queue
-from entities.gateway.http.admission.rate_limit import Buckets, Rate
 from entities.gateway.http.paging import cut, decode_cursor, encode_cursor
+from entities.gateway.http.rate_limit import Buckets, Rate
 from entities.gateway.http.sse.format import EventsConfig, Line
 from entities.gateway.http.sse.hub import PIECE_BYTES, Feed
 from entities.gateway.operations.breaker import Breaker, BreakerConfig, BreakerState, RetryBudget

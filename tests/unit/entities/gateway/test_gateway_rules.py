@@ -11,8 +11,8 @@ from typing import Literal
 import pytest
 
 from entities.gateway.dispatch.dispatcher import DispatcherConfig, StepKey, supersedes
+from entities.gateway.http.files import parse_range
 from entities.gateway.http.problems import NotSatisfiable, TooLarge, problem, status_of
-from entities.gateway.http.ranges import parse_range
 from entities.gateway.http.sse.format import first_sequence, sse_record
 from entities.gateway.service import GatewayConfig
 from entities.qos.fault_reporter import FaultLedger, FaultReporterConfig

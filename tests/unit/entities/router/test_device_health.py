@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entities.qos.fault_reporter import FaultLedger, FaultReporterConfig
-from entities.router.device_health import device_errors
+from entities.router.samples import device_errors
 from schemas.fault import DeviceErrors, FaultReport
 from schemas.telemetry import DeviceSample
 

@@ -11,7 +11,7 @@ from schemas.data_plane import TensorMeta
 from schemas.errors import BadMessage
 from schemas.step import Member
 from workers.links.hop_exchange import next_pause
-from workers.links.link_names import Pair
+from workers.links.link_table import Pair
 from workers.transport.pinned_buffers import describe, dtype_of, landing, size_bytes, to_host
 
 ONE, TWO, TWO_AGAIN = (

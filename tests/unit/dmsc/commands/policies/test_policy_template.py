@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.commands.policies.policy_template import write_policy
+from dmsc.commands.policies.policy import write_policy
 from dmsc.process.policy_loading import load_policy
 from schemas.errors import BadInput
 from tests.integration.dmsc.command_line import environment

@@ -11,8 +11,7 @@ import yaml
 
 from dmsc.simulation.kernel import Kernel
 from dmsc.simulation.network import Network
-from dmsc.simulation.scenarios.loading import load_scenario
-from dmsc.simulation.scenarios.scenario import Degrade, LinkTrace, Scenario, ServiceTime
+from dmsc.simulation.scenarios.scenario import Degrade, LinkTrace, Scenario, ServiceTime, load_scenario
 from dmsc.simulation.scenarios.service_times import draws
 from dmsc.simulation.scenarios.traces import read_trace
 from schemas.errors import BadInput

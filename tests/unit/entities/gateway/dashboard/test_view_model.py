@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from entities.gateway.dashboard.curves import POINTS, Curve
-from entities.gateway.dashboard.view_model import MOVES, Picture
+from entities.gateway.dashboard.view_model import MOVES, POINTS, Curve, Picture
 from entities.gateway.dashboard.viewers import QUEUED, Viewer, sse
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
 from schemas.door import JobSummary, MeshStatus

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from entities.orchestrator.step import step_clock
-from entities.orchestrator.step.step_clock import StepClock
+from entities.orchestrator.step import step_loop
+from entities.orchestrator.step.step_loop import StepClock
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(step_clock, "time", found)
+    monkeypatch.setattr(step_loop, "time", found)
     return found
 
 
